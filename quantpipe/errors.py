@@ -1,0 +1,63 @@
+"""The one family of errors a user may see.
+
+Every message is one paragraph: the stage, the node, tensor or file, what was found, and what would be legal.
+`app` prints it on standard error and leaves with `exit_code`; nothing else is caught there.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuantpipeError(Exception):
+    """A fault in what the user gave (model, data, hardware file, configuration): exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, stage: str | None = None, where: str | None = None) -> None:
+        self.stage, self.where = stage, where
+        head = ": ".join(part for part in (stage, where) if part)
+        super().__init__(f"{head}: {message}" if head else message)
+
+
+class ConfigError(QuantpipeError):
+    """A configuration value that means nothing, or contradicts another."""
+
+
+class ModelError(QuantpipeError):
+    """A model file that cannot be read, run, or cleaned without changing what it computes."""
+
+
+class DataError(QuantpipeError):
+    """Samples that do not fit the model, or cannot be used."""
+
+
+class HardwareError(QuantpipeError):
+    """A hardware file that contradicts itself, or a request the hardware cannot meet."""
+
+
+class ArtifactError(QuantpipeError):
+    """A stored artifact that belongs to another model or configuration, or is damaged."""
+
+
+class StorageError(QuantpipeError):
+    """A file that could not be written whole (disk full, no permission)."""
+
+
+class AgreementError(QuantpipeError):
+    """The realized model does not compute what was searched: the promise of the tool is broken."""
+
+    exit_code = 3
+
+
+class Interrupted(QuantpipeError):
+    """Stopped by the user; what was found so far is on disk and the run can be resumed."""
+
+    exit_code = 130
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """A hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
+    return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

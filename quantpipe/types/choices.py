@@ -1,0 +1,80 @@
+"""The search space and what moves through a search: points, scores, trials. Nothing here knows of ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+Point = tuple[int, ...]
+"""An index into each choice's options, in the order of the space's choices."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One decision. `options` run from the most to the least precise (or costly); index 0 is the safe start.
+
+    `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision.
+    """
+
+    key: str
+    kind: str
+    options: tuple[int, ...]
+    edges: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(self.options))
+        object.__setattr__(self, "edges", tuple(self.edges))
+
+
+@dataclass(frozen=True)
+class ChoiceSpace:
+    """Independent choices: every point is valid, because edges that must agree share one choice."""
+
+    choices: tuple[Choice, ...]
+
+    @property
+    def size(self) -> int:
+        """How many points there are (an exact Python integer)."""
+        return prod(len(c.options) for c in self.choices)
+
+    @property
+    def start(self) -> Point:
+        """The most precise point."""
+        return tuple(0 for _ in self.choices)
+
+    def decode(self, point: Point) -> dict[str, int]:
+        """Choice key -> chosen option."""
+        return {c.key: c.options[i] for c, i in zip(self.choices, point, strict=True)}
+
+    def encode(self, assignment: dict[str, int]) -> Point:
+        """The point of an assignment; KeyError or ValueError when it names what the space lacks."""
+        return tuple(c.options.index(assignment[c.key]) for c in self.choices)
+
+    def __iter__(self) -> Iterator[Choice]:
+        return iter(self.choices)
+
+    def __len__(self) -> int:
+        return len(self.choices)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one point is worth. `value` is the objective, higher is better; `cost` is lower-is-better.
+
+    `metrics` holds further numbers for the log (top1, kl, bits, …).
+    """
+
+    value: float
+    cost: float
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One evaluated point: a line of trials.jsonl."""
+
+    number: int
+    point: Point
+    score: Score
+    seconds: float

@@ -1,0 +1,50 @@
+"""Integer and float storage types, by the names that hardware files use."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+
+class DType(StrEnum):
+    """A storage type. `bits` includes the sign bit."""
+
+    INT4 = "int4"
+    UINT4 = "uint4"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT16 = "int16"
+    UINT16 = "uint16"
+    INT32 = "int32"
+    FLOAT32 = "float32"
+
+    @property
+    def is_float(self) -> bool:
+        return self is DType.FLOAT32
+
+    @property
+    def signed(self) -> bool:
+        return not self.value.startswith("u")
+
+    @property
+    def bits(self) -> int:
+        return int("".join(c for c in self.value if c.isdigit()))
+
+    @property
+    def qmin(self) -> int:
+        """Least value the storage holds."""
+        return -(1 << (self.bits - 1)) if self.signed else 0
+
+    @property
+    def qmax(self) -> int:
+        """Greatest value the storage holds."""
+        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+
+    @property
+    def numpy(self) -> DTypeLike:
+        """The NumPy type that holds it (4-bit values live in 8-bit arrays)."""
+        if self in (DType.INT4, DType.UINT4):
+            return np.dtype("int8" if self.signed else "uint8")
+        return np.dtype(self.value)

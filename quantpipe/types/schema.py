@@ -1,0 +1,65 @@
+"""Quantization schemas: how a real range becomes a scale and a zero point (Glow's four, as data)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Symmetry(StrEnum):
+    SYMMETRIC = "symmetric"
+    ASYMMETRIC = "asymmetric"
+    SYMMETRIC_UNSIGNED = "symmetric_with_uint8"
+
+
+class Denominator(StrEnum):
+    """What a threshold is divided by: `range` is 2^(b-sign) (the RFC), `max` is the greatest integer (TFLite, TensorRT)."""
+
+    RANGE = "range"
+    MAX = "max"
+
+
+class PowerOfTwo(StrEnum):
+    """How a scale becomes a power of two: `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error over exponents, Vitis)."""
+
+    NONE = "none"
+    UP = "up"
+    NEAREST = "nearest"
+    SEARCH = "search"
+
+
+class Granularity(StrEnum):
+    PER_TENSOR = "per_tensor"
+    PER_CHANNEL = "per_channel"
+
+
+@dataclass(frozen=True)
+class TensorSchema:
+    """How one kind of tensor (activations or weights) is quantized.
+
+    `narrow` drops the most negative integer, so that the range is symmetric around zero.
+    """
+
+    symmetry: Symmetry = Symmetry.SYMMETRIC
+    granularity: Granularity = Granularity.PER_TENSOR
+    narrow: bool = True
+    denominator: Denominator = Denominator.MAX
+    power_of_two: PowerOfTwo = PowerOfTwo.NONE
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("symmetry", Symmetry),
+            ("granularity", Granularity),
+            ("denominator", Denominator),
+            ("power_of_two", PowerOfTwo),
+        ):
+            object.__setattr__(self, name, kind(getattr(self, name)))
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A named pair: how activations and how weights are quantized."""
+
+    name: str
+    activations: TensorSchema
+    weights: TensorSchema
