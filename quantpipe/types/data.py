@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name of a model input or output."""
+    """Name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name of a model port."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -32,7 +32,7 @@ class Batch:
 
 
 class Samples(Protocol):
-    """One split of a data set (calibrate, search or evaluate): a fixed, ordered list of samples that can be read again and again.
+    """One split of a data set (calibrate, search or evaluate): a fixed, ordered list of samples, read as often as needed.
 
     `digest` names the content and the preprocessing, so that artifacts made from it can be recognized.
     """

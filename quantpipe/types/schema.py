@@ -13,14 +13,14 @@ class Symmetry(StrEnum):
 
 
 class Denominator(StrEnum):
-    """What a threshold is divided by: `range` is 2^(b-sign) (the RFC), `max` is the greatest integer (TFLite, TensorRT)."""
+    """What a threshold is divided by: `range` is 2^(b-sign) (RFC), `max` the greatest integer (TFLite, TensorRT)."""
 
     RANGE = "range"
     MAX = "max"
 
 
 class PowerOfTwo(StrEnum):
-    """How a scale becomes a power of two: `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error over exponents, Vitis)."""
+    """How a scale becomes a power of two: `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error, Vitis)."""
 
     NONE = "none"
     UP = "up"
