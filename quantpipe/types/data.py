@@ -32,7 +32,8 @@ class Batch:
 
 
 class Samples(Protocol):
-    """One split of a data set (calibrate, search or evaluate): a fixed, ordered list of samples, read as often as needed.
+    """One split of a data set (calibrate, search or evaluate): a fixed, ordered list of samples, read as often as
+    needed.
 
     `digest` names the content and the preprocessing, so that artifacts made from it can be recognized.
     """

@@ -1,0 +1,1 @@
+"""Annotate: model + hardware + schema -> topology and choice space. Pure functions, no numbers yet."""

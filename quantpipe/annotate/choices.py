@@ -1,0 +1,58 @@
+"""The choice space of a topology: bits per scale group and per weight, and threshold steps where asked for.
+
+Every point is valid: tensors that must agree are one choice, and each choice's options already respect both ends'
+types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.errors import ConfigError
+from quantpipe.types import Choice, ChoiceSpace, Topology
+
+BITS = "bits"
+STEP = "threshold_step"
+
+
+def choice_space(topology: Topology, options: AnnotateOptions) -> ChoiceSpace:
+    """Choices in graph order: `bits:TENSOR` for groups (by their first tensor) and weights, then `step:TENSOR`."""
+    choices: list[Choice] = []
+    for group in topology.groups:
+        choices.append(_bits(group.key, group.max_bits, group.edges, options))
+        if len(options.threshold_steps) > 1:
+            steps = sorted(options.threshold_steps, key=lambda s: (s != 0, s))
+            choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges))
+    choices += [_bits(w.tensor, w.max_bits, w.edges, options) for w in topology.weights]
+    if not choices:
+        raise ConfigError(
+            "no node of this model runs in integers on this hardware, so there is nothing to search; "
+            + "; ".join(f"{n}: {r}" for n, r in list(topology.float_nodes.items())[:4]),
+            stage="annotate",
+        )
+    return ChoiceSpace(tuple(choices))
+
+
+def bits_key(tensor: str) -> str:
+    return f"bits:{tensor}"
+
+
+def step_key(tensor: str) -> str:
+    return f"step:{tensor}"
+
+
+def bits_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
+    """Tensor -> bits, for stored tensors and weights."""
+    found = {t: assignment[bits_key(g.key)] for g in topology.groups for t in g.tensors}
+    return found | {w.tensor: assignment[bits_key(w.tensor)] for w in topology.weights}
+
+
+def steps_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
+    """Group key -> threshold step (a power of two by which its range is scaled)."""
+    return {g.key: assignment.get(step_key(g.key), 0) for g in topology.groups}
+
+
+def _bits(tensor: str, most: int, edges: tuple[str, ...], options: AnnotateOptions) -> Choice:
+    least = min(options.min_bits, most)
+    return Choice(bits_key(tensor), BITS, tuple(range(most, least - 1, -1)), edges)

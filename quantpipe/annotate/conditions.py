@@ -1,0 +1,114 @@
+"""Which nodes run in integers: the RFC's node conditions, each refusal with its reason.
+
+A node with an integer signature runs in integers, unless it also has a float signature and all its producers are float
+(then quantizing would only open an island), or the user keeps it in float, or the node itself cannot be expressed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.legality import choose_signature, has_float
+from quantpipe.oprules import Family, rule_of
+from quantpipe.types import HardwareSpec, OpSignature, Schema
+
+
+@dataclass(frozen=True)
+class AnnotateOptions:
+    """`float_nodes` are glob patterns over node names, `float_ops` op types; `min_bits` is the floor of every choice.
+
+    `threshold_steps` are powers of two by which a range may be scaled as part of the search (0 must be among them).
+    """
+
+    min_bits: int = 4
+    threshold_steps: tuple[int, ...] = (0,)
+    float_nodes: tuple[str, ...] = ()
+    float_ops: tuple[str, ...] = ()
+    skip_first: bool = False
+    skip_last: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("threshold_steps", "float_nodes", "float_ops"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not 2 <= self.min_bits <= 16:
+            raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
+        if 0 not in self.threshold_steps:
+            raise ConfigError("0 must be among the steps", where="annotate.threshold_steps")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """`integer`: node -> its signature. `reasons`: float node -> why."""
+
+    integer: dict[str, OpSignature]
+    reasons: dict[str, str]
+
+
+def decide(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Conditions:
+    """Node conditions in execution order."""
+    kept = _kept_in_float(graph, options)
+    found = Conditions({}, {})
+    for node in graph.nodes:
+        reason = kept.get(node.name) or _own_reason(node, graph)
+        signature = None
+        if reason is None:
+            rule = rule_of(node)
+            assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
+            signature, reason = choose_signature(spec, schema.activations, node, graph, rule)
+        if signature is not None and has_float(spec, node.op) and _producers_float(node, graph, found):
+            signature, reason = None, "all its producers are in float, and so can it be"
+        if signature is None:
+            found.reasons[node.name] = reason or "unknown"
+        else:
+            found.integer[node.name] = signature
+    return found
+
+
+def _own_reason(node: Node, graph: Graph) -> str | None:
+    rule = rule_of(node)
+    if rule is None:
+        return f"no rule knows the op {node.domain + '.' if node.domain else ''}{node.op}"
+    dtype = graph.dtypes.get(node.outputs[0], "float32")
+    if dtype != "float32":
+        return f"it computes {dtype}, not real values"
+    return rule.refuse(node, graph)
+
+
+def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
+    rule = rule_of(node)
+    ports = rule.data_ports(node) if rule else ()
+    producers = [graph.producers.get(node.inputs[p]) for p in ports if not graph.is_constant(node.inputs[p])]
+    return all(p is None or p.name not in found.integer for p in producers)
+
+
+def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
+    names = list(graph.by_name)
+    kept: dict[str, str] = {}
+    for pattern in options.float_nodes:
+        matches = fnmatch.filter(names, pattern)
+        if not matches:
+            raise ConfigError(
+                f"the pattern {pattern!r} matches no node of the model{nearest(pattern, names)}",
+                where="annotate.float_nodes",
+            )
+        kept |= dict.fromkeys(matches, f"kept in float by annotate.float_nodes ({pattern})")
+    ops = sorted({n.op for n in graph.nodes})
+    for op in options.float_ops:
+        if op not in ops:
+            raise ConfigError(f"no node is a {op!r}; the model has {', '.join(ops)}", where="annotate.float_ops")
+        kept |= {n.name: "kept in float by annotate.float_ops" for n in graph.nodes if n.op == op}
+    heavy = _accumulating(graph)
+    if heavy and options.skip_first:
+        kept[heavy[0]] = "kept in float by annotate.skip_first"
+    if heavy and options.skip_last:
+        kept[heavy[-1]] = "kept in float by annotate.skip_last"
+    return kept
+
+
+def _accumulating(graph: Graph) -> Sequence[str]:
+    return [n.name for n in graph.nodes if (r := rule_of(n)) is not None and r.family is Family.ACCUMULATE]

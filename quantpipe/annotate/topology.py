@@ -1,0 +1,228 @@
+"""The topology: integer nodes become kernels, tensors between them get a form, and tensors that must share a scale a
+group.
+
+Takes the graph, the hardware, the schema and the node conditions; gives a `Topology`. Deterministic: everything
+follows the
+order of the nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide
+from quantpipe.annotate.groups import scale_groups, weight_sites
+from quantpipe.errors import ConfigError
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.types import DType, Edge, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
+
+WIDE = 16  # storage wider than this is an accumulator, not a stored activation
+
+
+@dataclass
+class _Draft:
+    """What is known of the tensors while kernels are formed."""
+
+    forms: dict[str, Form] = field(default_factory=dict)
+    dtypes: dict[str, DType] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=dict)
+    """Stored tensor -> kernel node that makes it."""
+
+
+def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Topology:
+    """Build the topology. Raises ConfigError for patterns that match nothing, or, with strict, when a known op falls
+    back."""
+    conditions = decide(graph, spec, schema, options)
+    swallowed = _swallow(graph, spec, conditions)
+    draft = _Draft()
+    kernels: list[Kernel] = []
+    fused_sums: set[str] = set()
+    raw = _fused_into_sums(graph, spec, conditions, swallowed, fused_sums)
+    taken = {name for chain in swallowed.values() for name in chain}
+    for node in graph.nodes:
+        if node.name not in conditions.integer or node.name in taken:
+            continue
+        kernel = _kernel(node, graph, conditions, swallowed.get(node.name, ()), raw, spec, draft)
+        draft.forms[kernel.output] = kernel.form
+        draft.heads[kernel.output] = node.name
+        kernels.append(kernel)
+    node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
+    reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
+    _forbid_fallback(graph, reasons, options)
+    edges = list(_edges(graph))
+    constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
+    return Topology(
+        node_conds=node_conds,
+        edge_conds={e.key: node_conds[e.consumer] for e in edges},
+        float_nodes=reasons,
+        kernels=tuple(kernels),
+        groups=scale_groups(graph, spec, kernels, draft.dtypes, edges),
+        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges),
+        constants=constants,
+    )
+
+
+def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[str, tuple[str, ...]]:
+    """Head node -> the clamps behind it that the device fuses into it."""
+    found: dict[str, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for node in graph.nodes:
+        if node.name not in conditions.integer or node.name in taken:
+            continue
+        if all(d.bits > WIDE for d in conditions.integer[node.name].outputs):
+            continue  # the clamp acts on stored integers; an accumulator is handed on as it is
+        chain: list[str] = []
+        last = node
+        while (follower := _only_consumer(last, graph)) is not None:
+            rule = rule_of(follower)
+            kept = conditions.reasons.get(follower.name, "").startswith("kept in float")
+            if rule is None or rule.family is not Family.CLAMP or kept or rule.refuse(follower, graph):
+                break
+            if not spec.fuses(last.op, follower.op):
+                break
+            chain.append(follower.name)
+            last = follower
+        if chain:
+            found[node.name] = tuple(chain)
+            taken.update(chain)
+    return found
+
+
+def _only_consumer(node: Node, graph: Graph) -> Node | None:
+    tensor = node.outputs[0]
+    readers = graph.consumers.get(tensor, ())
+    return readers[0][0] if len(readers) == 1 and tensor not in graph.output_names else None
+
+
+def _fused_into_sums(
+    graph: Graph,
+    spec: HardwareSpec,
+    conditions: Conditions,
+    swallowed: dict[str, tuple[str, ...]],
+    sums: set[str],
+) -> set[str]:
+    """Accumulating nodes whose accumulator goes straight into an addition (the later arm, when both could)."""
+    found: set[str] = set()
+    for node in reversed(graph.nodes):
+        rule = rule_of(node)
+        if node.name not in conditions.integer or rule is None or rule.family is not Family.ACCUMULATE:
+            continue
+        follower = _only_consumer(node, graph)
+        if follower is None or node.name in swallowed or follower.name not in conditions.integer:
+            continue
+        follower_rule = rule_of(follower)
+        is_sum = follower_rule is not None and follower_rule.family is Family.SUM
+        if is_sum and spec.fuses(node.op, follower.op) and follower.name not in sums:
+            sums.add(follower.name)
+            found.add(node.name)
+    return found
+
+
+def _kernel(
+    node: Node,
+    graph: Graph,
+    conditions: Conditions,
+    fused: tuple[str, ...],
+    raw: set[str],
+    spec: HardwareSpec,
+    draft: _Draft,
+) -> Kernel:
+    rule = rule_of(node)
+    assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
+    signature = conditions.integer[node.name]
+    operands = tuple(_operand(node, p, signature, rule, spec, draft) for p in rule.data_ports(node))
+    output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
+    form = _output_form(node, output, graph, signature, rule, operands, conditions, raw)
+    if form is Form.QUANTIZED:
+        draft.dtypes.setdefault(output, _storage(signature.outputs, spec, operands, draft))
+    bounds = (float("-inf"), float("inf"))
+    clamps = [graph.by_name[f] for f in fused] + ([node] if rule.family is Family.CLAMP else [])
+    for clamp in clamps:
+        clamp_rule = rule_of(clamp)
+        if clamp_rule is not None:
+            low, high = clamp_rule.bounds(clamp, graph)
+            bounds = (max(bounds[0], low), min(bounds[1], high))
+    bias = node.inputs[rule.bias] if rule.bias is not None and rule.bias < len(node.inputs) else ""
+    return Kernel(
+        node=node.name,
+        op=node.op,
+        operands=operands,
+        output=output,
+        form=form,
+        weight=node.inputs[rule.weight] if rule.weight is not None else None,
+        bias=bias or None,
+        fused=fused,
+        bounds=bounds,
+    )
+
+
+def _operand(node: Node, port: int, signature: OpSignature, rule: OpRule, spec: HardwareSpec, draft: _Draft) -> Operand:
+    tensor = node.inputs[port]
+    wanted = signature.input(port)
+    produced = draft.forms.get(tensor, Form.FLOAT)
+    several = len(rule.data_ports(node)) > 1
+    passes_raw = wanted.bits > WIDE or rule.family is Family.SUM
+    if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and several):
+        return Operand(port, tensor, Form.RAW)
+    if tensor not in draft.dtypes:
+        draft.dtypes[tensor] = _storage((wanted,), spec, (), draft)
+    return Operand(port, tensor, Form.QUANTIZED)
+
+
+def _output_form(
+    node: Node,
+    output: str,
+    graph: Graph,
+    signature: OpSignature,
+    rule: OpRule,
+    operands: tuple[Operand, ...],
+    conditions: Conditions,
+    raw: set[str],
+) -> Form:
+    if rule.family in (Family.MOVE, Family.CLAMP):
+        return operands[0].form
+    if node.name in raw:
+        return Form.RAW
+    narrow = [d for d in signature.outputs if d.bits <= WIDE]
+    if not narrow:
+        return Form.RAW
+    readers = graph.consumers.get(output, ())
+    only_float = all(reader.name not in conditions.integer for reader, _ in readers)
+    offers_wide = len(narrow) < len(signature.outputs)
+    return Form.RAW if only_float and offers_wide and output == node.outputs[0] else Form.QUANTIZED
+
+
+def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Operand, ...], draft: _Draft) -> DType:
+    """The stored type of a tensor: the narrow one of the signature, that of the operand it was moved from, or the
+    default."""
+    for operand in operands:
+        if operand.form is Form.QUANTIZED and all(d.bits > WIDE for d in offered):
+            return draft.dtypes[operand.tensor]
+    narrow = [d for d in offered if d.bits <= WIDE]
+    if narrow:
+        return narrow[0]
+    return DType.INT8 if spec.activations.bits <= 8 else DType.INT16
+
+
+def _edges(graph: Graph) -> list[Edge]:
+    found = []
+    for node in graph.nodes:
+        for port, tensor in enumerate(node.inputs):
+            if tensor:
+                producer = graph.producers.get(tensor)
+                found.append(Edge(producer.name if producer else tensor, tensor, node.name, port))
+    return found
+
+
+def _forbid_fallback(graph: Graph, reasons: dict[str, str], options: AnnotateOptions) -> None:
+    unknown = [n for n, r in reasons.items() if r.startswith("no rule knows")]
+    if options.strict and unknown:
+        listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        raise ConfigError(
+            f"strict=true refuses ops that no rule knows: {listed}{more}; "
+            "without strict they stay in float and are listed",
+            stage="annotate",
+            where="strict",
+        )

@@ -1,0 +1,68 @@
+"""Digests of bytes, JSON values, arrays and files: the names by which artifacts know each other.
+
+Values are made plain on the way in: enums, paths, NumPy scalars and arrays become JSON values, and numbers that JSON
+does not know (nan, inf) become null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def plain(value: Any) -> Any:
+    """The JSON value (dict, list, str, number, bool, None) that stands for `value`; TypeError when there is none."""
+    if isinstance(value, enum.Enum):
+        return plain(value.value)
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Set):
+        return sorted((plain(item) for item in value), key=repr)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [plain(item) for item in value]
+    raise TypeError(f"an artifact cannot hold a {type(value).__name__}: {value!r}")
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """`sha256:<hex>` of the bytes."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_json(payload: Any) -> str:
+    """Digest of the canonical JSON (sorted keys, no spaces, ASCII): equal values give equal digests."""
+    text = json.dumps(plain(payload), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return digest_bytes(text.encode())
+
+
+def digest_array(array: NDArray[Any]) -> str:
+    """Digest of dtype, shape and elements (in C order, whatever the memory layout)."""
+    if array.dtype.hasobject:
+        raise TypeError("an array of Python objects has no stable digest")
+    digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return "sha256:" + digest.hexdigest()
+
+
+def digest_file(path: str | os.PathLike[str]) -> str:
+    """Digest of a file's bytes, read in pieces. OSError when it cannot be read."""
+    with open(path, "rb") as file:
+        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,178 @@
+"""Reading artifacts, refusing by name what is damaged or belongs to another model, data or configuration."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.artifacts.digest import digest_bytes, digest_file, digest_json
+from quantpipe.artifacts.origin import Origin
+from quantpipe.artifacts.write import NPZ_ORIGIN, ORIGIN_KEY, digest_arrays, side_file
+from quantpipe.errors import ArtifactError
+
+_HEADER_LINE = re.compile(r"^\S+ origin\.(?P<key>\w+): (?P<value>.*?)(?: -->)?$")
+_SHOWN_DIFFERENCES = 8
+_REMEDY = "Remove the file to have it made anew, or choose another folder (hydra.run.dir)"
+
+
+def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, Any]:
+    """The payload of `write_json`. ArtifactError when it is missing, damaged, or of another origin than `expected`.
+
+    A file without an origin (from elsewhere) is accepted when nothing is expected.
+    """
+    payload, header = _load_json(Path(path))
+    _check(Path(path), header, expected, lambda: digest_json(payload))
+    return payload
+
+
+def read_text(path: str | os.PathLike[str], expected: Origin | None = None) -> str:
+    """The text of `write_text`, without its header. ArtifactError as in `read_json`."""
+    text, header = _load_text(Path(path))
+    _check(Path(path), header, expected, lambda: digest_bytes(text.encode()))
+    return text
+
+
+def read_npz(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of `write_npz`, by name. ArtifactError as in `read_json`."""
+    arrays, header = _load_npz(Path(path))
+    _check(Path(path), header, expected, lambda: digest_arrays(arrays))
+    return arrays
+
+
+def read_bytes(path: str | os.PathLike[str], expected: Origin | None = None) -> bytes:
+    """The bytes of `write_bytes(…, origin)`. ArtifactError as in `read_json`."""
+    data = _read(Path(path))
+    _check(Path(path), _load_side_file(Path(path)), expected, lambda: digest_bytes(data))
+    return data
+
+
+def read_origin(path: str | os.PathLike[str]) -> Origin | None:
+    """The origin that an artifact carries, or None when it carries none (a file from elsewhere)."""
+    path = Path(path)
+    header = _load_side_file(path)
+    if header is None:
+        loader: _Loader = _LOADERS.get(path.suffix, _load_text)
+        header = loader(path)[1]
+    return None if header is None else _origin(path, header)
+
+
+def is_current(path: str | os.PathLike[str], origin: Origin) -> bool:
+    """Whether the artifact is there, undamaged and made from exactly `origin`, so that its stage can be skipped."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    try:
+        if side_file(path).is_file():
+            _check(path, _load_side_file(path), origin, lambda: _digest_file(path))
+        else:
+            _READERS.get(path.suffix, read_text)(path, origin)
+    except ArtifactError:
+        return False
+    return True
+
+
+def _load_json(path: Path) -> tuple[dict[str, Any], Any]:
+    try:
+        payload = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"it is not whole JSON: {error}") from error
+    if not isinstance(payload, dict):
+        raise _damaged(path, f"it holds a {type(payload).__name__} where an object belongs")
+    return payload, payload.pop(ORIGIN_KEY, None)
+
+
+def _load_text(path: Path) -> tuple[str, Any]:
+    try:
+        text = _read(path).decode()
+        header: dict[str, Any] = {}
+        # The configuration is the header's last line: what follows belongs to the body, whatever it looks like.
+        while "config" not in header and (match := _HEADER_LINE.match(text.partition("\n")[0])):
+            header[match["key"]] = json.loads(match["value"])
+            text = text.partition("\n")[2]
+    except ValueError as error:
+        raise _damaged(path, str(error)) from error
+    return text, header or None
+
+
+def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], Any]:
+    try:
+        arrays: dict[str, NDArray[Any]] = {}
+        with zipfile.ZipFile(io.BytesIO(_read(path))) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as file:
+                    arrays[name.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
+        header = arrays.pop(NPZ_ORIGIN, None)
+        return arrays, None if header is None else json.loads(str(header))
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise _damaged(path, f"it is not a whole npz file: {error}") from error
+
+
+def _load_side_file(path: Path) -> Any:
+    side = side_file(path)
+    return _load_json(side)[1] if side.is_file() else None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _digest_file(path: Path) -> str:
+    try:
+        return digest_file(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _origin(path: Path, header: Any) -> Origin:
+    try:
+        origin, digest = Origin.from_header(header), header["digest"]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"its origin header is incomplete ({error!r})") from error
+    if origin.digest != digest:
+        raise _damaged(path, "its origin header does not fit the header's own digest")
+    return origin
+
+
+def _check(path: Path, header: Any, expected: Origin | None, content: Callable[[], str]) -> None:
+    """ArtifactError unless the header fits what is expected and the content fits the header."""
+    stage = None if expected is None else expected.kind
+    if header is None:
+        if expected is None:
+            return
+        what = "carries no origin, so nothing says that it belongs to this model and configuration"
+        raise ArtifactError(f"{what}. {_REMEDY}", stage=stage, where=str(path))
+    found = _origin(path, header)
+    if expected is not None and (differing := expected.differences(found)):
+        more = len(differing) - _SHOWN_DIFFERENCES
+        listed = "; ".join(differing[:_SHOWN_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+        what = f"belongs to another model, data or configuration: {listed}"
+        raise ArtifactError(f"{what}. {_REMEDY}", stage=stage, where=str(path))
+    if "content" in header and header["content"] != content():
+        what = "its content does not fit its own digest (if you edited it by hand, delete the origin's 'content' too)"
+        raise _damaged(path, what)
+
+
+def _damaged(path: Path, what: str) -> ArtifactError:
+    return ArtifactError(f"is damaged: {what}. {_REMEDY}", where=str(path))
+
+
+def _unreadable(path: Path, error: OSError) -> ArtifactError:
+    return ArtifactError(f"cannot be read ({error.strerror or error})", where=str(path))
+
+
+_Loader = Callable[[Path], tuple[Any, Any]]
+_READERS: dict[str, Callable[[Path, Origin | None], Any]] = {".json": read_json, ".npz": read_npz}
+_LOADERS: dict[str, _Loader] = {".json": _load_json, ".npz": _load_npz}

@@ -1,0 +1,1 @@
+"""Files that ship inside the package: the default model, and the script that made it."""

@@ -1,0 +1,7 @@
+"""Calibration: streamed statistics of every tensor, and the clip ranges estimated from them. NumPy only."""
+
+from quantpipe.calibrate.collector import StatsCollector, merge
+from quantpipe.calibrate.profile import profile_from_arrays, profile_yaml, stats_arrays
+from quantpipe.calibrate.weights import weight_ranges
+
+__all__ = ["StatsCollector", "merge", "profile_from_arrays", "profile_yaml", "stats_arrays", "weight_ranges"]

@@ -1,0 +1,38 @@
+"""What every estimator shares: its call, and the form a clip range must have under a schema."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quantpipe.types import Range, Symmetry, TensorSchema, TensorStats
+
+
+class Estimator(Protocol):
+    """Chooses the real interval that `bits` bits shall represent; what lies outside will saturate."""
+
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range: ...
+
+
+def one_sided(stats: TensorStats, schema: TensorSchema) -> bool:
+    """Whether the integers of this tensor all serve values >= 0: non-negative data under a schema that uses it."""
+    return stats.minimum >= 0.0 and schema.symmetry is not Symmetry.SYMMETRIC
+
+
+def mirrored(stats: TensorStats, schema: TensorSchema) -> bool:
+    """Whether the range is [-T, T]: symmetric, or symmetric_with_uint8 for a tensor with negative values."""
+    return schema.symmetry is Symmetry.SYMMETRIC or (
+        schema.symmetry is Symmetry.SYMMETRIC_UNSIGNED and stats.minimum < 0.0
+    )
+
+
+def legal_range(low: float, high: float, stats: TensorStats, schema: TensorSchema) -> Range:
+    """The range an estimator means by low and high: [-T, T] where the schema mirrors, T = max(-low, high).
+
+    symmetric_with_uint8 on non-negative data: [0, high]. asymmetric: cut to [min(0, minimum), max(0, maximum)].
+    """
+    if mirrored(stats, schema):
+        threshold = max(-low, high)
+        return Range(-threshold, threshold)
+    if schema.symmetry is Symmetry.SYMMETRIC_UNSIGNED:
+        return Range(0.0, high)
+    return Range(max(low, min(0.0, stats.minimum)), min(high, max(0.0, stats.maximum)))

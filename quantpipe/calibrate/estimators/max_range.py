@@ -1,0 +1,16 @@
+"""max_range: nothing saturates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantpipe.calibrate.estimators.legal import legal_range
+from quantpipe.types import Range, TensorSchema, TensorStats
+
+
+@dataclass(frozen=True)
+class MaxRange:
+    """T = max|x| (symmetric), or [min(0, min x), max(0, max x)] (asymmetric). RFC `max_range`, TFLite, Glow."""
+
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        return legal_range(stats.minimum, stats.maximum, stats, schema)

@@ -1,0 +1,101 @@
+"""From statistics and choices to a strategy: the range of every scale group and the thresholds of every weight.
+
+A range is a pure function of (statistics, bits, schema), so a changed estimator or choice never runs the model again.
+Groups
+with several sources get the hull of their sources' ranges: that is the rectification that concatenations and additions
+with equal scales need, and it is listed. Every (tensor, bits) is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.annotate.choices import bits_of, steps_of
+from quantpipe.calibrate.collector import StatsCollector
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.weights import WeightMethod, weight_ranges
+from quantpipe.graph.view import Graph
+from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, TensorStats, Topology
+
+
+class ThresholdTable:
+    """Ranges and thresholds on demand, for one topology, profile and estimator."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        schema: Schema,
+        profile: Profile,
+        estimator: Estimator,
+        weight_method: WeightMethod,
+    ) -> None:
+        self._graph, self._topology, self._schema = graph, topology, schema
+        self._estimator, self._weight_method = estimator, weight_method
+        constants = {t: _constant_stats(graph, t) for t in topology.constants}
+        self._stats: dict[str, TensorStats] = {**profile.tensors, **constants}
+        self._ranges: dict[tuple[str, int], Range] = {}
+        self._weights: dict[tuple[str, int], NDArray[np.float64]] = {}
+
+    def strategy(self, assignment: Mapping[str, int]) -> Strategy:
+        """The strategy of one assignment of the choice space."""
+        bits = bits_of(self._topology, assignment)
+        steps = steps_of(self._topology, assignment)
+        ranges = {}
+        for group in self._topology.groups:
+            found = self.group_range(group, bits[group.key])
+            factor = 2.0 ** steps[group.key]
+            ranges[group.key] = Range(found.low * factor, found.high * factor)
+        weights = {w.tensor: self.weight_thresholds(w.tensor, bits[w.tensor]) for w in self._topology.weights}
+        return Strategy(bits, ranges, weights)
+
+    def group_range(self, group: ScaleGroup, bits: int) -> Range:
+        """The hull of the sources' estimated ranges."""
+        parts = [self._range(source, bits) for source in group.sources]
+        return Range(min(p.low for p in parts), max(p.high for p in parts))
+
+    def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
+        """T per channel `[C]`, or `()`, of a weight."""
+        key = (tensor, bits)
+        if key not in self._weights:
+            site = self._topology.weight_of[tensor]
+            found = weight_ranges(
+                self._graph.constant(tensor), site.axis, bits, self._schema.weights, self._weight_method
+            )
+            self._weights[key] = np.asarray(found, np.float64)
+        return self._weights[key]
+
+    def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:
+        """Groups whose common range is not the one a source would have alone."""
+        found = []
+        for group in self._topology.groups:
+            for source in group.sources if len(group.sources) > 1 else ():
+                alone = self._range(source, strategy.bits[group.key])
+                together = strategy.ranges[group.key]
+                if alone != together:
+                    found.append(
+                        {
+                            "tensor": source,
+                            "group": group.key,
+                            "from": [alone.low, alone.high],
+                            "to": [together.low, together.high],
+                            "reason": "shares its scale",
+                        }
+                    )
+        return found
+
+    def _range(self, tensor: str, bits: int) -> Range:
+        key = (tensor, bits)
+        if key not in self._ranges:
+            self._ranges[key] = self._estimator(self._stats[tensor], bits, self._schema.activations)
+        return self._ranges[key]
+
+
+def _constant_stats(graph: Graph, tensor: str) -> TensorStats:
+    collector = StatsCollector(tensor)
+    collector.update(np.atleast_1d(graph.constant(tensor)), 0)
+    return collector.finish()

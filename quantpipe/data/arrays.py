@@ -1,0 +1,169 @@
+"""Rows of an array in a .npy or .npz file, read on demand so that memory does not grow with the file.
+
+A plain .npy file and an uncompressed member of a .npz file are memory-mapped for each read and released after it. A
+compressed member cannot be mapped: it is unpacked once, into a temporary file that the system removes by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import shutil
+import struct
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from quantpipe.errors import DataError, StorageError, nearest
+
+# What a damaged file makes zipfile, zlib and numpy raise.
+BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError)
+ZIP_LOCAL_HEADER = 30  # bytes before the name, which ends with the lengths of name and extra field
+
+
+@dataclass(frozen=True)
+class Header:
+    """Shape, axis order and dtype of a stored array; `size` is the length of the header itself."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+    size: int
+
+
+def member_names(path: Path) -> tuple[str, ...] | None:
+    """The keys of a .npz file, or None when `path` is a single array (.npy). DataError if it is neither."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise DataError(f"{what}; legal is a .npz or .npy file.", where=str(path))
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return tuple(name.removesuffix(".npy") for name in archive.namelist())
+        with path.open("rb") as file:
+            npy.read_magic(file)
+    except BROKEN as error:
+        raise DataError(f"is neither a .npz nor a .npy file, or damaged ({error}).", where=str(path)) from error
+    return None
+
+
+class ArrayFile:
+    """One stored array. `key` is the member of a .npz file, None for a .npy file. DataError if absent or damaged."""
+
+    def __init__(self, path: Path, key: str | None) -> None:
+        self._path, self._key = path, key
+        self.where = f"{path}[{key}]" if key else str(path)
+        self._unpacked: IO[bytes] | None = None
+        try:
+            with self._open() as stream:
+                self._header = _read_header(stream)
+            self._offset = self._data_offset()
+        except KeyError:
+            names = member_names(path) or ()
+            raise DataError(
+                f"has no array {key!r}{nearest(str(key), names)}; it holds {', '.join(names) or 'nothing'}. "
+                "Set dataset.keys.images and dataset.keys.labels.",
+                where=str(path),
+            ) from None
+        except BROKEN as error:
+            raise self._damaged(error) from error
+        if self.dtype.hasobject or self.dtype.kind not in "biuf":
+            raise DataError(f"holds {self.dtype}; legal are numbers (integers, floats, booleans).", where=self.where)
+        if not self.shape:
+            raise DataError("is a single number; legal is an array with one row per sample.", where=self.where)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._header.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._header.dtype
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        """A copy of the rows at `indices`: `[len(indices), …]`."""
+        if math.prod(self.shape) == 0:
+            return np.empty((len(indices), *self.shape[1:]), self.dtype)
+        try:
+            file, offset = self._mappable()
+            mapped = np.memmap(
+                file,
+                dtype=self.dtype,
+                mode="r",
+                offset=offset,
+                shape=self.shape,
+                order="F" if self._header.fortran else "C",
+            )
+            return np.ascontiguousarray(np.asarray(mapped)[indices])
+        except BROKEN as error:
+            raise self._damaged(error) from error
+
+    def _mappable(self) -> tuple[Any, int]:
+        """A file (or its path) that holds the plain array, and where in it the array begins."""
+        if self._offset is not None:
+            return self._path, self._offset
+        if self._unpacked is None:
+            self._unpacked = self._unpack()
+        return self._unpacked, self._header.size
+
+    def _unpack(self) -> IO[bytes]:
+        with self._open() as stream:
+            target = tempfile.TemporaryFile(prefix="quantpipe-")  # noqa: SIM115 (lives as long as this object)
+            try:
+                shutil.copyfileobj(stream, target, 1 << 20)
+                target.flush()
+            except OSError as error:
+                target.close()
+                raise StorageError(
+                    f"could not be unpacked into {tempfile.gettempdir()} ({error}); free space there, set TMPDIR, or "
+                    "store the file uncompressed (numpy.savez).",
+                    where=self.where,
+                ) from error
+            return target
+
+    def _open(self) -> IO[bytes]:
+        """The array's bytes, header included, as a stream."""
+        if self._key is None:
+            return self._path.open("rb")
+        with zipfile.ZipFile(self._path) as archive:  # a member's stream keeps the file open by itself
+            name = f"{self._key}.npy"
+            return archive.open(name if name in archive.namelist() else self._key)
+
+    def _data_offset(self) -> int | None:
+        """Where in the file the array begins; None when it is compressed."""
+        if self._key is None:
+            return self._header.size
+        with zipfile.ZipFile(self._path) as archive:
+            name = f"{self._key}.npy"
+            info = archive.getinfo(name if name in archive.namelist() else self._key)
+        if info.compress_type != zipfile.ZIP_STORED:
+            return None
+        with self._path.open("rb") as file:
+            file.seek(info.header_offset)
+            name_length, extra_length = struct.unpack("<HH", file.read(ZIP_LOCAL_HEADER)[-4:])
+        return int(info.header_offset + ZIP_LOCAL_HEADER + name_length + extra_length + self._header.size)
+
+    def _damaged(self, error: Exception) -> DataError:
+        return DataError(f"cannot be read: the file is damaged or not a NumPy array ({error}).", where=self.where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the temporary file: another process unpacks for itself."""
+        return {**self.__dict__, "_unpacked": None}
+
+
+def _read_header(stream: IO[bytes]) -> Header:
+    """The header of the .npy format, versions 1 and 2 (all that NumPy writes for plain numbers)."""
+    head = io.BytesIO(stream.read(1 << 16))
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    version = npy.read_magic(head)
+    if version not in readers:
+        raise ValueError(f"version {version} of the .npy format")
+    shape, fortran, dtype = readers[version](head)
+    return Header(tuple(shape), bool(fortran), np.dtype(dtype), head.tell())

@@ -1,0 +1,83 @@
+"""Class labels: read from a CSV file, and checked against the model before anything runs."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import ConfigError, DataError, nearest
+
+
+def read_labels(path: Path, columns: Sequence[str]) -> dict[str, int]:
+    """Name -> class index, from a CSV file with a header line; `columns` are the name's and the index's column."""
+    if len(columns) != 2:
+        raise ConfigError(f"{list(columns)} must be two column names: [name, index].", where="dataset.label_columns")
+    if not path.is_file():
+        raise DataError("no such file; dataset.labels takes a CSV file, or null.", where=str(path))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return _rows(csv.DictReader(file), columns[0], columns[1], path)
+    except (UnicodeDecodeError, csv.Error, OSError) as error:
+        raise DataError(f"cannot be read as a CSV file ({error}); save it as UTF-8 text.", where=str(path)) from error
+
+
+def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path: Path) -> dict[str, int]:
+    found = list(reader.fieldnames or ())
+    for column in (name_column, index_column):
+        if column not in found:
+            raise DataError(
+                f"has no column {column!r}{nearest(column, found)}; its header names {', '.join(found) or 'nothing'}. "
+                "Set dataset.label_columns=[NAME,INDEX].",
+                where=str(path),
+            )
+    labels: dict[str, int] = {}
+    for row in reader:
+        name, text = (row[name_column] or "").strip(), (row[index_column] or "").strip()
+        where = f"{path}, line {reader.line_num}"
+        try:
+            index = int(text)
+        except ValueError:
+            raise DataError(
+                f"{text!r} in column {index_column!r} is not a class index (0, 1, …).", where=where
+            ) from None
+        if labels.setdefault(name, index) != index:
+            raise DataError(f"{name!r} has two class indices, {labels[name]} and {index}; keep one.", where=where)
+    return labels
+
+
+def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
+    """An array of labels as int64 `[samples]`; `[samples, 1]` is taken too."""
+    if raw.shape == (samples, 1):
+        raw = raw[:, 0]
+    if raw.ndim != 1:
+        hint = " One-hot labels: store their argmax." if raw.ndim == 2 else ""
+        raise DataError(
+            f"labels have shape {list(raw.shape)}; legal is one integer per sample, [{samples}].{hint}", where=where
+        )
+    if len(raw) != samples:
+        raise DataError(f"{samples} images but {len(raw)} labels; there must be one label for each image.", where=where)
+    if raw.dtype.kind not in "iu":
+        raise DataError(f"labels are {raw.dtype}; legal are integers (class indices).", where=where)
+    return raw.astype(np.int64)
+
+
+def check_labels(labels: NDArray[np.int64], classes: int | None, where: str) -> None:
+    """DataError where a label is negative or beyond the model's classes (`classes` None: not known)."""
+    wrong = labels < 0
+    if classes is not None:
+        wrong |= labels >= classes
+    if not wrong.any():
+        return
+    first = int(np.flatnonzero(wrong)[0])
+    legal = f"0 to {classes - 1}, because the model gives {classes} classes" if classes is not None else "0 and above"
+    hint = " They seem to be counted from 1: subtract 1." if labels.min() == 1 and labels.max() == classes else ""
+    raise DataError(
+        f"sample {first} has label {labels[first]} ({int(wrong.sum())} of {len(labels)} are out of range); "
+        f"legal are {legal}.{hint}",
+        where=where,
+    )

@@ -1,0 +1,36 @@
+"""A source whose samples are already in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.preprocess import SourceLayout
+from quantpipe.data.source import Hasher
+
+
+@dataclass(frozen=True, eq=False)
+class MemorySource:
+    """`images` `[N, …]` with `labels` int64 `[N]` or None; `where` names them in messages."""
+
+    where: str
+    images: NDArray[Any]
+    labels: NDArray[np.int64] | None
+    layout: SourceLayout
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, index: int) -> str:
+        return f"sample {index} of {self.where}"
+
+    def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
+        return self.images[indices]
+
+    def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        chosen = self.images[indices]
+        hasher.update(f"{chosen.dtype.str}{chosen.shape}".encode())
+        hasher.update(np.ascontiguousarray(chosen).tobytes())

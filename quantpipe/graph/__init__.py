@@ -1,0 +1,1 @@
+"""ONNX graphs: reading, viewing, cleaning, building and running them."""

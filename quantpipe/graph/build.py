@@ -1,0 +1,144 @@
+"""Writing new graphs: a small builder over onnx_ir that keeps names unique and readable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.convenience import convert_attributes
+
+from quantpipe.graph.view import Node
+
+Attribute = int | float | str | Sequence[int] | Sequence[float]
+
+
+class GraphBuilder:
+    """Collects nodes in execution order and gives an `ir.Model`.
+
+    Values are passed around as `ir.Value`; a name that is already taken gets a number behind it.
+    """
+
+    def __init__(self, name: str, opset: int, ir_version: int, reserved: Iterable[str] = ()) -> None:
+        """`reserved` names are never given to anything but the values that `copy` and `rename` put there."""
+        self._name, self._opset, self._ir_version = name, opset, ir_version
+        self._reserved = frozenset(reserved)
+        self._nodes: list[ir.Node] = []
+        self._inputs: list[ir.Value] = []
+        self._initializers: dict[str, ir.Value] = {}
+        self._names: set[str] = set()
+        self._node_names: set[str] = set()
+        self._domains = {""}
+
+    def unique(self, name: str) -> str:
+        """`name`, or `name_2`, `name_3`, … when taken or reserved."""
+        if name in self._reserved:
+            name = f"{name}_"
+        return _unique(name, self._names)
+
+    def input(self, name: str, dtype: str, shape: Sequence[int | str | None]) -> ir.Value:
+        value = ir.Value(name=self.unique(name), type=ir.TensorType(ir_dtype(dtype)), shape=ir.Shape(list(shape)))
+        self._inputs.append(value)
+        return value
+
+    def adopt_input(self, value: ir.Value) -> ir.Value:
+        """A graph input with the name, type and shape of another graph's."""
+        copy = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        self._inputs.append(copy)
+        return copy
+
+    def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
+        """An initializer. Equal names are not merged: the caller keeps what it wants to share."""
+        tensor = array if isinstance(array, ir.TensorProtocol) else ir.tensor(np.asarray(array))
+        value = ir.Value(
+            name=self.unique(name),
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape([d if isinstance(d, int) else None for d in tensor.shape]),
+            const_value=tensor,
+        )
+        self._initializers[value.name or ""] = value
+        return value
+
+    def op(
+        self,
+        op_type: str,
+        *inputs: ir.Value | None,
+        name: str,
+        output: str | None = None,
+        domain: str = "",
+        **attributes: Attribute,
+    ) -> ir.Value:
+        """Append a node with one output and return it. `output` defaults to the node's name."""
+        attrs = {a.name: a for a in convert_attributes(attributes)}
+        return self._append(op_type, domain, inputs, attrs, name, [output or name])[0]
+
+    def copy(
+        self,
+        node: Node,
+        inputs: Sequence[ir.Value | None],
+        outputs: Sequence[str] | None = None,
+        name: str | None = None,
+        drop: Sequence[str] = (),
+    ) -> list[ir.Value]:
+        """Append `node` as it is (same op, attributes, name) on other inputs."""
+        attrs = {k: a for k, a in node.attributes.items() if k not in drop}
+        return self._append(node.op, node.domain, inputs, attrs, name or node.name, list(outputs or node.outputs))
+
+    def _output_name(self, name: str) -> str:
+        """Outputs may take a reserved name once: that of the tensor they compute."""
+        if name in self._reserved and name not in self._names:
+            self._names.add(name)
+            return name
+        return self.unique(name) if name else ""
+
+    def build(self, outputs: Sequence[ir.Value]) -> ir.Model:
+        opsets = {"": self._opset} | {d: 1 for d in sorted(self._domains) if d}
+        graph = ir.Graph(
+            self._inputs,
+            list(outputs),
+            nodes=self._nodes,
+            initializers=list(self._initializers.values()),
+            opset_imports=opsets,
+            name=self._name,
+        )
+        return ir.Model(graph, ir_version=self._ir_version, producer_name="quantpipe")
+
+    def _append(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[ir.Value | None],
+        attributes: Mapping[str, ir.Attr],
+        name: str,
+        outputs: Sequence[str],
+    ) -> list[ir.Value]:
+        values = [ir.Value(name=self._output_name(o)) for o in outputs]
+        node = ir.Node(
+            domain,
+            op_type,
+            inputs=list(inputs),
+            attributes=list(attributes.values()),
+            outputs=values,
+            name=_unique(name, self._node_names),
+        )
+        self._nodes.append(node)
+        self._domains.add(domain)
+        return values
+
+
+def ir_dtype(name: str) -> ir.DataType:
+    """`float32` -> FLOAT and so on; 4-bit types by their ONNX names."""
+    if name in ("int4", "uint4"):
+        return ir.DataType[name.upper()]
+    return ir.DataType.from_numpy(np.dtype(name))
+
+
+def _unique(name: str, taken: set[str]) -> str:
+    candidate, number = name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    taken.add(candidate)
+    return candidate

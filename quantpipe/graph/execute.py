@@ -1,0 +1,79 @@
+"""Running models: the only place that talks to onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from quantpipe.errors import ModelError
+from quantpipe.graph.io import model_bytes
+from quantpipe.types import Samples
+
+log = logging.getLogger(__name__)
+
+Feeds = Mapping[str, NDArray[Any]]
+
+
+class Session:
+    """One loaded model.
+
+    `optimize=False` runs the nodes as written. `threads=None` uses every core.
+    """
+
+    def __init__(
+        self, model: ir.Model | bytes, *, optimize: bool = True, threads: int | None = None, where: str = "model"
+    ) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = threads or available_cores()
+        options.inter_op_num_threads = 1
+        if not optimize:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        data = model if isinstance(model, bytes) else model_bytes(model)
+        try:
+            self._session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own family of types
+            raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
+        self.inputs = tuple(i.name for i in self._session.get_inputs())
+        self.outputs = tuple(o.name for o in self._session.get_outputs())
+        self._where = where
+
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Output name -> array. Raises ModelError with onnxruntime's own reason."""
+        names = list(outputs) if outputs is not None else list(self.outputs)
+        try:
+            values = self._session.run(names, dict(feeds))
+        except Exception as error:
+            raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
+        return dict(zip(names, values, strict=True))
+
+
+def run_batches(
+    session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], extra: Feeds | None = None
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Run all samples batch by batch; `extra` feeds (parameters of a simulated graph) are the same for each."""
+    for batch in samples.batches(batch_size):
+        yield session.run({**batch.inputs, **(extra or {})}, outputs)
+
+
+def collect(
+    session: Session, samples: Samples, batch_size: int, output: str, extra: Feeds | None = None
+) -> NDArray[Any]:
+    """One output over all samples, `[N, ...]`."""
+    return np.concatenate([out[output] for out in run_batches(session, samples, batch_size, [output], extra)])
+
+
+def available_cores() -> int:
+    """Cores this process may use (containers and taskset respected)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:400]

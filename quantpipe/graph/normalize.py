@@ -1,0 +1,208 @@
+"""Cleaning a model before anything is decided about it, and checking on samples that it still computes the same.
+
+Takes a model file and a few samples; gives a `Graph` whose nodes carry the user's names, with BatchNormalization
+folded, shape arithmetic gone, MatMul + bias written as Gemm, and global average pools recognized. A clean-up that
+changes the
+outputs is not used: the original graph goes on, and a note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+import onnxslim
+from numpy.typing import NDArray
+
+from quantpipe.errors import ModelError
+from quantpipe.graph.execute import Session
+from quantpipe.graph.io import file_hash, model_proto, read_model
+from quantpipe.graph.view import Graph, view
+
+log = logging.getLogger(__name__)
+
+LEAST_OPSET = 17  # the first with LayerNormalization; everything the back ends write exists here
+TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
+Feeds = Mapping[str, NDArray[Any]]
+
+
+def load_graph(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
+    """Read, clean and measure a model.
+
+    `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`.
+    """
+    raw = read_model(path)
+    model_hash = file_hash(path, raw)
+    _name_nodes(raw)
+    original = view(raw, model_hash, str(path))
+    feeds = example(original)
+    reference = Session(raw, where=str(path)).run(feeds)
+    notes: list[str] = []
+    cleaned = raw
+    for step in (_raise_opset, _slim, _rewrite):
+        try:
+            candidate = step(cleaned)
+            worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
+        except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
+            notes.append(f"clean-up step {step.__name__.strip('_')} was skipped: {_first_line(error)}")
+            continue
+        if worst > TOLERANCE:
+            notes.append(f"clean-up step {step.__name__.strip('_')} was undone: it changed the outputs by {worst:.2g}")
+            continue
+        cleaned = candidate
+    for note in notes:
+        log.warning("%s", note)
+    _restore_names(cleaned, original)
+    _name_nodes(cleaned)
+    return _measure(view(cleaned, model_hash, str(path), tuple(notes)), feeds)
+
+
+def _raise_opset(model: ir.Model) -> ir.Model:
+    version = model.graph.opset_imports.get("", 0)
+    if version >= LEAST_OPSET:
+        return model
+    converted = onnx.version_converter.convert_version(model_proto(model), LEAST_OPSET)
+    return ir.from_proto(converted)
+
+
+def _slim(model: ir.Model) -> ir.Model:
+    with contextlib.redirect_stdout(io.StringIO()):
+        slimmed: onnx.ModelProto = onnxslim.slim(model_proto(model))
+    return ir.from_proto(slimmed)
+
+
+def _rewrite(model: ir.Model) -> ir.Model:
+    """Our own small rewrites, on a copy."""
+    copy = ir.from_proto(model_proto(model))
+    common_passes.TopologicalSortPass()(copy)
+    for node in list(copy.graph):
+        _pool_to_global(node)
+        _matmul_bias_to_gemm(copy.graph, node)
+    common_passes.RemoveUnusedNodesPass()(copy)
+    return copy
+
+
+def _pool_to_global(node: ir.Node) -> None:
+    """AveragePool whose window is the whole map, without padding, is GlobalAveragePool."""
+    if node.op_type != "AveragePool" or node.domain:
+        return
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    kernel = list(node.attributes["kernel_shape"].value)
+    pads = node.attributes.get("pads")
+    auto = node.attributes.get("auto_pad")
+    if shape is None or list(shape[2:]) != kernel or (pads and any(pads.value)):
+        return
+    if auto and auto.value not in ("NOTSET", "VALID"):
+        return
+    for name in list(node.attributes):
+        node.attributes.pop(name)
+    node.op_type = "GlobalAveragePool"
+
+
+def _matmul_bias_to_gemm(graph: ir.Graph, node: ir.Node) -> None:
+    """MatMul by a constant matrix followed by Add of a constant vector, on rank-2 data, is Gemm."""
+    if node.op_type != "MatMul" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
+        return
+    weight, output = node.inputs[1], node.outputs[0]
+    rank = len(node.inputs[0].shape) if node.inputs[0].shape is not None else 0
+    uses = list(output.uses())
+    if rank != 2 or weight.const_value is None or len(weight.const_value.shape) != 2 or len(uses) != 1:
+        return
+    if output in graph.outputs or uses[0].node.op_type != "Add":
+        return
+    add = uses[0].node
+    bias = add.inputs[1 - uses[0].idx]
+    if bias is None or bias.const_value is None or tuple(bias.const_value.shape) != (weight.const_value.shape[1],):
+        return
+    gemm = ir.Node("", "Gemm", inputs=[node.inputs[0], weight, bias], name=node.name, num_outputs=1)
+    result = add.outputs[0]
+    name, shape, dtype = result.name, result.shape, result.type
+    graph.insert_before(add, gemm)
+    result.replace_all_uses_with(gemm.outputs[0], replace_graph_outputs=True)
+    graph.remove([add, node], safe=True)
+    gemm.outputs[0].name, gemm.outputs[0].shape, gemm.outputs[0].type = name, shape, dtype
+
+
+def _restore_names(cleaned: ir.Model, original: Graph) -> None:
+    """Give nodes that a clean-up renamed the name of the user's node that does the same work.
+
+    A fused node keeps its output tensor; walking up from the original producer of that tensor, the nearest node with
+    the same op is the one the user knows (a Conv that swallowed its BatchNormalization is still that Conv).
+    """
+    for node in cleaned.graph:
+        if node.name in original.by_name:
+            continue
+        source = original.producers.get(node.outputs[0].name or "")
+        first = source
+        while source is not None and source.op != node.op_type:
+            source = next((original.producers[t] for t in source.inputs if t in original.producers), None)
+        found = source or first
+        if found is not None:
+            node.name = found.name
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Give every node a unique, non-empty name."""
+    seen: set[str] = set()
+    for number, node in enumerate(model.graph):
+        name = node.name or f"{node.op_type}_{number}"
+        while name in seen:
+            name = f"{name}_{number}"
+        node.name = name
+        seen.add(name)
+
+
+def _difference(reference: Feeds, found: Feeds) -> float:
+    """Largest output difference over the largest finite output value."""
+    worst = 0.0
+    for name, expected in reference.items():
+        if name not in found or found[name].shape != expected.shape:
+            return float("inf")
+        a, b = expected.astype(np.float64), found[name].astype(np.float64)
+        peak = float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a))) or 1.0
+        delta = np.abs(a - b)
+        worst = max(worst, float(np.max(delta, initial=0.0, where=np.isfinite(delta))) / peak)
+    return worst
+
+
+def _measure(graph: Graph, feeds: Feeds) -> Graph:
+    """Record the shape and dtype of every tensor from a run with one sample."""
+    one = {name: array[:1] for name, array in feeds.items()}
+    model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
+    values = {**one, **Session(model, where=graph.source, optimize=False).run(one)}
+    for name in graph.constant_names():
+        values[name] = graph.constant(name)
+    shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
+    dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}
+    return replace(graph, shapes=shapes, dtypes=dtypes)
+
+
+def expose(model: ir.Model, tensors: list[str]) -> ir.Model:
+    """A copy of the model with more tensors as graph outputs (those that already are stay)."""
+    proto = model_proto(model)
+    known = {o.name for o in proto.graph.output}
+    for tensor in tensors:
+        if tensor not in known:
+            proto.graph.output.append(onnx.ValueInfoProto(name=tensor))
+            known.add(tensor)
+    return ir.from_proto(proto)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+def require_float_inputs(graph: Graph) -> None:
+    """Refuse a model that has nothing to quantize because it takes no float input at all."""
+    if not any(i.dtype.startswith("float") for i in graph.inputs):
+        raise ModelError("the model has no float input", stage="model", where=graph.source)

@@ -1,0 +1,148 @@
+"""A read-only view of an ONNX graph: nodes in execution order, who makes a tensor, who reads it, what is constant.
+
+Takes an `onnx_ir.Model`; gives a frozen `Graph` that every stage reads by name. Nothing here changes a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.types import TensorInfo
+
+MS_DOMAIN = "com.microsoft"
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One node. Absent optional inputs are empty strings, as in ONNX."""
+
+    name: str
+    op: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, ir.Attr] = field(repr=False)
+    captured: tuple[str, ...] = ()
+    """Tensors of the outer graph that its sub-graphs (If, Loop, Scan) read by name."""
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """The Python value of an attribute, or `default` when the node does not set it."""
+        found = self.attributes.get(name)
+        if found is None:
+            return default
+        value = found.value
+        return list(value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """A clean model. `shapes` and `dtypes` are those of one real run with a single sample: no symbolic inference."""
+
+    model: ir.Model = field(repr=False)
+    model_hash: str
+    source: str
+    nodes: tuple[Node, ...] = field(repr=False)
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {n.name: n for n in self.nodes}
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """Tensor -> the node that makes it (graph inputs and constants have none)."""
+        return {t: n for n in self.nodes for t in n.outputs if t}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[tuple[Node, int], ...]]:
+        """Tensor -> its readers as (node, port), in execution order."""
+        found: dict[str, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for port, tensor in enumerate(node.inputs):
+                if tensor:
+                    found.setdefault(tensor, []).append((node, port))
+            for tensor in node.captured:
+                found.setdefault(tensor, []).append((node, len(node.inputs)))
+        return {t: tuple(readers) for t, readers in found.items()}
+
+    @cached_property
+    def output_names(self) -> frozenset[str]:
+        return frozenset(o.name for o in self.outputs)
+
+    def is_constant(self, tensor: str) -> bool:
+        return tensor in self.model.graph.initializers
+
+    def constant(self, tensor: str) -> NDArray[Any]:
+        """The value of an initializer (read from disk at need when the model keeps its data outside)."""
+        return np.asarray(self.constant_tensor(tensor).numpy())
+
+    def constant_tensor(self, tensor: str) -> ir.TensorProtocol:
+        """The initializer itself, without reading its data."""
+        value = self.model.graph.initializers[tensor].const_value
+        if value is None:
+            raise KeyError(tensor)
+        return value
+
+    def constant_names(self) -> Iterator[str]:
+        return iter(self.model.graph.initializers)
+
+    @property
+    def opset(self) -> int:
+        return int(self.model.graph.opset_imports[""])
+
+
+def tensor_info(value: ir.Value) -> TensorInfo:
+    """Name, shape and dtype of a graph port; symbolic and unknown axes become None."""
+    shape = tuple(d if isinstance(d, int) else None for d in value.shape) if value.shape is not None else ()
+    dtype = value.dtype.numpy().name if value.dtype is not None else "float32"
+    return TensorInfo(value.name or "", shape, dtype)
+
+
+def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] = ()) -> Graph:
+    """The view of a model whose nodes are already in execution order and named."""
+    nodes = tuple(
+        Node(
+            name=node.name or "",
+            op=node.op_type,
+            domain=node.domain,
+            inputs=tuple((v.name or "") if v is not None else "" for v in node.inputs),
+            outputs=tuple(v.name or "" for v in node.outputs),
+            attributes=dict(node.attributes),
+            captured=_captured(node),
+        )
+        for node in model.graph
+    )
+    inputs = tuple(tensor_info(v) for v in model.graph.inputs if v.name not in model.graph.initializers)
+    outputs = tuple(tensor_info(v) for v in model.graph.outputs)
+    return Graph(model, model_hash, source, nodes, inputs, outputs, notes=notes)
+
+
+def _captured(node: ir.Node) -> tuple[str, ...]:
+    """Names that the node's sub-graphs use without making them."""
+    found: dict[str, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            graphs = [attribute.value]
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            graphs = list(attribute.value)
+        else:
+            continue
+        for graph in graphs:
+            made = {v.name for v in graph.inputs} | set(graph.initializers)
+            for inner in graph:
+                names = [v.name for v in inner.inputs if v is not None and v.name] + list(_captured(inner))
+                found |= {n: None for n in names if n not in made}
+                made |= {v.name for v in inner.outputs}
+            found |= {v.name: None for v in graph.outputs if v.name and v.name not in made}
+    return tuple(found)

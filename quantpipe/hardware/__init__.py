@@ -1,0 +1,1 @@
+"""Hardware files: loading, the schemas a device can run, which nodes it takes, what they cost."""

@@ -1,0 +1,91 @@
+"""What a choice of bits costs, by four measures: bits, weight bytes, BOPs, cycles of the device.
+
+All are pure functions of (topology, graph, hardware, bits per tensor); none runs a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, prod
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import rule_of
+from quantpipe.types import HardwareSpec, Kernel, Topology
+
+Bits = Mapping[str, int]
+CostFunction = Callable[[Topology, Graph, HardwareSpec, Bits], float]
+
+FLOAT_BITS = 32
+
+
+def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Sum of the bits over all quantized edges (the RFC's measure)."""
+    groups = sum(bits[g.key] * len(g.edges) for g in topology.groups)
+    return float(groups + sum(bits[w.tensor] * len(w.edges) for w in topology.weights))
+
+
+def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Bytes of all quantized weights at their bits, in bytes (biases and scales not counted)."""
+    return sum(prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights) / 8
+
+
+def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Bit operations per sample: Σ MACs · weight bits · activation bits (float nodes count 32 x 32)."""
+    total = 0
+    for node in graph.nodes:
+        total += macs(node, graph) * _operand_bits(topology.kernel_of.get(node.name), bits)
+    return float(total)
+
+
+def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Device cycles per sample: MACs over the rate of the operands' width, plus weight bytes over the bandwidth.
+
+    Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one.
+    """
+    total = 0.0
+    for node in graph.nodes:
+        work = macs(node, graph)
+        if not work:
+            continue
+        kernel = topology.kernel_of.get(node.name)
+        if kernel is None or kernel.weight is None:
+            total += work / spec.cost.macs_per_cycle["float32"]
+            continue
+        widest = max(bits[kernel.weight], bits[topology.group_of[kernel.operands[0].tensor].key])
+        total += work * _padding(node, graph, spec.cost.channel_block) / _rate(spec, widest)
+        total += prod(graph.shapes[kernel.weight]) * bits[kernel.weight] / 8 / spec.cost.bytes_per_cycle
+    return total
+
+
+COSTS: Mapping[str, CostFunction] = {
+    "bits": bit_sum,
+    "weight_bytes": weight_bytes,
+    "bops": bops,
+    "cycles": cycles,
+}
+
+
+def macs(node: Node, graph: Graph) -> int:
+    """Multiply-accumulates of a node per sample."""
+    rule = rule_of(node)
+    return rule.macs(node, graph) if rule is not None else 0
+
+
+def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
+    if kernel is None or kernel.weight is None:
+        return FLOAT_BITS * FLOAT_BITS
+    return bits[kernel.weight] * bits.get(kernel.operands[0].tensor, FLOAT_BITS)
+
+
+def _padding(node: Node, graph: Graph, block: int) -> float:
+    """How much work alignment adds: padded channels over real ones, of both sides of the weight."""
+    shape = graph.shapes[node.inputs[1]]
+    return prod(ceil(c / block) * block / c for c in shape[:2])
+
+
+def _rate(spec: HardwareSpec, width: int) -> float:
+    rates = sorted((int(k[3:]), v) for k, v in spec.cost.macs_per_cycle.items() if k.startswith("int"))
+    for bits, rate in rates:
+        if width <= bits:
+            return rate
+    return spec.cost.macs_per_cycle["float32"]

@@ -1,0 +1,56 @@
+"""Whether a device takes a node: the `when` conditions of its signatures, evaluated on the facts of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import OpRule
+from quantpipe.types import HardwareSpec, OpSignature, Symmetry, TensorSchema
+
+Check = Callable[[int | str, str], bool]
+
+CONDITIONS: dict[str, Check] = {
+    "group": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
+    "pad_max": lambda found, allowed: int(found) <= int(allowed),
+    "window": lambda found, allowed: allowed != "power_of_two" or (int(found) & (int(found) - 1)) == 0,
+}
+"""What `when:` in a hardware file may say, each with its test (value found at the node, value written in the file)."""
+
+
+def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
+    """Why a signature does not take a node, or None."""
+    facts = rule.facts(node, graph)
+    for key, allowed in signature.when:
+        if key in facts and not CONDITIONS[key](facts[key], allowed):
+            return f"{key} is {facts[key]}, the device wants {allowed.replace('_', ' ')}"
+    return None
+
+
+def choose_signature(
+    spec: HardwareSpec, schema: TensorSchema, node: Node, graph: Graph, rule: OpRule
+) -> tuple[OpSignature | None, str]:
+    """The first integer signature that takes the node under the activation schema, or None and the reason."""
+    declared = spec.ops.get(node.op)
+    if not declared:
+        return None, f"{spec.name} does not declare {node.op}"
+    reason = f"{spec.name} runs {node.op} in float only"
+    for signature in declared:
+        if not signature.is_integer:
+            continue
+        unsigned = not signature.input(0).signed
+        if unsigned and schema.symmetry is not Symmetry.ASYMMETRIC:
+            reason = (
+                f"a {schema.symmetry} schema needs signed storage, {spec.name} runs {node.op} in {signature.input(0)}"
+            )
+            continue
+        why = refusal(signature, node, graph, rule)
+        if why is None:
+            return signature, ""
+        reason = why
+    return None, reason
+
+
+def has_float(spec: HardwareSpec, op: str) -> bool:
+    """Whether the device (or the host beside it) runs the op in float."""
+    return any(not s.is_integer for s in spec.ops.get(op, ()))

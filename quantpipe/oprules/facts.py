@@ -1,0 +1,140 @@
+"""The small per-op functions that the rows of OP_RULES are made of."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.rule import Facts
+
+INF = float("inf")
+
+
+def _input(node: Node, port: int) -> str:
+    return node.inputs[port] if port < len(node.inputs) else ""
+
+
+def conv_refuses(node: Node, graph: Graph) -> str | None:
+    if not graph.is_constant(_input(node, 1)):
+        return "its weight is computed at run time, not constant"
+    bias = _input(node, 2)
+    if bias and not graph.is_constant(bias):
+        return "its bias is computed at run time, not constant"
+    return None
+
+
+def conv_macs(node: Node, graph: Graph) -> int:
+    weight = graph.shapes[node.inputs[1]]
+    return prod(graph.shapes[node.outputs[0]]) * prod(weight[1:])
+
+
+def conv_facts(node: Node, graph: Graph) -> Facts:
+    group = int(node.attr("group", 1))
+    channels = graph.shapes[node.inputs[0]][1]
+    kind = "1" if group == 1 else "depthwise" if group == channels else "grouped"
+    return {"group": kind, "pad_max": max(node.attr("pads", [0]), default=0)}
+
+
+def gemm_refuses(node: Node, graph: Graph) -> str | None:
+    if not graph.is_constant(_input(node, 1)):
+        return "both operands are activations"
+    if node.attr("transA", 0) or node.attr("alpha", 1.0) != 1.0:
+        return "transA or alpha is set"
+    bias = _input(node, 2)
+    if not bias:
+        return None
+    if not graph.is_constant(bias) or node.attr("beta", 1.0) != 1.0:
+        return "its bias is computed at run time or scaled by beta"
+    if prod(graph.shapes[bias]) != graph.shapes[node.outputs[0]][-1]:
+        return "its bias is not one value per output channel"
+    return None
+
+
+def gemm_axis(node: Node, graph: Graph) -> int:
+    return 0 if node.attr("transB", 0) else 1
+
+
+def matmul_refuses(node: Node, graph: Graph) -> str | None:
+    weight = _input(node, 1)
+    if not graph.is_constant(weight):
+        return (
+            "both operands are activations" if not graph.is_constant(_input(node, 0)) else "its left side is constant"
+        )
+    return None if len(graph.shapes[weight]) == 2 else "its constant is not a matrix"
+
+
+def matmul_axis(node: Node, graph: Graph) -> int:
+    return 1
+
+
+def dense_macs(node: Node, graph: Graph) -> int:
+    return prod(graph.shapes[node.outputs[0]]) * graph.shapes[node.inputs[0]][-1]
+
+
+def sum_refuses(node: Node, graph: Graph) -> str | None:
+    return "it adds two constants" if all(graph.is_constant(t) for t in node.inputs) else None
+
+
+def global_count(node: Node, graph: Graph) -> int:
+    return prod(graph.shapes[node.inputs[0]][2:])
+
+
+def pool_refuses(node: Node, graph: Graph) -> str | None:
+    padded = any(node.attr("pads", [0])) or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
+    if padded and not node.attr("count_include_pad", 0):
+        return "its window counts fewer elements at the border (pads without count_include_pad)"
+    return "ceil_mode makes its border windows smaller" if node.attr("ceil_mode", 0) else None
+
+
+def pool_count(node: Node, graph: Graph) -> int:
+    return prod(node.attr("kernel_shape", [1]))
+
+
+def global_facts(node: Node, graph: Graph) -> Facts:
+    return {"window": global_count(node, graph)}
+
+
+def pool_facts(node: Node, graph: Graph) -> Facts:
+    return {"window": pool_count(node, graph), "pad_max": max(node.attr("pads", [0]), default=0)}
+
+
+def max_pool_refuses(node: Node, graph: Graph) -> str | None:
+    return "its indices are used" if len(node.outputs) > 1 and node.outputs[1] else None
+
+
+def pad_refuses(node: Node, graph: Graph) -> str | None:
+    if node.attr("mode", "constant") != "constant":
+        return None
+    value = _input(node, 2)
+    if not value:
+        return None
+    if not graph.is_constant(value) or np.any(graph.constant(value) != 0):
+        return "it pads with something else than zero"
+    return None
+
+
+def gather_refuses(node: Node, graph: Graph) -> str | None:
+    return "it looks rows up in a constant table" if graph.is_constant(_input(node, 0)) else None
+
+
+def relu_bounds(node: Node, graph: Graph) -> tuple[float, float]:
+    return 0.0, INF
+
+
+def clip_refuses(node: Node, graph: Graph) -> str | None:
+    bounds = [t for t in node.inputs[1:] if t]
+    return None if all(graph.is_constant(t) for t in bounds) else "its bounds are computed at run time"
+
+
+def clip_bounds(node: Node, graph: Graph) -> tuple[float, float]:
+    low, high = _input(node, 1), _input(node, 2)
+    return (
+        float(graph.constant(low)) if low else -INF,
+        float(graph.constant(high)) if high else INF,
+    )
+
+
+def real_valued(node: Node, graph: Graph) -> str | None:
+    return "its exponentials are computed in real numbers; no back end has an exact integer form of it"

@@ -1,0 +1,103 @@
+"""The shape of one row of OP_RULES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from quantpipe.graph.view import Graph, Node
+
+
+class Family(StrEnum):
+    """What an op does to scales.
+
+    ACCUMULATE  sums of products with a constant: result scale = s_x·s_w (per channel where s_w is)
+    SUM         operands must come to one scale
+    PRODUCT     element-wise product: result scale = s_a·s_b
+    AVERAGE     sum over a window: result scale = s_x / count
+    MOVE        moves or selects values: same scale in and out
+    CLAMP       same scale, bounded: can be swallowed by the producer's clamp
+    FIXED       range known beforehand (Softmax, Sigmoid: [0, 1]); computed in real numbers
+    """
+
+    ACCUMULATE = "accumulate"
+    SUM = "sum"
+    PRODUCT = "product"
+    AVERAGE = "average"
+    MOVE = "move"
+    CLAMP = "clamp"
+    FIXED = "fixed"
+
+
+class Winner(StrEnum):
+    """Whose range stands for a same-scale class."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+NodeText = Callable[[Node, Graph], str | None]
+NodeInt = Callable[[Node, Graph], int]
+NodeBounds = Callable[[Node, Graph], tuple[float, float]]
+Facts = dict[str, int | str]
+
+
+def never(node: Node, graph: Graph) -> str | None:
+    """No reason against."""
+    return None
+
+
+def no_macs(node: Node, graph: Graph) -> int:
+    return 0
+
+
+def unbounded(node: Node, graph: Graph) -> tuple[float, float]:
+    return float("-inf"), float("inf")
+
+
+def mean_of_window(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
+    """Multiplier of a window average, in the float32 order of a convolution with weights of 1 at scale 1/count."""
+    return np.float32(np.float32(s_x * np.float32(1 / count)) / s_y)
+
+
+def mean_of_map(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
+    """Multiplier of a global average, in the float32 order of onnxruntime's kernel: s_x / (s_y·count)."""
+    return np.float32(s_x / np.float32(s_y * np.float32(count)))
+
+
+def no_facts(node: Node, graph: Graph) -> Facts:
+    return {}
+
+
+@dataclass(frozen=True)
+class OpRule:
+    """One op.
+
+    `data`: ports that carry activations (None: every input). `refuse`: why this very node cannot run in integers
+    whatever
+    the hardware, or None. `macs`: multiply-accumulates per sample. `facts`: what `when:` in a hardware file may ask.
+    `count`: window size of an AVERAGE. `channel_axis`: output-channel axis of the weight, `output_axis`: of the
+    result. `bounds`: real limits of a
+    CLAMP.
+    """
+
+    family: Family
+    data: tuple[int, ...] | None = (0,)
+    weight: int | None = None
+    bias: int | None = None
+    winner: Winner = Winner.INPUT
+    refuse: NodeText = never
+    macs: NodeInt = no_macs
+    output_axis: int = 1
+    count: NodeInt = no_macs
+    mean: Callable[[np.float32, np.float32, int], np.float32] = mean_of_window
+    channel_axis: NodeInt = no_macs
+    bounds: NodeBounds = unbounded
+    facts: Callable[[Node, Graph], Facts] = no_facts
+
+    def data_ports(self, node: Node) -> tuple[int, ...]:
+        ports = self.data if self.data is not None else tuple(range(len(node.inputs)))
+        return tuple(p for p in ports if p < len(node.inputs) and node.inputs[p])

@@ -1,0 +1,59 @@
+"""OP_RULES: one row per op that quantpipe can run in integers. An op without a row stays in float and is listed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quantpipe.graph.view import Node
+from quantpipe.oprules import facts as f
+from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
+
+_MOVE = OpRule(Family.MOVE)
+
+OP_RULES: Mapping[str, OpRule] = {
+    "Conv": OpRule(Family.ACCUMULATE, weight=1, bias=2, refuse=f.conv_refuses, macs=f.conv_macs, facts=f.conv_facts),
+    "Gemm": OpRule(
+        Family.ACCUMULATE,
+        weight=1,
+        output_axis=-1,
+        bias=2,
+        refuse=f.gemm_refuses,
+        macs=f.dense_macs,
+        channel_axis=f.gemm_axis,
+    ),
+    "MatMul": OpRule(
+        Family.ACCUMULATE,
+        weight=1,
+        output_axis=-1,
+        refuse=f.matmul_refuses,
+        macs=f.dense_macs,
+        channel_axis=f.matmul_axis,
+    ),
+    "Add": OpRule(Family.SUM, data=None, refuse=f.sum_refuses),
+    "Mul": OpRule(Family.PRODUCT, data=None, refuse=f.sum_refuses),
+    "GlobalAveragePool": OpRule(Family.AVERAGE, count=f.global_count, mean=mean_of_map, facts=f.global_facts),
+    "AveragePool": OpRule(Family.AVERAGE, refuse=f.pool_refuses, count=f.pool_count, facts=f.pool_facts),
+    "Relu": OpRule(Family.CLAMP, bounds=f.relu_bounds),
+    "Clip": OpRule(Family.CLAMP, refuse=f.clip_refuses, bounds=f.clip_bounds),
+    "MaxPool": OpRule(Family.MOVE, refuse=f.max_pool_refuses, facts=f.pool_facts),
+    "GlobalMaxPool": _MOVE,
+    "Reshape": _MOVE,
+    "Flatten": _MOVE,
+    "Squeeze": _MOVE,
+    "Unsqueeze": _MOVE,
+    "Transpose": _MOVE,
+    "Slice": _MOVE,
+    "Gather": OpRule(Family.MOVE, refuse=f.gather_refuses),
+    "Identity": _MOVE,
+    "DepthToSpace": _MOVE,
+    "SpaceToDepth": _MOVE,
+    "Pad": OpRule(Family.MOVE, refuse=f.pad_refuses),
+    "Softmax": OpRule(Family.FIXED, refuse=f.real_valued),
+    "Sigmoid": OpRule(Family.FIXED, refuse=f.real_valued),
+    "Concat": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT),
+}
+
+
+def rule_of(node: Node) -> OpRule | None:
+    """The row of a node's op, or None for unknown ops and foreign domains."""
+    return OP_RULES.get(node.op) if node.domain in ("", "ai.onnx") else None

@@ -1,0 +1,236 @@
+"""Integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts. What an accelerator without a
+multiplier
+behind its array (VTA) can do, op by op.
+
+A right shift with rounding is (acc + 2^(n-1)) >> n, arithmetic. ONNX shifts unsigned integers only, so the
+accumulator is
+made non-negative first: asr(v, n) = ((v + 2^30) >> n) - 2^(30-n) for |v| < 2^30, in int32; larger ones go through
+int64.
+Hardware with float multipliers gets Mul and Round in float32 in place of the shift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.view import Node
+from quantpipe.oprules import Family
+from quantpipe.realize.stored import Stored
+from quantpipe.rendering import Context, Lowering
+from quantpipe.rendering import fragments as fr
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Form,
+    Kernel,
+    Move,
+    Product,
+    Quantizer,
+    Requantize,
+    RequantizeKind,
+    Sum,
+)
+
+LIFT = 30
+LIFT_WIDE = 62
+
+
+class Integer(Stored):
+    """The dialect."""
+
+    name = "integer"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Mapping[str, Lowering] = {
+            **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
+            **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.CLAMP), self._clamp),
+            **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
+        }
+
+    def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, 1 << LIFT)
+
+    def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        scale = context.plan.raw_scales[tensor]
+        axis: dict[str, Any] = {} if scale.ndim == 0 else {"axis": fr.output_axis(context.graph, tensor)}
+        parameter = self.constant(context, f"{tensor}_acc_scale", scale)
+        return context.builder.op(
+            "DequantizeLinear", value, parameter, name=f"{tensor}/dequantize", output=tensor, **axis
+        )
+
+    # --- ops --------------------------------------------------------------------------------------------------------
+
+    def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        data = kernel.operands[0].tensor
+        weight = context.plan.weights[plan.weight]
+        values = self.constant(context, f"{weight.tensor}_q", fr.matrix_weight(node, weight.values))
+        zero = self._zero(context, context.plan.quantizers[data])
+        acc = fr.integer_product(context, node, context.get(data, Form.QUANTIZED), zero, values)
+        if plan.bias is not None:
+            bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
+            parameter = self.constant(context, f"{node.name}_bias_q", bias)
+            acc = context.builder.op("Add", acc, parameter, name=f"{node.name}/bias", output=f"{node.outputs[0]}_acc")
+        if plan.output is None:
+            return acc
+        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], plan.bound)
+
+    def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Sum)  # noqa: S101
+        if plan.scale is None:
+            return self._add_free(context, node, kernel, plan)
+        terms = []
+        for number, term in enumerate(plan.terms):
+            value = self._wide(context, term.tensor, term.form, f"{node.name}/term{number}")
+            terms.append(self._shift(context, value, -term.shift, f"{node.name}/term{number}", plan.bound))
+        acc = context.builder.op("Add", *terms, name=node.name, output=f"{node.outputs[0]}_acc")
+        if plan.output is None:
+            return acc
+        return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
+
+    def _add_free(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
+        """The float32 formula of onnxruntime's QLinearAdd, op by op."""
+        b, output = context.builder, plan.output
+        assert output is not None  # noqa: S101
+        scaled = []
+        for number, term in enumerate(plan.terms):
+            name = f"{node.name}/term{number}"
+            real = b.op("Cast", context.get(term.tensor, term.form), name=f"{name}/cast", to=int(ir.DataType.FLOAT))
+            ratio = self.constant(context, f"{node.name}_ratio{number}", term.ratio)
+            scaled.append(b.op("Mul", real, ratio, name=name))
+        offset = self.constant(context, f"{node.name}_offset", fr.sum_offset(plan))
+        second = b.op("Add", scaled[1], offset, name=f"{node.name}/offset")
+        total = b.op("Add", scaled[0], second, name=node.name)
+        rounded = b.op("Round", total, name=f"{node.name}/round")
+        return self._fit(context, rounded, output, kernel.output, np.dtype(np.float32))
+
+    def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Product)  # noqa: S101
+        operands = [
+            self._wide(context, o.tensor, o.form, f"{node.name}/operand{n}") for n, o in enumerate(kernel.operands)
+        ]
+        acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
+        return self._requantize(context, plan.output, acc, kernel.output, None, 1 << 16)
+
+    def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Average)  # noqa: S101
+        b, tensor, output = context.builder, kernel.operands[0].tensor, f"{node.outputs[0]}_acc"
+        if fr.is_window(node):
+            ones, attributes = fr.window_ones(context, node)
+            weight = self.constant(context, f"{node.name}_ones", ones.astype(np.int8))
+            zero = self._zero(context, context.plan.quantizers[tensor])
+            data = context.get(tensor, Form.QUANTIZED)
+            inputs = (data, weight, zero) if zero is not None else (data, weight)
+            acc = b.op("ConvInteger", *inputs, name=node.name, output=output, **attributes)
+        else:
+            axes = self.constant(context, f"{node.name}_axes", fr.map_axes(context, node))
+            wide = self._wide(context, tensor, Form.QUANTIZED, node.name)
+            acc = b.op("ReduceSum", wide, axes, name=node.name, output=output, keepdims=1)
+        return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
+
+    def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        if kernel.form is Form.QUANTIZED:
+            return self.clamp(context, node, kernel)
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Move)  # noqa: S101
+        bounds = [
+            None if bound is None else self.constant(context, f"{node.name}_{side}", np.int32(bound))
+            for side, bound in (("low", plan.low), ("high", plan.high))
+        ]
+        value = context.get(kernel.operands[0].tensor, Form.RAW)
+        return context.builder.op("Clip", value, *bounds, name=node.name, output=fr.stored_name(kernel))
+
+    def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        if kernel.form is Form.QUANTIZED:
+            return self.move(context, node, kernel)
+        # onnxruntime pools no int32; float64 holds every int32, so the detour changes nothing.
+        inputs = fr.moved(context, node, kernel)
+        inputs[0] = context.builder.op("Cast", inputs[0], name=f"{node.name}/double", to=int(ir.DataType.DOUBLE))
+        moved = context.builder.copy(node, inputs, [f"{kernel.output}_double"])[0]
+        return context.builder.op(
+            "Cast", moved, name=f"{node.name}/int32", output=fr.stored_name(kernel), to=int(ir.DataType.INT32)
+        )
+
+    # --- arithmetic -------------------------------------------------------------------------------------------------
+
+    def _requantize(
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None, bound: int
+    ) -> ir.Value:
+        """int32 accumulator -> stored; `layout` is the tensor whose channels a per-channel multiplier follows."""
+        b = context.builder
+        if r.kind is RequantizeKind.SHIFT:
+            shifted = self._shift(context, acc, r.shift, tensor, bound)
+            return self._fit(context, shifted, r, tensor, np.dtype(np.int32))
+        real = b.op("Cast", acc, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
+        multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
+        scaled = b.op("Mul", real, self.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
+        zero = self.constant(context, f"{tensor}_zero", np.float32(r.zero_point))
+        if r.zero_first:
+            rounded = b.op("Round", b.op("Add", scaled, zero, name=f"{tensor}/zero"), name=f"{tensor}/round")
+        else:
+            rounded = b.op("Add", b.op("Round", scaled, name=f"{tensor}/round"), zero, name=f"{tensor}/zero")
+        return self._fit(context, rounded, r, tensor, np.dtype(np.float32))
+
+    def _fit(
+        self, context: Context, value: ir.Value, r: Requantize, tensor: str, dtype: np.dtype[np.int32 | np.float32]
+    ) -> ir.Value:
+        """Clip into the bounds, then narrow: the device's own narrowing may wrap, after the clip it cannot."""
+        bounds = [
+            self.constant(context, f"{tensor}_{side}_{dtype.name}", np.asarray(bound, dtype))
+            for side, bound in (("low", r.low), ("high", r.high))
+        ]
+        clipped = context.builder.op("Clip", value, *bounds, name=f"{tensor}/clip")
+        stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
+        return context.builder.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
+
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, bound: int) -> ir.Value:
+        """(v + 2^(shift-1)) >> shift on int32; shift < 0 shifts left; 0 is nothing."""
+        b = context.builder
+        if shift == 0:
+            return value
+        if shift < 0:
+            bits = b.op("Cast", value, name=f"{name}/bits", to=int(ir.DataType.UINT32))
+            amount = self.constant(context, f"shift_{-shift}", np.uint32(-shift))
+            left = b.op("BitShift", bits, amount, name=f"{name}/shift_left", direction="LEFT")
+            return b.op("Cast", left, name=f"{name}/shifted", to=int(ir.DataType.INT32))
+        wide = shift > LIFT or bound + (1 << (shift - 1)) >= 1 << LIFT
+        lift, signed, unsigned = (LIFT_WIDE, np.int64, np.uint64) if wide else (LIFT, np.int32, np.uint32)
+        if wide:
+            value = b.op("Cast", value, name=f"{name}/wide", to=int(ir.DataType.INT64))
+        raised = signed((1 << lift) + (1 << (shift - 1)))
+        up = b.op("Add", value, self.constant(context, f"lift_{shift}_{lift}", raised), name=f"{name}/round")
+        bits = b.op("Cast", up, name=f"{name}/bits", to=int(ir_dtype(np.dtype(unsigned).name)))
+        amount = self.constant(context, f"shift_{shift}_{lift}", unsigned(shift))
+        right = b.op("BitShift", bits, amount, name=f"{name}/shift_right", direction="RIGHT")
+        back = b.op("Cast", right, name=f"{name}/signed", to=int(ir_dtype(np.dtype(signed).name)))
+        down = signed(-(1 << (lift - shift)))
+        result = b.op("Add", back, self.constant(context, f"lower_{shift}_{lift}", down), name=f"{name}/shifted")
+        return b.op("Cast", result, name=f"{name}/int32", to=int(ir.DataType.INT32)) if wide else result
+
+    def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
+        """A stored tensor as int32 q - z; an accumulator as it is."""
+        value = context.get(tensor, form)
+        if form is Form.RAW:
+            return value
+        wide = context.builder.op("Cast", value, name=f"{name}/int32", to=int(ir.DataType.INT32))
+        zero_point = context.plan.quantizers[tensor].zero_point
+        if not zero_point:
+            return wide
+        zero = self.constant(context, f"{tensor}_zero_int32", np.int32(zero_point))
+        return context.builder.op("Sub", wide, zero, name=f"{name}/centred")
+
+    def _zero(self, context: Context, q: Quantizer) -> ir.Value | None:
+        return self.grid(context, q)[1] if q.zero_point else None

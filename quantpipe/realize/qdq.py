@@ -1,0 +1,142 @@
+"""QDQ form: float ops between DequantizeLinear and QuantizeLinear, which onnxruntime fuses into integer kernels at
+load.
+
+Swallowed clamps disappear: the bounds of the stored type do their work, or a clip on the stored integers where those
+are
+wider (a float clamp would block the fusion). Biases are int32 at s_x·s_w.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.view import Node
+from quantpipe.oprules import Family
+from quantpipe.realize.stored import Stored
+from quantpipe.rendering import Context, Lowering
+from quantpipe.rendering import fragments as fr
+from quantpipe.types import Accumulate, Average, Form, Kernel, Requantize, Sum
+
+
+class Qdq(Stored):
+    """The dialect. It needs float multipliers: the fused kernels requantize in float32."""
+
+    name = "qdq"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Mapping[str, Lowering] = {
+            **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
+            **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
+        }
+
+    def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        raise _no_accumulators(tensor)
+
+    def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        return value  # the accumulator of this form is the real result itself
+
+    def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        inputs = [context.get(kernel.operands[0].tensor, Form.FLOAT), self._real_weight(context, plan)]
+        if plan.bias is not None:
+            inputs.append(self._real_bias(context, node, plan))
+        if plan.output is None:
+            return context.builder.copy(node, inputs, [kernel.output])[0]
+        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        return self._finish(context, kernel, real, plan.output)
+
+    def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        output = getattr(plan, "output", None)
+        if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
+            raise _no_accumulators(node.name)
+        inputs = [self._real(context, o.tensor) for o in kernel.operands]
+        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        return self._finish(context, kernel, real, output)
+
+    def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """A window average is a convolution with weights of 1 at scale 1/count: exact, and faster than the pool
+        kernel."""
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Average)  # noqa: S101
+        data = context.get(kernel.operands[0].tensor, Form.FLOAT)
+        if not fr.is_window(node):
+            real = context.builder.copy(node, [data], [node.outputs[0]])[0]
+            return self._finish(context, kernel, real, plan.output)
+        ones, attributes = fr.window_ones(context, node)
+        weight = context.builder.op(
+            "DequantizeLinear",
+            self.constant(context, f"{node.name}_ones", ones.astype(np.int8)),
+            self.constant(context, f"{node.name}_ones_scale", np.float32(1 / plan.count)),
+            self.constant(context, "weight_zero_point", np.int8(0)),
+            name=f"{node.name}/ones",
+        )
+        real = context.builder.op("Conv", data, weight, name=node.name, output=node.outputs[0], **attributes)
+        return self._finish(context, kernel, real, plan.output)
+
+    def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        inputs = [
+            self._real(context, t) if p in {o.port for o in kernel.operands} else context.real(t)
+            for p, t in enumerate(node.inputs)
+        ]
+        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        q = context.plan.quantizers[kernel.output]
+        # Values only moved: they are inside their bits already, so the full storage bounds are enough.
+        return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
+
+    def _finish(self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize) -> ir.Value:
+        return self.store(context, real, context.plan.quantizers[kernel.output], output.low, output.high)
+
+    def _real(self, context: Context, tensor: str) -> ir.Value:
+        """A data operand behind DequantizeLinear, also when it is a constant."""
+        if not context.graph.is_constant(tensor):
+            return context.get(tensor, Form.FLOAT)
+        stored = context.get(tensor, Form.QUANTIZED)
+        q = context.plan.quantizers[tensor]
+        return context.builder.op(
+            "DequantizeLinear", stored, *self.grid(context, q), name=f"{tensor}/dequantize", output=f"{tensor}_real"
+        )
+
+    def _real_weight(self, context: Context, plan: Accumulate) -> ir.Value:
+        weight = context.plan.weights[plan.weight]
+        zero = np.zeros(weight.scale.shape, weight.dtype.numpy)
+        axis: dict[str, Any] = {} if weight.axis is None else {"axis": weight.axis}
+        return context.builder.op(
+            "DequantizeLinear",
+            self.constant(context, f"{weight.tensor}_q", weight.values),
+            self.constant(context, f"{weight.tensor}_scale", weight.scale),
+            self.constant(context, f"{weight.tensor}_zero_point", zero),
+            name=f"{plan.node}/weight",
+            **axis,
+        )
+
+    def _real_bias(self, context: Context, node: Node, plan: Accumulate) -> ir.Value:
+        assert plan.bias is not None  # noqa: S101
+        axis: dict[str, Any] = {} if plan.acc_scale.ndim == 0 else {"axis": 0}
+        return context.builder.op(
+            "DequantizeLinear",
+            self.constant(context, f"{node.name}_bias_q", plan.bias.astype(np.int32)),
+            self.constant(context, f"{node.name}_bias_scale", plan.acc_scale),
+            self.constant(context, f"{node.name}_bias_zero_point", np.zeros(plan.acc_scale.shape, np.int32)),
+            name=f"{node.name}/bias",
+            **axis,
+        )
+
+
+def _no_accumulators(where: str) -> HardwareError:
+    return HardwareError(
+        "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
+        "use realize=integer",
+        stage="realize",
+        where=where,
+    )

@@ -1,0 +1,88 @@
+"""What the realized forms share: tensors are stored in integers, quantized at the entry and dequantized at the exit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Node
+from quantpipe.rendering import Context
+from quantpipe.rendering import fragments as fr
+from quantpipe.types import Form, Kernel, Move, Quantizer
+
+
+class Stored:
+    """Conversions and data movement on stored integers; a base for the dialects."""
+
+    def __init__(self) -> None:
+        self._constants: dict[str, ir.Value] = {}
+
+    def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        q = context.plan.quantizers[tensor]
+        return self.store(context, value, q, q.qmin, q.qmax)
+
+    def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        q = context.plan.quantizers[tensor]
+        return context.builder.op(
+            "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor
+        )
+
+    def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
+
+    def grid(self, context: Context, q: Quantizer) -> tuple[ir.Value, ir.Value]:
+        """Scale and zero point of a stored tensor, as constants."""
+        zero = np.asarray(q.zero_point, q.dtype.numpy)
+        return (
+            self.constant(context, f"{q.tensor}_scale", q.scale),
+            self.constant(context, f"{q.tensor}_zero_point", zero),
+        )
+
+    def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, high: int) -> ir.Value:
+        """QuantizeLinear, then a clip in integers where the bits or a swallowed clamp are tighter than the storage."""
+        tight = low > q.dtype.qmin or high < q.dtype.qmax
+        output = f"{q.tensor}_wide" if tight else f"{q.tensor}_q"
+        stored = context.builder.op(
+            "QuantizeLinear", value, *self.grid(context, q), name=f"{q.tensor}/quantize", output=output
+        )
+        return self.clip(context, stored, q, low, high) if tight else stored
+
+    def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, high: int) -> ir.Value:
+        bounds = [
+            self.constant(context, f"{q.tensor}_{side}", np.asarray(bound, q.dtype.numpy))
+            for side, bound in (("low", low), ("high", high))
+        ]
+        return context.builder.op("Clip", stored, *bounds, name=f"{q.tensor}/clip", output=f"{q.tensor}_q")
+
+    def move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """The op itself, on stored integers; a pad value of zero becomes the zero point."""
+        inputs = fr.moved(context, node, kernel)
+        if node.op in PADS and node.attr("mode", "constant") == "constant":
+            q = context.plan.quantizers[kernel.output]
+            while len(inputs) < 3:
+                inputs.append(None)
+            inputs[2] = self.grid(context, q)[1]
+        return context.builder.copy(node, inputs, [fr.stored_name(kernel)])[0]
+
+    def clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """Relu or Clip that no producer swallowed: a clip on stored integers."""
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Move)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        q = context.plan.quantizers[kernel.output]
+        stored = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
+        low = q.qmin if plan.low is None else plan.low
+        high = q.qmax if plan.high is None else plan.high
+        return self.clip(context, stored, q, low, high)
+
+    def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
+        """An initializer, written once per name."""
+        if name not in self._constants:
+            self._constants[name] = context.builder.constant(name, np.asarray(array))
+        return self._constants[name]
+
+
+PADS = frozenset({"Pad"})
+"""Ops that bring in a constant of their own, which must be the zero point in stored form."""

@@ -1,0 +1,90 @@
+"""Pieces of graph that more than one output form writes, and the layout of per-channel numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import OP_RULES, Family, rule_of
+from quantpipe.rendering.walk import Context
+from quantpipe.types import Form, Kernel, Sum
+
+Array = NDArray[Any]
+
+
+def ops_of(*families: Family) -> tuple[str, ...]:
+    """Op types of OP_RULES by family: what a dialect's table joins with."""
+    return tuple(op for op, rule in OP_RULES.items() if rule.family in families)
+
+
+def output_axis(graph: Graph, tensor: str) -> int:
+    """Channel axis of a tensor that a node with per-channel weights makes."""
+    node = graph.producers.get(tensor)
+    rule = rule_of(node) if node is not None else None
+    return rule.output_axis if rule is not None else 1
+
+
+def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
+    """Per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
+    if values.ndim == 0:
+        return values
+    shape = [1] * len(graph.shapes[tensor])
+    shape[output_axis(graph, tensor)] = -1
+    return values.reshape(shape)
+
+
+def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]:
+    """Inputs of a same-scale op: data in the kernel's form, everything else (shapes, axes, …) as it is."""
+    forms = {o.port: o.form for o in kernel.operands}
+    return [context.get(t, forms[p]) if p in forms else context.real(t) for p, t in enumerate(node.inputs)]
+
+
+def matrix_weight(node: Node, values: Array) -> Array:
+    """A dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
+    return np.ascontiguousarray(values.T) if values.ndim == 2 and node.attr("transB", 0) else values
+
+
+def integer_product(context: Context, node: Node, data: ir.Value, zero: ir.Value | None, weight: ir.Value) -> ir.Value:
+    """The int32 accumulator of Conv, Gemm or MatMul without bias; weights have zero point 0."""
+    name, output = node.name, f"{node.outputs[0]}_product"
+    inputs = (data, weight, zero) if zero is not None else (data, weight)
+    if len(context.graph.shapes[node.inputs[1]]) == 2:
+        return context.builder.op("MatMulInteger", *inputs, name=name, output=output)
+    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    attributes = {k: node.attr(k) for k in kept if k in node.attributes}
+    return context.builder.op("ConvInteger", *inputs, name=name, output=output, **attributes)
+
+
+def window_ones(context: Context, node: Node) -> tuple[Array, dict[str, Any]]:
+    """A window sum as a depthwise convolution: weights of one `[C, 1, kh, kw]` and its attributes."""
+    channels = context.graph.shapes[node.inputs[0]][1]
+    kernel = node.attr("kernel_shape")
+    attributes = {k: node.attr(k) for k in ("strides", "pads", "dilations", "auto_pad") if k in node.attributes}
+    return np.ones((channels, 1, *kernel)), {"group": channels, "kernel_shape": kernel, **attributes}
+
+
+def is_window(node: Node) -> bool:
+    """Whether an average runs over a sliding window (else over the whole map)."""
+    return "kernel_shape" in node.attributes
+
+
+def map_axes(context: Context, node: Node) -> Array:
+    """The spatial axes of a global average."""
+    return np.arange(2, len(context.graph.shapes[node.inputs[0]]), dtype=np.int64)
+
+
+def sum_offset(plan: Sum) -> np.float32:
+    """z_y - (z_a·r_a + z_b·r_b) in onnxruntime's float32 order."""
+    a, b = plan.terms
+    output = plan.output
+    zero = np.float32(output.zero_point if output is not None else 0)
+    return np.float32(zero - np.float32(np.float32(a.zero_point) * a.ratio + np.float32(b.zero_point) * b.ratio))
+
+
+def stored_name(kernel: Kernel) -> str:
+    """Name of the value that carries a kernel's result."""
+    return f"{kernel.output}_q" if kernel.form is Form.QUANTIZED else f"{kernel.output}_acc"

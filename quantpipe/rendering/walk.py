@@ -1,0 +1,150 @@
+"""From a plan to an ONNX graph: one walk over the float graph, shared by the simulated and all realized forms.
+
+The walk keeps every tensor in the forms its readers want (real, stored integers, accumulator) and asks a `Dialect`
+how each
+op and each conversion is written. Dialects are tables: op type -> function. They read numbers from the plan and add
+none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import onnx_ir as ir
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.build import GraphBuilder
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import Form, Kernel, QuantPlan, Topology
+
+OPSET = 17
+IR_VERSION = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`."""
+
+    model: ir.Model = field(repr=False)
+    integers: Mapping[str, str]
+
+
+class Dialect(Protocol):
+    """How one output form writes things. Every method appends nodes to `context.builder` and returns the result."""
+
+    name: str
+    ops: Mapping[str, Lowering]
+
+    def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Real -> stored."""
+        ...
+
+    def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Stored -> real; the result must be named `tensor`."""
+        ...
+
+    def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Accumulator -> stored."""
+        ...
+
+    def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Accumulator -> real; the result must be named `tensor`."""
+        ...
+
+    def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        """A constant that is read as data, in stored form."""
+        ...
+
+
+class Context:
+    """What a lowering sees: the graph, the plan, the builder, and every tensor in the form it asks for."""
+
+    def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> None:
+        names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs}
+        self.graph, self.topology, self.plan = graph, topology, plan
+        self.builder = GraphBuilder(f"{dialect.name}", max(OPSET, graph.opset), IR_VERSION, names)
+        self._dialect = dialect
+        self._values: dict[tuple[str, Form], ir.Value] = {}
+
+    def set(self, tensor: str, form: Form, value: ir.Value) -> None:
+        self._values[tensor, form] = value
+
+    def get(self, tensor: str, form: Form) -> ir.Value:
+        """The tensor in a form, converted (once) when it exists in another one only."""
+        found = self._values.get((tensor, form))
+        if found is None:
+            found = self._convert(tensor, form)
+            self._values[tensor, form] = found
+        return found
+
+    def real(self, tensor: str) -> ir.Value | None:
+        """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
+        return self.get(tensor, Form.FLOAT) if tensor else None
+
+    def stored(self) -> dict[str, str]:
+        """Tensor -> name of the value that holds its integers, for every tensor that has any."""
+        found: dict[str, str] = {}
+        for (tensor, form), value in self._values.items():
+            if form is not Form.FLOAT and not self.graph.is_constant(tensor):
+                found[tensor if form is Form.QUANTIZED else f"{tensor} (accumulator)"] = value.name or ""
+        return found
+
+    def _convert(self, tensor: str, form: Form) -> ir.Value:
+        has = {f for f in Form if (tensor, f) in self._values}
+        if self.graph.is_constant(tensor):
+            if form is Form.QUANTIZED:
+                return self._dialect.stored_constant(self, tensor)
+            return self.builder.constant(tensor, self.graph.constant_tensor(tensor))
+        if form is Form.FLOAT and Form.RAW in has:
+            return self._dialect.widen(self, tensor, self._values[tensor, Form.RAW])
+        if form is Form.FLOAT and Form.QUANTIZED in has:
+            return self._dialect.dequantize(self, tensor, self._values[tensor, Form.QUANTIZED])
+        if form is Form.QUANTIZED and Form.RAW in has:
+            return self._dialect.narrow(self, tensor, self._values[tensor, Form.RAW])
+        if form is Form.QUANTIZED and Form.FLOAT in has:
+            return self._dialect.quantize(self, tensor, self._values[tensor, Form.FLOAT])
+        raise KeyError(f"{tensor} does not exist as {form}")
+
+
+Lowering = Callable[[Context, Node, Kernel], ir.Value]
+"""Writes one kernel; returns its output in `kernel.form`."""
+
+
+def render(graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> Rendered:
+    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for."""
+    context = Context(graph, topology, plan, dialect)
+    for value in graph.model.graph.inputs:
+        if value.name and not graph.is_constant(value.name):
+            context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
+    for node in graph.nodes:
+        kernel = topology.kernel_of.get(node.name)
+        if kernel is not None:
+            lowering = dialect.ops.get(node.op)
+            if lowering is None:
+                raise HardwareError(
+                    f"the {dialect.name} form has no way to write {node.op}; keep it in float with "
+                    f"annotate.float_ops=[{node.op}] or choose another realize",
+                    stage="realize",
+                    where=node.name,
+                )
+            context.set(kernel.output, kernel.form, lowering(context, node, kernel))
+        elif node.name not in topology.swallowed:
+            _copy_float(context, node)
+    outputs = []
+    for info in graph.outputs:
+        value = context.get(info.name, Form.FLOAT)
+        original = next(v for v in graph.model.graph.outputs if v.name == info.name)
+        value.type, value.shape = original.type, original.shape
+        outputs.append(value)
+    return Rendered(context.builder.build(outputs), context.stored())
+
+
+def _copy_float(context: Context, node: Node) -> None:
+    for tensor in node.captured:
+        context.get(tensor, Form.FLOAT)  # sub-graphs read outer tensors by name, so these must exist in real form
+    results = context.builder.copy(node, [context.real(t) for t in node.inputs])
+    for name, value in zip(node.outputs, results, strict=True):
+        if name:
+            context.set(name, Form.FLOAT, value)

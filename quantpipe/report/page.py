@@ -1,0 +1,87 @@
+"""The report as one self-contained HTML page: no script, nothing from the network, readable in ten years."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from quantpipe.report import text
+from quantpipe.report.plot import best_so_far
+
+_SHOWN_ROWS = 40
+
+
+def render_html(report: Mapping[str, Any]) -> str:
+    """The page of a report.json dict. Keys may be missing and values None: the page then shows a dash."""
+    tone, sentence = text.verdict(report.get("agreement"))
+    metrics = report.get("metrics") or {}
+    columns = [name for name in ("float", "simulated", "realized") if isinstance(metrics, Mapping)]
+    return _template().render(
+        r=report,
+        run={key: value for key, value in (report.get("run") or {}).items() if value is not None},
+        metrics={name: metrics.get(name) or {} for name in columns},
+        labelled=any((metrics.get(name) or {}).get("top1") is not None for name in columns),
+        tone=tone,
+        sentence=sentence,
+        plot=best_so_far((report.get("search") or {}).get("trace")),
+        layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
+        choices=_rows(report.get("choices")),
+        float_nodes=_rows(report.get("float_nodes")),
+        rescales=_rows(report.get("rescales")),
+        rectified=_rows(report.get("rectified")),
+        warnings=[str(item) for item in report.get("warnings") or ()],
+        shown=_SHOWN_ROWS,
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": text.number,
+        "percent": text.percent,
+        "decibel": text.decibel,
+        "size": text.size,
+        "seconds": text.seconds,
+        "milliseconds": text.milliseconds,
+        "cell": _cell,
+        "columns": _columns,
+    }
+    environment.globals["times"] = text.times
+    return environment.get_template("report.html.j2")
+
+
+def _rows(items: Any) -> list[dict[str, Any]]:
+    """A list of mappings; what is no mapping becomes the one column `what`."""
+    return [dict(item) if isinstance(item, Mapping) else {"what": item} for item in items or ()]
+
+
+def _by_sqnr(layer: Mapping[str, Any]) -> tuple[bool, float]:
+    """Worst first; what has no value last."""
+    value = layer.get("sqnr_db")
+    missing = not isinstance(value, int | float)
+    return missing, 0.0 if missing else float(value)
+
+
+def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The keys of all rows, in order of first appearance."""
+    return list(dict.fromkeys(key for row in rows for key in row))
+
+
+def _cell(value: Any) -> str:
+    """A value of unknown kind: numbers shortened, lists joined."""
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(item) for item in value[:8]) + (f", … ({len(value)})" if len(value) > 8 else "")
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_cell(item)}" for key, item in value.items())
+    return text.number(value)

@@ -1,0 +1,65 @@
+"""The report's headline as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from quantpipe.report import text
+
+_TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
+
+
+def summary_table(report: Mapping[str, Any]) -> Table:
+    """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency. Tolerates missing keys."""
+    tone, sentence = text.verdict(report.get("agreement"))
+    # Text, not str: names may hold what rich would read as markup.
+    table = Table(title=Text(_title(report)), caption=Text(sentence, style=_TONES[tone]), caption_justify="left")
+    table.add_column("")
+    for name in ("float", "simulated", "realized"):
+        table.add_column(name, justify="right")
+    metrics = [_part(report.get("metrics"), name) for name in ("float", "simulated", "realized")]
+    if all(column.get("top1") is None for column in metrics):
+        _add(table, "top-1 accuracy", "no labels", "", "")
+    else:
+        _add(table, "top-1 accuracy", *(text.percent(column.get("top1")) for column in metrics))
+    _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
+    _add(table, "SQNR to float", *(text.decibel(column.get("sqnr_db")) for column in metrics))
+    table.add_section()
+    model, latency = _part(report, "model"), _part(report, "latency")
+    _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))
+    _add(table, "mean bits, weights / activations", "32 / 32", "", _bits(model))
+    _add(table, "bit operations (BOPs)", "", "", text.number(model.get("bops")))
+    _add(table, "nodes, integer / float", "", "", _nodes(model))
+    if latency:
+        pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
+        _add(table, "latency, batch 1", next(pair), "", next(pair))
+    return table
+
+
+def _add(table: Table, *cells: str) -> None:
+    table.add_row(*(Text(cell) for cell in cells))
+
+
+def _title(report: Mapping[str, Any]) -> str:
+    run = _part(report, "run")
+    shown = [
+        str(run[key]) for key in ("model", "hardware", "schema", "threshold", "search") if run.get(key) is not None
+    ]
+    return " · ".join(shown) or "quantpipe"
+
+
+def _bits(model: Mapping[str, Any]) -> str:
+    return f"{text.number(model.get('mean_weight_bits'), 3)} / {text.number(model.get('mean_activation_bits'), 3)}"
+
+
+def _nodes(model: Mapping[str, Any]) -> str:
+    return f"{text.number(model.get('integer_nodes'))} / {text.number(model.get('float_nodes'))}"
+
+
+def _part(mapping: Any, key: str) -> Mapping[str, Any]:
+    part = mapping.get(key) if isinstance(mapping, Mapping) else None
+    return part if isinstance(part, Mapping) else {}

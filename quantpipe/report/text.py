@@ -1,0 +1,87 @@
+"""Numbers as people read them. Whatever is missing is a dash; whatever is no number is shown as it is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+DASH = "–"
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """Four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07."""
+    if not _is_number(value):
+        return _other(value)
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
+        return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.3e}"
+    if abs(value) >= 10**digits:
+        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3e}"
+    return f"{value:.{digits}g}"
+
+
+def percent(value: Any) -> str:
+    """A share between 0 and 1: 0.9722 is 97.22 %."""
+    return f"{100 * value:.2f} %" if _is_number(value) else _other(value)
+
+
+def decibel(value: Any) -> str:
+    return f"{value:.1f} dB" if _is_number(value) else _other(value)
+
+
+def size(value: Any) -> str:
+    """Bytes in the greatest fitting unit (powers of 1000)."""
+    if not _is_number(value):
+        return _other(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def seconds(value: Any) -> str:
+    if not _is_number(value):
+        return _other(value)
+    if value < 120:
+        return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def milliseconds(value: Any) -> str:
+    return f"{value:.3g} ms" if _is_number(value) else _other(value)
+
+
+def times(value: Any, base: Any, less: str, more: str) -> str:
+    """How many times `value` is less or more than `base`: "3.9x smaller"."""
+    if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:
+        return DASH
+    factor = base / value
+    if 0.995 < factor < 1.005:
+        return "the same"
+    return f"{factor:.2f}× {less}" if factor > 1 else f"{1 / factor:.2f}× {more}"
+
+
+def verdict(agreement: Any) -> tuple[str, str]:
+    """How simulated and realized model agree: ("good" | "bad" | "open", one sentence)."""
+    found = agreement if isinstance(agreement, dict) else {}
+    elements, differing = found.get("elements"), found.get("differing")
+    if not _is_number(differing):
+        return "open", "Simulated and realized model were not compared"
+    if not elements and not differing:
+        return "open", "No integer element to compare"
+    sentence = f"{number(differing)} of {number(elements)} elements differ between the simulated and the realized model"
+    if not differing:
+        return "good", sentence
+    where = f", first in {found['first_tensor']}" if found.get("first_tensor") else ""
+    by = f", by at most {number(found['max_lsb'])} integer steps" if _is_number(found.get("max_lsb")) else ""
+    return "bad", sentence + where + by
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _other(value: Any) -> str:
+    # jinja2's undefined values print as nothing, and mean the same as None here.
+    return DASH if value is None or str(value) == "" else str(value)

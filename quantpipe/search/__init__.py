@@ -1,0 +1,36 @@
+"""Search over points and scores: a budgeted, logged, resumable evaluator and one small file per algorithm.
+
+Nothing here knows what a point means; the caller gives a `ChoiceSpace` and a function that measures points.
+"""
+
+from quantpipe.search.algorithm import Algorithm, Evaluate, Measure
+from quantpipe.search.annealing import Annealing
+from quantpipe.search.evaluator import Evaluator
+from quantpipe.search.greedy import Greedy
+from quantpipe.search.log import JsonlLog, TrialLog
+from quantpipe.search.objective import CostKind, Form, Metric, Objective
+from quantpipe.search.origin import search_origin
+from quantpipe.search.random_search import RandomSearch
+from quantpipe.search.run import SearchResult, Stopped, run_search
+from quantpipe.search.uniform import Uniform
+
+__all__ = [
+    "Algorithm",
+    "Annealing",
+    "CostKind",
+    "Evaluate",
+    "Evaluator",
+    "Form",
+    "Greedy",
+    "JsonlLog",
+    "Measure",
+    "Metric",
+    "Objective",
+    "RandomSearch",
+    "SearchResult",
+    "Stopped",
+    "TrialLog",
+    "Uniform",
+    "run_search",
+    "search_origin",
+]

@@ -1,0 +1,59 @@
+"""Simulated annealing with the schedule of HAGO.
+
+`search.py` of ZihengJiang/tvm-hago, the code of the RFC: T from 0.5 to 5e-4, T *= 0.99 per step (688 steps); a
+neighbour changes 10 % of the dimensions by uniform {-2..2}, clamped; a worse one is accepted with probability
+exp(-(increase) / T). Here the energy is `Objective.energy`, which counts cost as well as value, and the walk starts at
+the most precise point instead of a random one, so that the least budget has a safe answer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.objective import Objective
+from quantpipe.search.options import real, whole
+from quantpipe.types import ChoiceSpace, Point
+
+
+@dataclass(frozen=True)
+class Annealing:
+    """One walk. `share` of the choices (at least one) move by up to `reach` options per step."""
+
+    start_temperature: float = 0.5
+    end_temperature: float = 5e-4
+    cooling: float = 0.99
+    share: float = 0.1
+    reach: int = 2
+
+    def __post_init__(self) -> None:
+        real("search.algorithm.start_temperature", self.start_temperature, above=0.0)
+        real("search.algorithm.end_temperature", self.end_temperature, above=0.0)
+        real("search.algorithm.cooling", self.cooling, above=0.0, most=0.9999)
+        real("search.algorithm.share", self.share, above=0.0, most=1.0)
+        whole("search.algorithm.reach", self.reach, least=1)
+
+    def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        point = space.start
+        (start,) = evaluate([point])
+        energy = objective.energy(start, start)
+        temperature = self.start_temperature
+        while temperature > self.end_temperature and space.size > 1:
+            neighbour = self._neighbour(space, point, rng)
+            (score,) = evaluate([neighbour])
+            attempt = objective.energy(score, start)
+            if attempt <= energy or rng.random() < math.exp((energy - attempt) / temperature):
+                point, energy = neighbour, attempt
+            temperature *= self.cooling
+
+    def _neighbour(self, space: ChoiceSpace, point: Point, rng: np.random.Generator) -> Point:
+        """May be the point itself: that step only cools, as in HAGO."""
+        moved = list(point)
+        count = max(1, int(self.share * len(space)))
+        for choice in rng.choice(len(space), size=count, replace=False).tolist():
+            step = int(rng.integers(-self.reach, self.reach + 1))
+            moved[choice] = min(max(moved[choice] + step, 0), len(space.choices[choice].options) - 1)
+        return tuple(moved)

@@ -1,0 +1,107 @@
+"""Greedy squash: lower one choice after the other while the result stays good enough.
+
+The search of the HAGO RFC (`greedy_squash`: start at the most bits, lower the current dimension while little is lost,
+else go on to the next, wrap around, stop after a full fruitless round), in an order taken from measured
+sensitivities: what loses least per saved cost is lowered first, as single losses predict the joint loss well (recovery
+trials: Spearman 0.75 to 0.98 between their sum and the joint loss).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.objective import Form, Objective
+from quantpipe.search.options import member
+from quantpipe.types import ChoiceSpace, Point, Score
+
+
+class Order(StrEnum):
+    """In which order choices are lowered: least loss per saved cost first (one more batch), or the space's own."""
+
+    SENSITIVITY = "sensitivity"
+    TOPOLOGICAL = "topological"
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Walks down from the most precise point, one choice by one option at a time.
+
+    Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
+    that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits.
+    A choice whose lowering saved nothing is not tried again: precision is never given away for nothing.
+    """
+
+    order: Order = Order.SENSITIVITY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", member("search.algorithm.order", self.order, Order))
+
+    def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        (start,) = evaluate([space.start])
+        if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+            self._while_it_holds(space, evaluate, objective, start)
+        elif not objective.feasible(start):
+            self._until_it_fits(space, evaluate, objective, start)
+
+    def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
+        point, score = space.start, start
+        ranks = self._ranks(space, evaluate, start)
+        turns = deque(sorted(ranks, key=ranks.__getitem__))
+        fruitless = 0
+        while fruitless < len(turns):
+            choice = turns.popleft()
+            while (lower := _lowered(space, point, choice)) is not None:
+                (attempt,) = evaluate([lower])
+                if attempt.cost >= score.cost:
+                    break
+                if not objective.better(attempt, score):
+                    turns.append(choice)
+                    fruitless += 1
+                    break
+                point, score, fruitless = lower, attempt, 0
+
+    def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
+        point, score = space.start, start
+        ranks = self._ranks(space, evaluate, start)
+        while ranks and not objective.feasible(score):
+            choice = min(ranks, key=ranks.__getitem__)
+            rank = ranks.pop(choice)
+            lower = _lowered(space, point, choice)
+            if lower is None:
+                continue
+            (attempt,) = evaluate([lower])
+            if attempt.cost >= score.cost:
+                continue
+            # The next step of this choice is expected to lose at least what this one lost.
+            by_loss = self.order is Order.SENSITIVITY
+            ranks[choice] = _sensitivity(score, attempt) if by_loss else (rank[0] + 1, rank[1])
+            point, score = lower, attempt
+
+    def _ranks(self, space: ChoiceSpace, evaluate: Evaluate, start: Score) -> dict[int, tuple[float, float]]:
+        """Choice -> rank, least first, for all choices worth a try."""
+        lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
+        if self.order is Order.TOPOLOGICAL:
+            return {i: (0.0, float(i)) for i in lowered}
+        scores = zip(lowered, evaluate(list(lowered.values())), strict=True)
+        return {i: _sensitivity(start, score) for i, score in scores if score.cost < start.cost}
+
+
+def _sensitivity(before: Score, after: Score) -> tuple[float, float]:
+    """Loss per saved cost of one step; a gain is no loss, and of equals what saves more comes first."""
+    saved = before.cost - after.cost
+    loss = before.value - after.value
+    # NaN (a broken model) comes last; `max` alone would let it pass as no loss.
+    return (float("inf") if np.isnan(loss) else max(loss, 0.0) / saved), -saved
+
+
+def _lowered(space: ChoiceSpace, point: Point, choice: int) -> Point | None:
+    """The point with one choice one option less precise; None at the last option."""
+    option = point[choice] + 1
+    if option >= len(space.choices[choice].options):
+        return None
+    return (*point[:choice], option, *point[choice + 1 :])

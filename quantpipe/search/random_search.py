@@ -1,0 +1,35 @@
+"""Random search: uniform points, the yardstick that every other algorithm has to beat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.objective import Objective
+from quantpipe.search.options import whole
+from quantpipe.types import ChoiceSpace
+
+
+@dataclass(frozen=True)
+class RandomSearch:
+    """The most precise point, then independent uniform points, `batch` at a time.
+
+    It ends when the whole space is seen; in any larger space the budget ends it.
+    """
+
+    batch: int = 16
+
+    def __post_init__(self) -> None:
+        whole("search.algorithm.batch", self.batch, least=1)
+
+    def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        evaluate([space.start])
+        seen = {space.start}
+        options = np.array([len(c.options) for c in space], dtype=np.int64)
+        while len(seen) < space.size:
+            drawn = rng.integers(0, options, size=(self.batch, len(options)))
+            points = [tuple(row) for row in drawn.tolist()]
+            evaluate(points)
+            seen.update(points)

@@ -1,0 +1,294 @@
+"""The simulated graph: the integer model's own arithmetic, written in float32, with the numbers as graph inputs.
+
+Every integer edge carries q - z as an integer-valued float32. Convolutions and products of such values are exact as
+long as
+their sums stay below 2^24 (the plan bounds them per channel); where they may not, the node is written with
+ConvInteger or
+MatMulInteger and goes on in float64. Requantization repeats the hardware's own formula. So the simulated graph does not
+approximate the realized one: it computes the same integers (docs/numerics.md, 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.view import Node
+from quantpipe.oprules import Family
+from quantpipe.rendering import Context, Lowering
+from quantpipe.rendering import fragments as fr
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Form,
+    Kernel,
+    Move,
+    Product,
+    Requantize,
+    RequantizeKind,
+    Sum,
+)
+
+Array = NDArray[Any]
+Parameters = dict[str, Array]
+EXACT = 1 << 24
+
+
+class Simulated:
+    """The dialect. While a graph is rendered, the values of the inputs it declares are collected:
+    `weights` change with weight bits and thresholds only, `scalars` with everything else."""
+
+    name = "simulated"
+
+    def __init__(self) -> None:
+        self.weights: Parameters = {}
+        self.scalars: Parameters = {}
+        self._declared: dict[str, ir.Value] = {}
+        self._wide: set[str] = set()
+        self.ops: Mapping[str, Lowering] = {
+            **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
+            **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
+            **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
+            **dict.fromkeys(fr.ops_of(Family.CLAMP), self._clamp),
+            **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
+        }
+
+    # --- conversions ------------------------------------------------------------------------------------------------
+
+    def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """clamp(rint(x / s), qmin - z, qmax - z)."""
+        q = context.plan.quantizers[tensor]
+        scale = self._scalar(context, f"{tensor}.scale", q.scale)
+        steps = context.builder.op("Div", value, scale, name=f"{tensor}/steps")
+        rounded = context.builder.op("Round", steps, name=f"{tensor}/round")
+        return self._clip(context, rounded, q.low, q.high, tensor)
+
+    def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        scale = self._scalar(context, f"{tensor}.scale", context.plan.quantizers[tensor].scale)
+        return context.builder.op("Mul", value, scale, name=f"{tensor}/real", output=tensor)
+
+    def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        return self._requantize(context, context.plan.narrowings[tensor], value, tensor)
+
+    def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        scale = fr.along_channels(context.plan.raw_scales[tensor], context.graph, tensor)
+        parameter = self._scalar(context, f"{tensor}.acc_scale", scale)
+        return context.builder.op(
+            "Mul", self._single(context, value, tensor), parameter, name=f"{tensor}/real", output=tensor
+        )
+
+    def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        q = context.plan.quantizers[tensor]
+        centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
+        return self._weight(context, f"{tensor}.q", centred)
+
+    # --- ops --------------------------------------------------------------------------------------------------------
+
+    def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        if plan.exact_in_float32:
+            acc = self._float_accumulate(context, node, kernel, plan)
+        else:
+            acc = self._integer_accumulate(context, node, kernel, plan)
+        if plan.output is None:
+            return acc
+        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+
+    def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Sum)  # noqa: S101
+        if plan.scale is None:
+            return self._add_free(context, kernel, plan)
+        terms = [context.get(t.tensor, t.form) for t in plan.terms]
+        if plan.bound >= EXACT or any(self._is_wide(t) for t in terms):
+            terms = [self._double(context, t, f"{node.name}/term{n}") for n, t in enumerate(terms)]
+        shifted = [
+            self._shift(context, value, -term.shift, f"{node.name}/term{n}") if term.shift else value
+            for n, (term, value) in enumerate(zip(plan.terms, terms, strict=True))
+        ]
+        acc = context.builder.op("Add", *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
+        if self._is_wide(shifted[0]):
+            self._wide.add(acc.name or "")
+        return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
+
+    def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
+        """onnxruntime's QLinearAdd: rint(q_a·r_a + (q_b·r_b + (z_y - (z_a·r_a + z_b·r_b)))), r = s / s_y, in float32.
+
+        The zero point goes in before the rounding, so a tie goes to the even q and not to the even q - z.
+        """
+        b, name, output = context.builder, kernel.node, plan.output
+        assert output is not None  # noqa: S101
+        scaled = []
+        for number, term in enumerate(plan.terms):
+            value = context.get(term.tensor, term.form)
+            zero = self._scalar(context, f"{name}.zero{number}", np.float32(term.zero_point))
+            ratio = self._scalar(context, f"{name}.ratio{number}", term.ratio)
+            value = b.op("Add", value, zero, name=f"{name}/q{number}")
+            scaled.append(b.op("Mul", value, ratio, name=f"{name}/scaled{number}"))
+        offset = self._scalar(context, f"{name}.offset", fr.sum_offset(plan))
+        second = b.op("Add", scaled[1], offset, name=f"{name}/offset")
+        total = b.op("Add", scaled[0], second, name=name, output=f"{kernel.output}_acc")
+        return self._centre(context, b.op("Round", total, name=f"{name}/round"), output, kernel.output)
+
+    def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Product)  # noqa: S101
+        operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
+        acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
+        return self._requantize(context, plan.output, acc, kernel.output)
+
+    def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Average)  # noqa: S101
+        b, data = context.builder, context.get(kernel.operands[0].tensor, Form.QUANTIZED)
+        output = f"{node.outputs[0]}_acc"
+        if plan.bound >= EXACT:
+            data = self._double(context, data, f"{node.name}/data")
+        if fr.is_window(node):
+            ones, attributes = fr.window_ones(context, node)
+            weight = b.constant(f"{node.name}/ones", ones.astype(np.float32))
+            acc = b.op("Conv", data, weight, name=node.name, output=output, **attributes)
+        else:
+            axes = b.constant(f"{node.name}/axes", fr.map_axes(context, node))
+            acc = b.op("ReduceSum", data, axes, name=node.name, output=output, keepdims=1)
+            if self._is_wide(data):
+                self._wide.add(acc.name or "")
+        return self._requantize(context, plan.output, acc, kernel.output)
+
+    def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        inputs = fr.moved(context, node, kernel)
+        result = context.builder.copy(node, inputs, [fr.stored_name(kernel)])[0]
+        if inputs[0] is not None and self._is_wide(inputs[0]):
+            self._wide.add(result.name or "")
+        return result
+
+    def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Move)  # noqa: S101
+        value = context.get(kernel.operands[0].tensor, kernel.form)
+        zero = context.plan.quantizers[kernel.output].zero_point if kernel.form is Form.QUANTIZED else 0
+        low = plan.low - zero if plan.low is not None else None
+        high = plan.high - zero if plan.high is not None else None
+        return self._clip(context, value, low, high, kernel.output, fr.stored_name(kernel))
+
+    # --- arithmetic -------------------------------------------------------------------------------------------------
+
+    def _float_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
+        weight = context.plan.weights[plan.weight]
+        data = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
+        inputs = [data, self._weight(context, f"{weight.tensor}.q", weight.values.astype(np.float32))]
+        if plan.bias is not None:
+            inputs.append(self._weight(context, f"{node.name}.bias", plan.bias.astype(np.float32)))
+        return context.builder.copy(node, inputs, [f"{node.outputs[0]}_acc"])[0]
+
+    def _integer_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
+        """The same sum in int32, for sums that float32 cannot hold; the result is float64."""
+        b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+        zero_point = self._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
+        shifted = b.op("Add", context.get(q.tensor, Form.QUANTIZED), zero_point, name=f"{node.name}/q")
+        stored = b.op("Cast", shifted, name=f"{node.name}/stored", to=int(ir_dtype(q.dtype)))
+        zero = self._scalar(context, f"{q.tensor}.zero_{q.dtype}", np.asarray(q.zero_point, q.dtype.numpy))
+        weight = context.plan.weights[plan.weight]
+        values = fr.matrix_weight(node, weight.values)
+        acc = fr.integer_product(
+            context, node, stored, zero, self._weight(context, f"{weight.tensor}.{values.dtype}", values)
+        )
+        if plan.bias is not None:
+            bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
+            acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias32", bias), name=f"{node.name}/bias")
+        return self._double(context, acc, node.outputs[0])
+
+    def _requantize(
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None
+    ) -> ir.Value:
+        """`layout`: the tensor whose channel axis a per-channel multiplier follows (`tensor` when not given)."""
+        b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
+        if r.kind is RequantizeKind.SHIFT:
+            wide = self._is_wide(acc)
+            value = self._shift(context, acc, r.shift, tensor)
+            clipped = self._clip(context, value, low, high, tensor, f"{tensor}/wide" if wide else None)
+            return self._single(context, clipped, tensor, f"{tensor}_q") if wide else clipped
+        multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
+        scaled = b.op(
+            "Mul",
+            self._single(context, acc, tensor),
+            self._scalar(context, f"{tensor}.multiplier", multiplier),
+            name=f"{tensor}/scaled",
+        )
+        if not r.zero_first:
+            return self._clip(context, b.op("Round", scaled, name=f"{tensor}/round"), low, high, tensor)
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
+        offset = b.op("Add", scaled, zero, name=f"{tensor}/offset")
+        return self._centre(context, b.op("Round", offset, name=f"{tensor}/round"), r, tensor)
+
+    def _centre(self, context: Context, rounded: ir.Value, r: Requantize, tensor: str) -> ir.Value:
+        """Clip q, then take the zero point off."""
+        clipped = self._clip(context, rounded, r.low, r.high, f"{tensor}/q", f"{tensor}/clipped")
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
+        return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
+
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str) -> ir.Value:
+        """(v + 2^(shift-1)) >> shift as floor(v·2^-shift + 1/2); shift <= 0 multiplies by 2^-shift and adds nothing."""
+        b, wide = context.builder, self._is_wide(value)
+        dtype: type[Any] = np.float64 if wide else np.float32
+        suffix = "64" if wide else ""
+        factor = self._scalar(context, f"{name}.shift{suffix}", dtype(2.0**-shift))
+        half = self._scalar(context, f"{name}.half{suffix}", dtype(0.5 if shift > 0 else 0.0))
+        scaled = b.op("Mul", value, factor, name=f"{name}/shifted")
+        floored = b.op("Floor", b.op("Add", scaled, half, name=f"{name}/half"), name=f"{name}/floor")
+        if wide:
+            self._wide.add(floored.name or "")
+        return floored
+
+    def _clip(
+        self, context: Context, value: ir.Value, low: int | None, high: int | None, name: str, output: str | None = None
+    ) -> ir.Value:
+        wide = self._is_wide(value)
+        dtype: type[Any] = np.float64 if wide else np.float32
+        bounds = [
+            self._scalar(context, f"{name}.{side}{64 if wide else ''}", dtype(bound)) if bound is not None else None
+            for side, bound in (("low", low), ("high", high))
+        ]
+        result = context.builder.op("Clip", value, *bounds, name=f"{name}/clip", output=output or f"{name}_q")
+        if wide:
+            self._wide.add(result.name or "")
+        return result
+
+    # --- float64 where float32 would not be exact -------------------------------------------------------------------
+
+    def _is_wide(self, value: ir.Value) -> bool:
+        return value.name in self._wide
+
+    def _double(self, context: Context, value: ir.Value, name: str) -> ir.Value:
+        if self._is_wide(value):
+            return value
+        result = context.builder.op("Cast", value, name=f"{name}/double", to=int(ir.DataType.DOUBLE))
+        self._wide.add(result.name or "")
+        return result
+
+    def _single(self, context: Context, value: ir.Value, name: str, output: str | None = None) -> ir.Value:
+        if not self._is_wide(value):
+            return value
+        return context.builder.op("Cast", value, name=f"{name}/single", output=output, to=int(ir.DataType.FLOAT))
+
+    # --- parameters -------------------------------------------------------------------------------------------------
+
+    def _scalar(self, context: Context, name: str, value: object) -> ir.Value:
+        return self._parameter(context, self.scalars, name, np.asarray(value))
+
+    def _weight(self, context: Context, name: str, value: Array) -> ir.Value:
+        return self._parameter(context, self.weights, name, value)
+
+    def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
+        """A graph input, declared once per name."""
+        if name not in self._declared:
+            self._declared[name] = declared = context.builder.input(name, value.dtype.name, value.shape)
+            store[declared.name or name] = value
+        return self._declared[name]

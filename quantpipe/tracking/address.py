@@ -1,0 +1,115 @@
+"""Where the tracking store is: from the configuration (or the environment) to an absolute, reachable address.
+
+MLflow itself anchors relative addresses in the working directory and retries an unreachable store for minutes; so the
+address is made absolute and tried here, before anything else runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import sqlite3
+import urllib.request
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from quantpipe.errors import ConfigError
+
+_SQLITE = "sqlite:///"
+_DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_CONNECT_SECONDS = 5.0
+_PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
+_LEGAL = (
+    "Legal: tracking.uri=null (a database in the launch folder), sqlite:///FILE.db, http(s)://HOST:PORT, "
+    "postgresql://…, or tracking=none"
+)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A store's absolute address.
+
+    `database` is its file where it is an SQLite file; `artifacts` is where a new experiment keeps its files (None: the
+    server decides).
+    """
+
+    uri: str
+    database: Path | None
+    artifacts: Path | None
+
+    @property
+    def shown(self) -> str:
+        """The address as it may be printed: without a password."""
+        return _without_password(self.uri)
+
+    @property
+    def ui_command(self) -> str:
+        """What shows the runs: a command, or the server's own address."""
+        return self.shown if self.artifacts is None else f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
+
+
+def resolve(uri: str | None, launch_folder: Path) -> Address:
+    """The address that `uri` means: null is MLFLOW_TRACKING_URI if set, else `mlflow.db` in the launch folder."""
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}mlflow.db"
+    scheme = _split(uri).scheme if "://" in uri or uri.startswith("file:") else ""
+    if scheme in ("", "file") and not uri.startswith("databricks") and "MLFLOW_ALLOW_FILE_STORE" not in os.environ:
+        raise _refused(uri, "MLflow no longer keeps runs in plain folders")
+    if uri.startswith(_SQLITE) and ":memory:" not in uri:
+        database = launch_folder / uri.removeprefix(_SQLITE)
+        if set("%?") & set(str(database)):
+            raise _refused(uri, f"an SQLite address cannot hold the characters % and ? (file {database})")
+        return Address(f"{_SQLITE}{database}", database, database.parent / "mlruns")
+    remote = scheme in ("http", "https") or uri.startswith("databricks")
+    return Address(uri, None, None if remote else launch_folder / "mlruns")
+
+
+def check_reachable(address: Address) -> None:
+    """ConfigError when the file cannot be a database, or nobody listens at the host and port."""
+    if address.database is not None:
+        _check_file(address.uri, address.database)
+        return
+    parts = _split(address.uri)
+    dialect = parts.scheme.partition("+")[0]
+    if parts.hostname is None or dialect not in _DEFAULT_PORTS or _proxied(parts):
+        return
+    try:
+        host = (parts.hostname, parts.port or _DEFAULT_PORTS[dialect])
+        with socket.create_connection(host, timeout=_CONNECT_SECONDS):
+            return
+    except (OSError, ValueError) as error:
+        raise _refused(address.uri, f"nobody answers there ({error})") from error
+
+
+def _check_file(uri: str, database: Path) -> None:
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with closing(sqlite3.connect(database, timeout=_CONNECT_SECONDS)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except (OSError, sqlite3.DatabaseError) as error:
+        if "locked" not in str(error):  # someone else writes: that passes
+            raise _refused(uri, f"{database} cannot be used as a database ({error})") from error
+    if not (os.access(database.parent, os.W_OK) and os.access(database, os.W_OK)):
+        raise _refused(uri, f"{database} or its folder cannot be written")
+
+
+def _split(uri: str) -> SplitResult:
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        raise _refused(uri, str(error)) from error
+
+
+def _proxied(parts: SplitResult) -> bool:
+    return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
+
+
+def _without_password(uri: str) -> str:
+    return _PASSWORD.sub(r"\1:***@", uri)
+
+
+def _refused(uri: str, reason: str) -> ConfigError:
+    return ConfigError(f"{reason}. {_LEGAL}", stage="tracking", where=f"tracking.uri={_without_password(uri)}")

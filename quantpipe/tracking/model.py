@@ -1,0 +1,90 @@
+"""An ONNX model as MLflow keeps it: with a signature and one example."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_EXTERNAL_ABOVE_BYTES = 1_500_000_000
+_EXAMPLE_ELEMENTS = 20_000
+"""MLflow writes an example as JSON and runs it: beyond a small image that costs more than it tells."""
+
+
+def log_onnx(
+    client: Any,
+    uri: str,
+    run: Any,
+    path: str | os.PathLike[str],
+    params: Mapping[str, str],
+    example: Mapping[str, NDArray[Any]] | None,
+) -> None:
+    """File the model at `path` as the logged model `model` of the MLflow run entity `run`."""
+    import mlflow
+    import mlflow.onnx
+    import onnx
+
+    proto = onnx.load(path)
+    # Made here and not by log_model, which would take the experiment from MLflow's global state.
+    logged = client.create_logged_model(
+        run.info.experiment_id, name="model", source_run_id=run.info.run_id, params=dict(params)
+    )
+    with _global_uri(mlflow, uri):
+        mlflow.onnx.log_model(
+            proto,
+            name="model",
+            model_id=logged.model_id,
+            run_id=run.info.run_id,
+            signature=_signature(proto),
+            input_example=_one_sample(example),
+            # Said here, because MLflow would otherwise load the model in a new process to find out.
+            pip_requirements=[f"{package}=={version(package)}" for package in ("onnx", "onnxruntime", "numpy")],
+            onnx_execution_providers=["CPUExecutionProvider"],
+            save_as_external_data=proto.ByteSize() > _EXTERNAL_ABOVE_BYTES,
+        )
+
+
+def _signature(proto: Any) -> Any:
+    """What the model declares. A free axis is -1."""
+    from mlflow.models import ModelSignature
+
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    inputs = (port for port in proto.graph.input if port.name not in constants)
+    return ModelSignature(inputs=_schema(inputs), outputs=_schema(proto.graph.output))
+
+
+def _schema(ports: Iterable[Any]) -> Any:
+    import onnx
+    from mlflow.types import Schema, TensorSpec
+
+    specs = []
+    for port in ports:
+        kind = port.type.tensor_type
+        shape = [axis.dim_value if axis.HasField("dim_value") else -1 for axis in kind.shape.dim]
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        specs.append(TensorSpec(dtype, tuple(shape) if kind.HasField("shape") else (-1,), port.name))
+    return Schema(specs)
+
+
+def _one_sample(example: Mapping[str, NDArray[Any]] | None) -> dict[str, NDArray[Any]] | None:
+    first = {name: np.asarray(array)[:1] for name, array in (example or {}).items()}
+    small = sum(array.size for array in first.values()) <= _EXAMPLE_ELEMENTS
+    return first if first and small else None
+
+
+@contextmanager
+def _global_uri(mlflow: Any, uri: str) -> Iterator[None]:
+    """MLflow's model flavors know only the global address, which lives on in the environment unless put back."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(None)
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before

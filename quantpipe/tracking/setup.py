@@ -1,0 +1,33 @@
+"""MLflow loaded quietly: no telemetry, no progress chatter, no minutes of retries."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+_ENVIRONMENT = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # 7 by default, which is four minutes per call once a server is gone; 2 are six seconds.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
+
+
+def make_client(uri: str) -> Any:
+    """An MlflowClient of the store at `uri` (a new SQLite store gets its tables). This is what imports mlflow."""
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    # It logs a traceback for what the tracker reports in one line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error, at most 300 characters."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,183 @@
+"""The plan: every number of the integer model, and nothing else. Simulation and all back ends read it and add none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types.dtype import DType
+from quantpipe.types.hardware import RequantizeKind
+from quantpipe.types.topology import Form
+
+Scale = NDArray[np.float32]
+"""float32, shape `()` or `[C]`, real units per integer step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantizer:
+    """How one stored tensor is written: real = scale · (q - zero_point), qmin <= q <= qmax (by bits, inside dtype)."""
+
+    tensor: str
+    scale: Scale
+    zero_point: int
+    dtype: DType
+    bits: int
+    qmin: int
+    qmax: int
+
+    @property
+    def low(self) -> int:
+        """Least centred value q - zero_point."""
+        return self.qmin - self.zero_point
+
+    @property
+    def high(self) -> int:
+        return self.qmax - self.zero_point
+
+
+@dataclass(frozen=True, eq=False)
+class WeightTensor:
+    """Integer weights (zero point 0). `values` has the float weight's shape and dtype int8 or int16."""
+
+    tensor: str
+    values: NDArray[Any] = field(repr=False)
+    scale: Scale
+    axis: int | None
+    dtype: DType
+    bits: int
+
+
+@dataclass(frozen=True, eq=False)
+class Requantize:
+    """From an accumulator to a stored integer.
+
+    float_multiplier: q = clamp(rint(f32(acc) · multiplier) + z)      (`zero_first`: rint(f32(acc) · multiplier + z))
+    shift:            q = clamp(((acc + 2^(shift-1)) >> shift) + z)    shift <= 0 shifts left
+    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`; for `shift` it is
+    2^-shift.
+    """
+
+    kind: RequantizeKind
+    multiplier: Scale
+    shift: int
+    zero_point: int
+    low: int
+    high: int
+    zero_first: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulate:
+    """Conv, Gemm, MatMul: acc = Σ (q_x - z_x)·q_w + bias, in integers.
+
+    `bound` is the greatest |partial sum| any input can give; under 2^24 float32 arithmetic is exact.
+    `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on.
+    """
+
+    node: str
+    weight: str
+    bias: NDArray[np.int64] | None
+    acc_scale: Scale
+    bound: int
+    output: Requantize | None
+
+    @property
+    def exact_in_float32(self) -> bool:
+        """Whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
+        half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
+        return self.bound + half < 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One operand of an addition: brought to the common scale by a left shift (> 0) or a rounding right shift (< 0).
+
+    `ratio` is s_operand / s_output for additions that rescale inside, in float32.
+    """
+
+    tensor: str
+    form: Form
+    scale: Scale
+    zero_point: int
+    shift: int
+    ratio: np.float32
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free)."""
+
+    node: str
+    terms: tuple[Term, ...]
+    scale: Scale | None
+    bound: int
+    output: Requantize | None
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Mul of two stored tensors: acc = (q_a - z_a)·(q_b - z_b)."""
+
+    node: str
+    output: Requantize
+
+
+@dataclass(frozen=True, eq=False)
+class Average:
+    """Average over `count` elements: acc = Σ (q_x - z_x), the 1/count sits in the multiplier or the shift."""
+
+    node: str
+    count: int
+    bound: int
+    output: Requantize
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """An op that moves or selects values and keeps the scale; `low`, `high` bound q (clamps in integers)."""
+
+    node: str
+    low: int | None = None
+    high: int | None = None
+
+
+KernelPlan = Accumulate | Sum | Product | Average | Move
+
+
+@dataclass(frozen=True, eq=False)
+class QuantPlan:
+    """All numbers. `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
+
+    `raw_scales`: scale of each tensor that is handed on as accumulator; `narrowings`: how such a tensor is stored for
+    those
+    who read it narrow; `constants`: integers of constants read as data. `rescales` and `raised` list, for the report,
+    where
+    operands were brought to one scale and where a weight's scale was raised so that its bias fits.
+    """
+
+    quantizers: Mapping[str, Quantizer]
+    weights: Mapping[str, WeightTensor]
+    kernels: Mapping[str, KernelPlan]
+    raw_scales: Mapping[str, Scale]
+    narrowings: Mapping[str, Requantize] = field(default_factory=dict)
+    constants: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    rescales: tuple[Mapping[str, Any], ...] = ()
+    raised: tuple[Mapping[str, Any], ...] = ()
+
+    @cached_property
+    def mean_weight_bits(self) -> float:
+        """Mean over weight elements."""
+        sizes = [(w.values.size, w.bits) for w in self.weights.values()]
+        total = sum(n for n, _ in sizes)
+        return sum(n * b for n, b in sizes) / total if total else 0.0
+
+    @cached_property
+    def mean_activation_bits(self) -> float:
+        """Mean over stored tensors."""
+        bits = [q.bits for q in self.quantizers.values()]
+        return sum(bits) / len(bits) if bits else 0.0

@@ -1,0 +1,25 @@
+"""What a search decides, in numbers that can be written down: bits and ranges per tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types.statistics import Range
+
+
+@dataclass(frozen=True, eq=False)
+class Strategy:
+    """Enough to build the integer model again, without data.
+
+    `bits`: stored tensor or weight -> bits. `ranges`: scale group -> real range. `weights`: weight -> thresholds,
+    float64
+    `()` or `[C]`, real units.
+    """
+
+    bits: Mapping[str, int]
+    ranges: Mapping[str, Range]
+    weights: Mapping[str, NDArray[np.float64]] = field(repr=False)

@@ -1,0 +1,129 @@
+"""What annotate decides: which nodes run in integers, how tensors travel between them, which scales must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from quantpipe.types.dtype import DType
+
+
+class Form(StrEnum):
+    """How a tensor exists between two nodes: real numbers, stored integers of one scale, or an accumulator as it is."""
+
+    FLOAT = "float"
+    QUANTIZED = "quantized"
+    RAW = "raw"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One producer -> consumer connection (constants and graph inputs are producers by their tensor name)."""
+
+    producer: str
+    tensor: str
+    consumer: str
+    port: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.producer}->{self.consumer}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A data input of a kernel: port, tensor, and the form it is read in."""
+
+    port: int
+    tensor: str
+    form: Form
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One integer node with the clamps (Relu, Clip) it swallows.
+
+    `output` is the tensor behind the last swallowed clamp; `bounds` are that clamp's real limits (infinite where open).
+    `form` says whether the result is stored in integers of one scale (QUANTIZED) or handed on as accumulator (RAW).
+    """
+
+    node: str
+    op: str
+    operands: tuple[Operand, ...]
+    output: str
+    form: Form
+    weight: str | None = None
+    bias: str | None = None
+    fused: tuple[str, ...] = ()
+    bounds: tuple[float, float] = (float("-inf"), float("inf"))
+
+
+@dataclass(frozen=True)
+class ScaleGroup:
+    """Tensors that share one scale, zero point and bit width.
+
+    `sources` are the members whose statistics decide the range (the others are copies or parts of them).
+    """
+
+    key: str
+    tensors: tuple[str, ...]
+    sources: tuple[str, ...]
+    dtype: DType
+    max_bits: int
+    edges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WeightSite:
+    """A constant that is multiplied: its users, storage type, output-channel axis, and the axis along which it has
+    scales
+    of its own (None: one scale for the tensor)."""
+
+    tensor: str
+    nodes: tuple[str, ...]
+    dtype: DType
+    channel_axis: int
+    axis: int | None
+    max_bits: int
+    edges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The quantized graph without a single number. `float_nodes` gives each node left in float its reason."""
+
+    node_conds: Mapping[str, bool]
+    edge_conds: Mapping[str, bool]
+    float_nodes: Mapping[str, str]
+    kernels: tuple[Kernel, ...]
+    groups: tuple[ScaleGroup, ...]
+    weights: tuple[WeightSite, ...]
+    constants: tuple[str, ...] = field(default=())
+    """Constants read as data operands (quantized like activations, from their own content)."""
+
+    @cached_property
+    def group_of(self) -> Mapping[str, ScaleGroup]:
+        """Stored tensor -> its scale group."""
+        return {t: g for g in self.groups for t in g.tensors}
+
+    @cached_property
+    def weight_of(self) -> Mapping[str, WeightSite]:
+        """Weight tensor -> its site."""
+        return {w.tensor: w for w in self.weights}
+
+    @cached_property
+    def kernel_of(self) -> Mapping[str, Kernel]:
+        """Node -> the kernel it heads."""
+        return {k.node: k for k in self.kernels}
+
+    @cached_property
+    def swallowed(self) -> Mapping[str, str]:
+        """Clamp node -> the kernel node that swallowed it."""
+        return {f: k.node for k in self.kernels for f in k.fused}
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """Tensors whose statistics calibration must gather."""
+        return tuple(dict.fromkeys(s for g in self.groups for s in g.sources if s not in self.constants))

@@ -1,0 +1,90 @@
+"""profile.yaml is readable YAML with exact numbers; the arrays of stats.npz give the same profile back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from calibrate_samples import KINDS, samples, stats_of
+
+from quantpipe.calibrate import profile_from_arrays, profile_yaml, stats_arrays
+from quantpipe.calibrate.profile import COARSE_BINS, coarse_histogram
+from quantpipe.errors import ArtifactError
+from quantpipe.types import Profile, TensorStats
+
+FIELDS = [f for f in TensorStats.__dataclass_fields__ if f != "histogram"]
+
+
+@pytest.fixture
+def profile() -> Profile:
+    tensors = {f"/{kind}/out:0 é": stats_of(samples(kind, 500), name=f"/{kind}/out:0 é") for kind in KINDS}
+    tensors["yes"] = stats_of(np.full(3, 1e-30, np.float32), name="yes")
+    tensors["zero"] = stats_of(np.zeros(3, np.float32), name="zero")
+    tensors["bad"] = stats_of(np.asarray([np.nan, 1.0], np.float32), name="bad")
+    tensors["foreign"] = TensorStats("foreign", 6, -1, 2, 0.5, 1.0, -1, 2, 2.0, np.asarray([0, 1, 2, 3]))
+    return Profile("sha256:abc", 500, tensors, 1.25, 0.5, 100.1)
+
+
+def same(a: Profile, b: Profile) -> bool:
+    assert (a.model_hash, a.samples, a.seconds) == (b.model_hash, b.samples, b.seconds)
+    assert (a.float_pass_seconds, a.peak_rss_mb) == (b.float_pass_seconds, b.peak_rss_mb)
+    assert list(a.tensors) == list(b.tensors)
+    for x, y in zip(a.tensors.values(), b.tensors.values(), strict=True):
+        assert [getattr(x, f) for f in FIELDS] == [getattr(y, f) for f in FIELDS]
+        assert x.histogram.dtype == y.histogram.dtype == np.int64
+        np.testing.assert_array_equal(x.histogram, y.histogram)
+    return True
+
+
+def test_arrays_survive_an_npz_file(profile: Profile, tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "stats.npz", **stats_arrays(profile))  # type: ignore[arg-type]
+    with np.load(tmp_path / "stats.npz", allow_pickle=False) as arrays:
+        assert same(profile_from_arrays(arrays), profile)
+
+
+def test_a_profile_of_nothing_survives() -> None:
+    empty = Profile("sha256:0", 0, {})
+    assert same(profile_from_arrays(stats_arrays(empty)), empty)
+    assert list(yaml.safe_load_all(profile_yaml(empty)))[2] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"limit": None}, "lack the arrays limit"),
+        ({"version": np.asarray("9.9")}, "version 9.9; legal: 1.0"),
+        ({"count": np.zeros(1, np.int64)}, "damaged"),
+        ({"histogram": np.zeros(7, np.int64)}, "damaged"),
+    ],
+)
+def test_damaged_arrays_are_refused_by_name(profile: Profile, change: dict[str, Any], message: str) -> None:
+    arrays = {k: v for k, v in {**stats_arrays(profile), **change}.items() if v is not None}
+    with pytest.raises(ArtifactError, match=message) as caught:
+        profile_from_arrays(arrays, where="stats.npz")
+    assert "stats.npz" in str(caught.value)
+
+
+def test_yaml_has_glows_shape_and_exact_numbers(profile: Profile) -> None:
+    text = profile_yaml(profile)
+    version, head, tensors = yaml.safe_load_all(text)
+    assert version == {"QuantpipeProfileVersion": "1.0"}
+    assert head["ModelHash"] == "sha256:abc" and head["Samples"] == 500 and head["PeakRssMb"] == 100.1
+    assert [t["NodeOutputName"] for t in tensors] == list(profile.tensors)
+    for entry, stats in zip(tensors, profile.tensors.values(), strict=True):
+        assert (entry["Min"], entry["Max"], entry["Mean"]) == (stats.minimum, stats.maximum, stats.mean)
+        assert (entry["Variance"], entry["BatchMin"]) == (stats.variance, stats.batch_minimum)
+        assert isinstance(entry["Min"], float) and "e-" not in text
+        assert sum(entry["Histogram"]) == entry["Count"] == stats.count
+    assert profile_yaml(profile) == text
+
+
+def test_coarse_histogram_spans_the_extremes() -> None:
+    data = samples("swish")
+    counts = coarse_histogram(stats_of(data))
+    exact = np.histogram(data, COARSE_BINS, (data.min(), data.max()))[0]
+    assert counts.sum() == data.size
+    # Fine bins that straddle a coarse border are split in proportion.
+    assert np.abs(counts - exact).max() <= 0.02 * data.size

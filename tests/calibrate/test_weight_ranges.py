@@ -1,0 +1,111 @@
+"""Weight ranges against brute force, channel by channel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from quantpipe.calibrate.weights import BLOCK, EXPONENTS, SHRINK, weight_ranges
+from quantpipe.errors import ConfigError, ModelError
+from quantpipe.intmath import dequantize, quantize, scale_zero_point, scales_zero_points, signed_storage
+from quantpipe.types import Denominator, PowerOfTwo, Range, Symmetry, TensorSchema
+
+SCHEMAS = [
+    TensorSchema(symmetry=s, denominator=d, power_of_two=p)
+    for s in Symmetry
+    for d in Denominator
+    for p in (PowerOfTwo.NONE, PowerOfTwo.SEARCH)
+]
+
+
+def weights(shape: tuple[int, ...] = (6, 5, 3, 3), seed: int = 0) -> NDArray[np.float32]:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_t(4, shape) * 2.0 ** rng.integers(-6, 2, (shape[0],) + (1,) * (len(shape) - 1))).astype(
+        np.float32
+    )
+
+
+def error(values: NDArray[np.float32], range_: Range, bits: int, schema: TensorSchema) -> float:
+    dtype = signed_storage(bits)
+    scale, zero, qmin, qmax = scale_zero_point(range_, bits, dtype, schema)
+    back = dequantize(quantize(values, scale, zero, qmin, qmax, dtype), scale, zero)
+    return float(np.sum((values.astype(np.float64) - back) ** 2))
+
+
+@given(
+    hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=4, max_side=5), elements=st.floats(-8, 8, width=32)),
+    st.data(),
+)
+def test_max_range_is_the_extremes(weight: NDArray[np.float32], data: st.DataObject) -> None:
+    axis = data.draw(st.one_of(st.none(), st.integers(0, weight.ndim - 1)))
+    parts = [weight] if axis is None else [np.take(weight, c, axis) for c in range(weight.shape[axis])]
+    for r, part in zip(weight_ranges(weight, axis, 8, TensorSchema(), "max_range"), parts, strict=True):
+        largest = float(np.abs(part).max())
+        assert r == (Range(-largest, largest) if largest else Range(-127, 127))
+        if not largest:
+            assert scale_zero_point(r, 8, signed_storage(8), TensorSchema())[0] == 1.0
+    asymmetric = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
+    for r, part in zip(weight_ranges(weight, axis, 8, asymmetric, "max_range"), parts, strict=True):
+        assert r == Range(part.min(), part.max())
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_mse_is_the_best_candidate(schema: TensorSchema, bits: int, axis: int | None) -> None:
+    weight = weights()
+    full = weight_ranges(weight, axis, bits, schema, "max_range")
+    best = weight_ranges(weight, axis, bits, schema, "mse")
+    steps = 2 ** (bits - 1)
+    stretch = steps / (steps - 1) if schema.denominator is Denominator.RANGE else 1.0
+    shares = SHRINK * stretch if schema.power_of_two is PowerOfTwo.NONE else EXPONENTS
+    for c, (f, b) in enumerate(zip(full, best, strict=True)):
+        part = weight if axis is None else np.take(weight, c, axis)
+        errors = [error(part, Range(f.low * s, f.high * s), bits, schema) for s in shares]
+        assert error(part, b, bits, schema) <= min(errors) * 1.0001
+
+
+@pytest.mark.parametrize("shape", [(3, 2 * BLOCK + 17), (2 * BLOCK // 9 + 5, 9), (1, 1)])
+def test_blocks_cover_every_value_once(shape: tuple[int, int]) -> None:
+    weight = weights(shape)
+    weight[:, : shape[1] // 2] /= 50  # the halves want different ranges, so a block left out would be noticed
+    ranges = weight_ranges(weight, 0, 4, TensorSchema())
+    for c in (0, shape[0] // 2, shape[0] - 1):
+        largest = float(np.abs(weight[c]).max())
+        best = min(error(weight[c], Range(-largest * f, largest * f), 4, TensorSchema()) for f in SHRINK)
+        assert error(weight[c], ranges[c], 4, TensorSchema()) <= best * 1.001
+
+
+@pytest.mark.parametrize("method", ["max_range", "mse"])
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_a_channel_of_zeros_has_scale_one(method: str, schema: TensorSchema) -> None:
+    weight = weights()
+    weight[2] = 0.0
+    for tensor in (weight, np.zeros((2, 3), np.float32)):
+        ranges = weight_ranges(tensor, 0, 8, schema, method)  # type: ignore[arg-type]
+        low, high = [r.low for r in ranges], [r.high for r in ranges]
+        scale, zero, qmin, qmax = scales_zero_points(low, high, 8, signed_storage(8), schema)
+        c = 2 if tensor is weight else 0
+        assert scale[c] == 1.0
+        assert (
+            dequantize(quantize(tensor, scale, zero, qmin, qmax, signed_storage(8), 0), scale, zero, 0)[c] == 0
+        ).all()
+
+
+def test_negative_axis_and_power_of_two_scales() -> None:
+    weight = weights((4, 7))
+    assert weight_ranges(weight, -1, 8, TensorSchema()) == weight_ranges(weight, 1, 8, TensorSchema())
+    schema = TensorSchema(power_of_two=PowerOfTwo.SEARCH, denominator=Denominator.RANGE)
+    for r in weight_ranges(weight, 0, 4, schema):
+        assert np.frexp(scale_zero_point(r, 4, signed_storage(4), schema)[0])[0] == 0.5
+
+
+def test_refusals() -> None:
+    with pytest.raises(ModelError, match="NaN"):
+        weight_ranges(np.asarray([[1.0, np.nan]]), 0, 8, TensorSchema())
+    with pytest.raises(ConfigError, match="legal"):
+        weight_ranges(weights(), 0, 8, TensorSchema(), "kl")  # type: ignore[arg-type]

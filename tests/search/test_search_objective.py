@@ -1,0 +1,98 @@
+"""The order over scores, its energy, and its configuration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantpipe.errors import ConfigError
+from quantpipe.search import Form, Metric, Objective
+from quantpipe.types import Score
+
+CHEAPEST = Objective(reference_value=0.9, tolerance=0.01)
+BEST = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
+CONFIG = {"metric": "kl", "form": "least_cost_within_tolerance", "tolerance": 0.02, "cost": "bits", "cost_limit": None}
+
+
+def ranked(objective: Objective, *scores: Score) -> bool:
+    return all(objective.better(a, b) and not objective.better(b, a) for a, b in itertools.pairwise(scores))
+
+
+def test_least_cost_within_tolerance() -> None:
+    assert ranked(
+        CHEAPEST,
+        Score(0.89, 4),
+        Score(0.95, 5),  # dearer: a higher value is no help
+        Score(0.89, 5),  # same cost, lower value
+        Score(0.88, 9),  # infeasible: the higher value first
+        Score(0.87, 1),
+        Score(0.87, 2),
+        Score(math.nan, 0),
+    )
+    assert Objective(reference_value=0.8, tolerance=0.1).feasible(Score(0.7, 1)), "in spite of round-off"
+    assert not CHEAPEST.better(Score(0.9, 4), Score(0.9, 4)), "of equals the first one stays"
+
+
+def test_best_value_within_cost() -> None:
+    assert ranked(
+        BEST,
+        Score(0.9, 10),
+        Score(0.8, 3),
+        Score(0.8, 4),
+        Score(math.nan, 3),
+        Score(0.7, 11),  # too dear: the cheaper first
+        Score(0.9, 12),
+        Score(0.8, 12),
+    )
+
+
+SCORES = st.builds(
+    Score, st.sampled_from([0.5, 0.85, 0.89, 0.9, 1.1]) | st.floats(allow_nan=True), st.floats(0, 30, allow_nan=False)
+)
+
+
+@pytest.mark.parametrize("objective", [CHEAPEST, Objective(tolerance=0.0, reference_value=0.9), BEST])
+@given(a=SCORES, b=SCORES, start=st.floats(0, 30))
+def test_energy_never_contradicts_the_order(objective: Objective, a: Score, b: Score, start: float) -> None:
+    reference = Score(0.9, start)
+    low, high = objective.energy(a, reference), objective.energy(b, reference)
+    assert 0 <= low <= 2
+    if low < high:
+        assert not objective.better(b, a)
+    if objective.feasible(a) and not objective.feasible(b):
+        assert low <= 1 <= high
+
+
+def test_configuration() -> None:
+    kl = Objective.from_config(**CONFIG, float_accuracy=0.9)  # type: ignore[arg-type]
+    assert (kl.metric, kl.reference_value) == (Metric.KL, 0.0)
+    assert kl.feasible(Score(-0.02, 1)) and not kl.feasible(Score(-0.03, 1))
+    accuracy = Objective.from_config(**{**CONFIG, "metric": "accuracy"}, float_accuracy=0.9)  # type: ignore[arg-type]
+    assert accuracy.reference_value == 0.9
+    within = {**CONFIG, "form": "best_value_within_cost"}
+    share = Objective.from_config(**{**within, "cost_limit": 0.6}, start_cost=200.0)  # type: ignore[arg-type]
+    assert share.cost_limit == pytest.approx(120.0)
+    assert Objective.from_config(**{**within, "cost_limit": 150}).cost_limit == 150.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "legal"),
+    [
+        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse.*did you mean 'accuracy'"),
+        ({"metric": "accuracy"}, "objective.metric", "without labels give kl or mse"),
+        ({"form": "pareto"}, "objective.form", "least_cost_within_tolerance, best_value_within_cost"),
+        ({"cost": "joules"}, "objective.cost", "bits, weight_bytes, bops, cycles"),
+        ({"tolerance": -0.1}, "objective.tolerance", "at least 0"),
+        ({"tolerance": "1%"}, "objective.tolerance", "a number"),
+        ({"cost_limit": 0.6}, "objective.cost_limit", "best_value_within_cost"),
+        ({"cost_limit": 0}, "objective.cost_limit", "above 0"),
+        ({"form": "best_value_within_cost"}, "objective.cost_limit", "a share or an amount"),
+    ],
+)
+def test_values_without_meaning_are_refused_by_key(change: dict[str, object], key: str, legal: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.*{legal}"):
+        Objective.from_config(**{**CONFIG, **change}, start_cost=10.0)  # type: ignore[arg-type]
