@@ -9,6 +9,7 @@ the last bit of a multiplier decides ties.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,7 @@ class _Draft:
         return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, self._requantize(kernel, acc_scale, out))
 
     def _sum(self, kernel: Kernel) -> Sum:
+        kernel = self._broadcast_last(kernel)
         scales = [
             self._raw[o.tensor] if o.form is Form.RAW else self._quantizers[o.tensor].scale for o in kernel.operands
         ]
@@ -162,7 +164,7 @@ class _Draft:
             one = np.asarray(1.0, np.float32)
             low, high = self._limits(kernel, out)
             requantize = Requantize(RequantizeKind.FLOAT_MULTIPLIER, one, 0, out.zero_point, low, high, True)
-            return Sum(kernel.node, terms, None, 0, requantize)
+            return Sum(kernel.node, terms, None, _free_offset(terms, out.zero_point), 0, requantize)
         exponents = [_exponent(s, kernel.node) for s in scales]
         common = min(exponents) if self._spec.unify is Unify.MIN_SCALE else max(exponents)
         while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= 2**30:
@@ -181,9 +183,14 @@ class _Draft:
         self._bounds[kernel.output] = bound
         if kernel.form is Form.RAW:
             self._raw[kernel.output] = scale
-            return Sum(kernel.node, terms, scale, bound, None)
+            return Sum(kernel.node, terms, scale, np.float32(0), bound, None)
         requantize = self._requantize(kernel, scale, self._quantizers[kernel.output])
-        return Sum(kernel.node, terms, scale, bound, requantize)
+        return Sum(kernel.node, terms, scale, np.float32(0), bound, requantize)
+
+    def _broadcast_last(self, kernel: Kernel) -> Kernel:
+        """The operand that is broadcast goes second: the order decides which product is fused first."""
+        sizes = [math.prod(self._graph.shapes[o.tensor]) for o in kernel.operands]
+        return replace(kernel, operands=kernel.operands[::-1]) if sizes[0] < sizes[-1] else kernel
 
     def _product(self, kernel: Kernel) -> Product:
         a, b = (self._quantizers[o.tensor] for o in kernel.operands)
@@ -304,6 +311,14 @@ def _reach(weight: WeightTensor, channel_axis: int, data: Quantizer) -> NDArray[
     sums = np.abs(weight.values.astype(np.int64))
     per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
     return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
+
+
+def _free_offset(terms: tuple[Term, ...], zero_point: int) -> np.float32:
+    """z_y - (z_a·r_a + z_b·r_b) as onnxruntime's QLinearAdd forms it: the first product fused with the sum (FMA)."""
+    a, b = terms
+    second = np.float32(np.float32(b.zero_point) * b.ratio)
+    both = intmath.fused_multiply_add(a.zero_point, a.ratio, second)
+    return np.float32(np.float32(zero_point) - both)
 
 
 def _exponent(scale: NDArray[np.float32], node: str) -> int:

@@ -28,8 +28,11 @@ Progress = Callable[[int, int], None]
 
 
 def measure(
-    graph: Graph, tensors: Sequence[str], samples: Samples, memory_mb: int, progress: Progress = lambda done, total:
-    None
+    graph: Graph,
+    tensors: Sequence[str],
+    samples: Samples,
+    memory_mb: int,
+    progress: Progress = lambda done, total: None,
 ) -> Profile:
     """Statistics of `tensors` over all samples. Raises DataError for NaN in an activation."""
     if len(samples) == 0:

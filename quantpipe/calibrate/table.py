@@ -9,7 +9,7 @@ with equal scales need, and it is listed. Every (tensor, bits) is computed once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 from quantpipe.annotate.choices import bits_of, steps_of
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator
-from quantpipe.calibrate.weights import WeightMethod, weight_ranges
+from quantpipe.calibrate.weights import weight_ranges
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, TensorStats, Topology
+
+WeightMethod = Literal["max_range", "mse"]
 
 
 class ThresholdTable:
@@ -66,7 +68,8 @@ class ThresholdTable:
             found = weight_ranges(
                 self._graph.constant(tensor), site.axis, bits, self._schema.weights, self._weight_method
             )
-            self._weights[key] = np.asarray(found, np.float64)
+            thresholds = np.asarray([r.threshold for r in found], np.float64)
+            self._weights[key] = thresholds if site.axis is not None else thresholds[0]
         return self._weights[key]
 
     def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:

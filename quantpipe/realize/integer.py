@@ -100,20 +100,10 @@ class Integer(Stored):
         return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
 
     def _add_free(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
-        """The float32 formula of onnxruntime's QLinearAdd, op by op."""
-        b, output = context.builder, plan.output
-        assert output is not None  # noqa: S101
-        scaled = []
-        for number, term in enumerate(plan.terms):
-            name = f"{node.name}/term{number}"
-            real = b.op("Cast", context.get(term.tensor, term.form), name=f"{name}/cast", to=int(ir.DataType.FLOAT))
-            ratio = self.constant(context, f"{node.name}_ratio{number}", term.ratio)
-            scaled.append(b.op("Mul", real, ratio, name=name))
-        offset = self.constant(context, f"{node.name}_offset", fr.sum_offset(plan))
-        second = b.op("Add", scaled[1], offset, name=f"{node.name}/offset")
-        total = b.op("Add", scaled[0], second, name=node.name)
-        rounded = b.op("Round", total, name=f"{node.name}/round")
-        return self._fit(context, rounded, output, kernel.output, np.dtype(np.float32))
+        assert plan.output is not None  # noqa: S101
+        operands = [context.get(t.tensor, t.form) for t in plan.terms]
+        rounded = fr.free_sum(context, node, plan, operands, lambda name, v: self.constant(context, name, v))
+        return self._fit(context, rounded, plan.output, kernel.output, np.dtype(np.float32))
 
     def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]

@@ -30,6 +30,7 @@ class Qdq(Stored):
 
     def __init__(self) -> None:
         super().__init__()
+        self._entered: dict[str, ir.Value] = {}
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
@@ -47,7 +48,7 @@ class Qdq(Stored):
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
-        inputs = [context.get(kernel.operands[0].tensor, Form.FLOAT), self._real_weight(context, plan)]
+        inputs = [self._real(context, kernel.operands[0].tensor), self._real_weight(context, plan)]
         if plan.bias is not None:
             inputs.append(self._real_bias(context, node, plan))
         if plan.output is None:
@@ -60,7 +61,8 @@ class Qdq(Stored):
         output = getattr(plan, "output", None)
         if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
             raise _no_accumulators(node.name)
-        inputs = [self._real(context, o.tensor) for o in kernel.operands]
+        tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
+        inputs = [self._real(context, t) for t in tensors]
         real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
         return self._finish(context, kernel, real, output)
 
@@ -69,7 +71,7 @@ class Qdq(Stored):
         kernel."""
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Average)  # noqa: S101
-        data = context.get(kernel.operands[0].tensor, Form.FLOAT)
+        data = self._real(context, kernel.operands[0].tensor)
         if not fr.is_window(node):
             real = context.builder.copy(node, [data], [node.outputs[0]])[0]
             return self._finish(context, kernel, real, plan.output)
@@ -98,14 +100,15 @@ class Qdq(Stored):
         return self.store(context, real, context.plan.quantizers[kernel.output], output.low, output.high)
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
-        """A data operand behind DequantizeLinear, also when it is a constant."""
-        if not context.graph.is_constant(tensor):
+        """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""
+        if context.is_stored(tensor):
             return context.get(tensor, Form.FLOAT)
-        stored = context.get(tensor, Form.QUANTIZED)
-        q = context.plan.quantizers[tensor]
-        return context.builder.op(
-            "DequantizeLinear", stored, *self.grid(context, q), name=f"{tensor}/dequantize", output=f"{tensor}_real"
-        )
+        if tensor not in self._entered:
+            grid = self.grid(context, context.plan.quantizers[tensor])
+            stored = context.get(tensor, Form.QUANTIZED)
+            name, output = f"{tensor}/dequantize", f"{tensor}_real"
+            self._entered[tensor] = context.builder.op("DequantizeLinear", stored, *grid, name=name, output=output)
+        return self._entered[tensor]
 
     def _real_weight(self, context: Context, plan: Accumulate) -> ir.Value:
         weight = context.plan.weights[plan.weight]

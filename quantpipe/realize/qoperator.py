@@ -112,7 +112,8 @@ class QOperator(Stored):
             if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
                 raise _no_accumulators(node.name)
             out = context.plan.quantizers[kernel.output]
-            operands = [v for o in kernel.operands for v in self._stored(context, o.tensor)]
+            tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
+            operands = [v for t in tensors for v in self._stored(context, t)]
             name = self._result_name(out, output)
             grid = self.grid(context, out)
             result = context.builder.op(op, *operands, *grid, name=node.name, output=name, domain=MS_DOMAIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -77,12 +78,25 @@ def map_axes(context: Context, node: Node) -> Array:
     return np.arange(2, len(context.graph.shapes[node.inputs[0]]), dtype=np.int64)
 
 
-def sum_offset(plan: Sum) -> np.float32:
-    """z_y - (z_a·r_a + z_b·r_b) in onnxruntime's float32 order."""
-    a, b = plan.terms
-    output = plan.output
-    zero = np.float32(output.zero_point if output is not None else 0)
-    return np.float32(zero - np.float32(np.float32(a.zero_point) * a.ratio + np.float32(b.zero_point) * b.ratio))
+def free_sum(context: Context, node: Node, plan: Sum, operands: list[ir.Value], constants: ConstantWriter) -> ir.Value:
+    """onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y, each step one float32 FMA.
+
+    An FMA rounds once: product and sum in float64, then to float32. `operands` are q (zero point included), any dtype.
+    """
+    b = context.builder
+    total = constants(f"{node.name}.offset", np.float64(plan.offset))
+    for number in (1, 0):
+        name = f"{node.name}/term{number}"
+        q = b.op("Cast", operands[number], name=f"{name}/double", to=int(ir.DataType.DOUBLE))
+        ratio = constants(f"{node.name}.ratio{number}", np.float64(plan.terms[number].ratio))
+        raised = b.op("Add", b.op("Mul", q, ratio, name=f"{name}/scaled"), total, name=f"{name}/sum")
+        rounded = b.op("Cast", raised, name=f"{name}/float", to=int(ir.DataType.FLOAT))
+        total = b.op("Cast", rounded, name=f"{name}/exact", to=int(ir.DataType.DOUBLE)) if number else rounded
+    return b.op("Round", total, name=f"{node.name}/round")
+
+
+ConstantWriter = Callable[[str, Any], ir.Value]
+"""Makes a named number available in the graph: a constant in realized forms, an input in the simulated one."""
 
 
 def stored_name(kernel: Kernel) -> str:

@@ -66,6 +66,7 @@ class Context:
         self.graph, self.topology, self.plan = graph, topology, plan
         self.builder = GraphBuilder(f"{dialect.name}", max(OPSET, graph.opset), IR_VERSION, names)
         self._dialect = dialect
+        self._made = {k.output for k in topology.kernels}
         self._values: dict[tuple[str, Form], ir.Value] = {}
 
     def set(self, tensor: str, form: Form, value: ir.Value) -> None:
@@ -82,6 +83,10 @@ class Context:
     def real(self, tensor: str) -> ir.Value | None:
         """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
         return self.get(tensor, Form.FLOAT) if tensor else None
+
+    def is_stored(self, tensor: str) -> bool:
+        """Whether a kernel makes the tensor (so that its real form is the dequantized one)."""
+        return tensor in self._made
 
     def stored(self) -> dict[str, str]:
         """Tensor -> name of the value that holds its integers, for every tensor that has any."""

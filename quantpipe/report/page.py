@@ -13,18 +13,18 @@ from quantpipe.report import text
 from quantpipe.report.plot import best_so_far
 
 _SHOWN_ROWS = 40
+_MODELS = ("float", "simulated", "realized")
 
 
 def render_html(report: Mapping[str, Any]) -> str:
     """The page of a report.json dict. Keys may be missing and values None: the page then shows a dash."""
     tone, sentence = text.verdict(report.get("agreement"))
     metrics = report.get("metrics") or {}
-    columns = [name for name in ("float", "simulated", "realized") if isinstance(metrics, Mapping)]
     return _template().render(
         r=report,
         run={key: value for key, value in (report.get("run") or {}).items() if value is not None},
-        metrics={name: metrics.get(name) or {} for name in columns},
-        labelled=any((metrics.get(name) or {}).get("top1") is not None for name in columns),
+        metrics={name: metrics.get(name) or {} for name in _MODELS},
+        labelled=any((metrics.get(name) or {}).get("top1") is not None for name in _MODELS),
         tone=tone,
         sentence=sentence,
         plot=best_so_far((report.get("search") or {}).get("trace")),
@@ -33,7 +33,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         float_nodes=_rows(report.get("float_nodes")),
         rescales=_rows(report.get("rescales")),
         rectified=_rows(report.get("rectified")),
-        warnings=[str(item) for item in report.get("warnings") or ()],
+        warnings=[str(item) for item in report.get("warnings") or () if item is not None],
         shown=_SHOWN_ROWS,
     )
 
@@ -49,6 +49,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": text.number,
+        "count": text.count,
         "percent": text.percent,
         "decibel": text.decibel,
         "size": text.size,
@@ -69,8 +70,7 @@ def _rows(items: Any) -> list[dict[str, Any]]:
 def _by_sqnr(layer: Mapping[str, Any]) -> tuple[bool, float]:
     """Worst first; what has no value last."""
     value = layer.get("sqnr_db")
-    missing = not isinstance(value, int | float)
-    return missing, 0.0 if missing else float(value)
+    return (False, float(value)) if isinstance(value, int | float) else (True, 0.0)
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:

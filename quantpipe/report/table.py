@@ -32,7 +32,7 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     model, latency = _part(report, "model"), _part(report, "latency")
     _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))
     _add(table, "mean bits, weights / activations", "32 / 32", "", _bits(model))
-    _add(table, "bit operations (BOPs)", "", "", text.number(model.get("bops")))
+    _add(table, "bit operations (BOPs)", "", "", text.count(model.get("bops")))
     _add(table, "nodes, integer / float", "", "", _nodes(model))
     if latency:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))

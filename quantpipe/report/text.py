@@ -9,14 +9,22 @@ DASH = "–"
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07."""
+    """Four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07, 10^120."""
     if not _is_number(value):
         return _other(value)
-    if isinstance(value, int) or (value == int(value) and abs(value) < 1e15):
-        return f"{int(value):,}" if abs(value) < 1e15 else f"{value:.3e}"
-    if abs(value) >= 10**digits:
-        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3e}"
+    if abs(value) >= 1e15:  # the size of a search space can be beyond what a float holds
+        return f"{'-' if value < 0 else ''}10^{math.log10(abs(value)):.1f}"
+    if value == int(value) or abs(value) >= 10**digits:
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+def count(value: Any) -> str:
+    """A great count in short: 19.2 G, 300.8 M; below a million every digit."""
+    if not _is_number(value) or abs(value) < 1e6 or abs(value) >= 1e18:
+        return number(value)
+    scale, unit = next(pair for pair in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")) if abs(value) >= pair[0])
+    return f"{value / scale:.1f} {unit}"
 
 
 def percent(value: Any) -> str:
@@ -74,12 +82,15 @@ def verdict(agreement: Any) -> tuple[str, str]:
     if not differing:
         return "good", sentence
     where = f", first in {found['first_tensor']}" if found.get("first_tensor") else ""
-    by = f", by at most {number(found['max_lsb'])} integer steps" if _is_number(found.get("max_lsb")) else ""
+    steps = found.get("max_lsb")
+    by = f", by at most {number(steps)} integer step{'' if steps == 1 else 's'}" if _is_number(steps) else ""
     return "bad", sentence + where + by
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _other(value: Any) -> str:

@@ -119,23 +119,16 @@ class Simulated:
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
 
     def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
-        """onnxruntime's QLinearAdd: rint(q_a·r_a + (q_b·r_b + (z_y - (z_a·r_a + z_b·r_b)))), r = s / s_y, in float32.
-
-        The zero point goes in before the rounding, so a tie goes to the even q and not to the even q - z.
-        """
-        b, name, output = context.builder, kernel.node, plan.output
-        assert output is not None  # noqa: S101
-        scaled = []
+        """The kernel adds the zero point before it rounds, so a tie goes to the even q and not to the even q - z."""
+        assert plan.output is not None  # noqa: S101
+        operands = []
         for number, term in enumerate(plan.terms):
+            zero = self._scalar(context, f"{term.tensor}.zero", np.float32(term.zero_point))
             value = context.get(term.tensor, term.form)
-            zero = self._scalar(context, f"{name}.zero{number}", np.float32(term.zero_point))
-            ratio = self._scalar(context, f"{name}.ratio{number}", term.ratio)
-            value = b.op("Add", value, zero, name=f"{name}/q{number}")
-            scaled.append(b.op("Mul", value, ratio, name=f"{name}/scaled{number}"))
-        offset = self._scalar(context, f"{name}.offset", fr.sum_offset(plan))
-        second = b.op("Add", scaled[1], offset, name=f"{name}/offset")
-        total = b.op("Add", scaled[0], second, name=name, output=f"{kernel.output}_acc")
-        return self._centre(context, b.op("Round", total, name=f"{name}/round"), output, kernel.output)
+            operands.append(context.builder.op("Add", value, zero, name=f"{kernel.node}/q{number}"))
+        node = context.graph.by_name[kernel.node]
+        rounded = fr.free_sum(context, node, plan, operands, lambda name, v: self._scalar(context, name, v))
+        return self._centre(context, rounded, plan.output, kernel.output)
 
     def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]

@@ -110,11 +110,13 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free)."""
+    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free), and `offset` is the
+    constant of its float32 formula."""
 
     node: str
     terms: tuple[Term, ...]
     scale: Scale | None
+    offset: np.float32
     bound: int
     output: Requantize | None
 
