@@ -46,6 +46,12 @@ EXACT_FLOAT32 = 1 << 24
 """Integers below this are exact in float32, sums of them too."""
 
 
+MOST_BIAS_STEPS = float(1 << 22)
+"""A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
+per
+tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
+
+
 class Planner:
     """Builds plans for one topology. Integer weights are made once per (tensor, bits, thresholds) and shared."""
 
@@ -234,6 +240,8 @@ class _Draft:
             data = self._quantizers[kernel.operands[0].tensor]
             bias = np.abs(self._graph.constant(kernel.bias).astype(np.float64).reshape(-1))
             room = float(self._spec.bias.qmax) - self._reach(weight, data).astype(np.float64)
+            if weight.axis is not None:
+                room = np.minimum(room, MOST_BIAS_STEPS)
             needed = bias / np.maximum(room, 1.0) / float(data.scale)
             if weight.scale.ndim == 0:
                 needed = np.asarray(needed.max())
@@ -255,7 +263,7 @@ class _Draft:
                 "tensor": weight.tensor,
                 "channels": int(np.sum(factor > 1)),
                 "factor": float(np.max(factor)),
-                "reason": f"bias does not fit {self._spec.bias} at the scale input x weight",
+                "reason": "bias too large for its type or for exact sums at the scale input x weight",
             }
         )
         return self._planner.weight(weight.tensor, weight.bits, base * factor)

@@ -22,7 +22,6 @@ from quantpipe.types import Profile, Samples
 
 log = logging.getLogger(__name__)
 
-BATCH = 32
 Progress = Callable[[int, int], None]
 """Called with (samples done, samples in all)."""
 
@@ -62,13 +61,14 @@ def measure(
 
 
 def batch_size(graph: Graph, tensors: Sequence[str], memory_mb: int) -> int:
-    """The largest power of two up to 32 whose fetched tensors stay within `memory_mb` MiB (at least 1)."""
+    """The graph's own batch size, halved until the fetched tensors of one batch stay within `memory_mb` MiB."""
     per_sample = 4 * sum(prod(graph.shapes[t]) for t in tensors)
-    size = BATCH
+    size = graph.batch_size
+    if graph.inputs[0].shape[:1] != (None,):
+        return size
     while size > 1 and per_sample * size > memory_mb << 20:
         size //= 2
-    fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
-    return fixed if fixed is not None else size
+    return size
 
 
 def float_pass_seconds(graph: Graph, samples: Samples, size: int) -> float:

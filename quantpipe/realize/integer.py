@@ -44,6 +44,7 @@ class Integer(Stored):
     """The dialect."""
 
     name = "integer"
+    integer_accumulators = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,6 +27,7 @@ class Qdq(Stored):
     """The dialect. It needs float multipliers: the fused kernels requantize in float32."""
 
     name = "qdq"
+    integer_accumulators = False
 
     def __init__(self) -> None:
         super().__init__()

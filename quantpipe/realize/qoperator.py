@@ -21,6 +21,7 @@ class QOperator(Stored):
     """The dialect. It needs float multipliers, as its kernels do."""
 
     name = "qoperator"
+    integer_accumulators = False
 
     def __init__(self) -> None:
         super().__init__()

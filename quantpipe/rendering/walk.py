@@ -36,6 +36,8 @@ class Dialect(Protocol):
 
     name: str
     ops: Mapping[str, Lowering]
+    integer_accumulators: bool
+    """Whether a tensor in RAW form holds integers (else the real result itself)."""
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Real -> stored."""
@@ -92,8 +94,12 @@ class Context:
         """Tensor -> name of the value that holds its integers, for every tensor that has any."""
         found: dict[str, str] = {}
         for (tensor, form), value in self._values.items():
-            if form is not Form.FLOAT and not self.graph.is_constant(tensor):
-                found[tensor if form is Form.QUANTIZED else f"{tensor} (accumulator)"] = value.name or ""
+            if self.graph.is_constant(tensor):
+                continue
+            if form is Form.QUANTIZED:
+                found[tensor] = value.name or ""
+            elif form is Form.RAW and self._dialect.integer_accumulators:
+                found[f"{tensor} (accumulator)"] = value.name or ""
         return found
 
     def _convert(self, tensor: str, form: Form) -> ir.Value:

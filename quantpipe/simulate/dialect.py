@@ -44,6 +44,7 @@ class Simulated:
     `weights` change with weight bits and thresholds only, `scalars` with everything else."""
 
     name = "simulated"
+    integer_accumulators = True
 
     def __init__(self) -> None:
         self.weights: Parameters = {}

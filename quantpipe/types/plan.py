@@ -110,7 +110,8 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free), and `offset` is the
+    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free), and `offset` is
+    the
     constant of its float32 formula."""
 
     node: str

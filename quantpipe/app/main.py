@@ -1,0 +1,147 @@
+"""Entry point of `python run.py` and of the `quantpipe` command.
+
+Exit codes: 0 done; 2 bad input (one paragraph on standard error); 3 the promise of agreement is broken; 130
+interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import FrameType
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from quantpipe.app.console import RichConsole
+from quantpipe.app.settings import build_settings
+from quantpipe.errors import Interrupted, QuantpipeError
+from quantpipe.report import summary_table
+from quantpipe.runner import run
+from quantpipe.settings import Settings
+
+PACKAGE = Path(__file__).resolve().parents[1]
+PLUGINS = "quantpipe.conf"
+"""Entry point group: a plug-in package names its conf package there, e.g. `npu = "my_npu.conf"`."""
+
+
+def folder_of(name: str) -> Path:
+    """conf/ or experiments/: inside the installed package, or beside it in a checkout."""
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+def asset(name: str) -> str:
+    """Path of a file that comes with the package."""
+    return str(PACKAGE / "assets" / name)
+
+
+def main() -> None:
+    """Run the command line; always ends in SystemExit."""
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
+    OmegaConf.register_new_resolver("asset", asset, replace=True)
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    sys.argv[1:] = [_experiment(a) for a in sys.argv[1:]]
+    sys.argv += search_path()
+    try:
+        hydra.main(version_base="1.3", config_path=str(folder_of("conf")), config_name="config")(_task)()
+    except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
+        raise SystemExit(_report(error)) from None
+    except KeyboardInterrupt:
+        _say("interrupted before there was anything to keep; run the same command again")
+        raise SystemExit(130) from None
+    raise SystemExit(0)
+
+
+def search_path() -> list[str]:
+    """Hydra's search path: the folder that holds experiments/, and every plug-in's conf package."""
+    plugins = [f"pkg://{entry.value}" for entry in entry_points(group=PLUGINS)]
+    places = [f"file://{folder_of('experiments').parent}", *plugins]
+    return [f"hydra.searchpath=[{','.join(places)}]"]
+
+
+def _experiment(argument: str) -> str:
+    """`experiments=NAME` adds a delta that the defaults list does not mention."""
+    return f"+{argument}" if argument.startswith("experiments=") else argument
+
+
+def _task(config: DictConfig) -> None:
+    """One job (the only one, or one of a sweep)."""
+    hydra_config = HydraConfig.get()
+    _quiet_logs()
+    settings = build_settings(config, hydra_config)
+    console = RichConsole()
+    console.announce(f"run folder {settings.folder}")
+    tracker = settings.tracker
+    tracker.start(_run_name(settings), _parameters(settings), {"folder": str(settings.folder)})
+    with tracker:
+        report = run(settings, console)
+    console.finish()
+    _show(report, settings)
+
+
+def _show(report: dict[str, object], settings: Settings) -> None:
+    out = Console()
+    if report:
+        out.print(summary_table(report))
+    out.print(f"files   {settings.folder}", soft_wrap=True, highlight=False)
+    tracker = settings.tracker
+    if tracker.run_id is not None:
+        out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True, highlight=False)
+        out.print(f"        {tracker.ui_command}", soft_wrap=True, highlight=False)
+
+
+def _run_name(settings: Settings) -> str:
+    return f"{settings.model.stem} {settings.spec.name} {settings.choices.get('search', '')}".strip()
+
+
+def _parameters(settings: Settings) -> dict[str, object]:
+    """What is worth comparing between runs: the group choices and the key numbers."""
+    return {
+        **{k: v for k, v in settings.choices.items() if k != "tracking"},
+        "model": settings.model.name,
+        "schema": settings.schema.name,
+        "realize": settings.backend,
+        "command": settings.command,
+        "seed": settings.seed,
+        "max_evaluations": settings.search.max_evaluations,
+        "objective.form": settings.objective["form"],
+        "objective.cost": settings.objective["cost"],
+        "objective.tolerance": settings.objective["tolerance"],
+        "min_bits": settings.annotate.min_bits,
+        "memory_mb": settings.memory_mb,
+    }
+
+
+def _report(error: BaseException) -> int:
+    """One paragraph on standard error; the exit code of the error."""
+    cause = error
+    while not isinstance(cause, QuantpipeError) and cause.__cause__ is not None:
+        cause = cause.__cause__  # Hydra wraps what constructors raise
+    if isinstance(cause, QuantpipeError):
+        _say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
+        return cause.exit_code
+    _say(" ".join(str(error).split()))
+    return 2
+
+
+def _say(text: str, head: str = "error: ") -> None:
+    Console(stderr=True).print(f"{head}{text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _quiet_logs() -> None:
+    for name in ("mlflow", "alembic", "onnxslim", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+

@@ -1,0 +1,128 @@
+"""Configuration -> Settings: every group turned into its typed value, every mistake named by its key."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.app.instances import make
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.hardware.load import load_hardware
+from quantpipe.hardware.schemas import AUTO, resolve_schema
+from quantpipe.realize import BACKENDS
+from quantpipe.settings import EvaluateSettings, SearchSettings, Settings
+from quantpipe.types import HardwareSpec
+
+GROUPS = ("model", "dataset", "hardware", "schema", "threshold", "search", "objective", "realize", "tracking")
+
+
+def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
+    """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
+    plain = _plain(config)
+    spec = load_hardware(plain["hardware"])
+    schema = resolve_schema(spec, plain["schema"], shipped_schemas())
+    backend = _backend(plain["realize"], spec)
+    launch = Path(hydra_config.runtime.cwd)
+    sweep = hydra_config.mode == RunMode.MULTIRUN
+    folder = Path(hydra_config.runtime.output_dir).absolute()
+    parent = str((launch / hydra_config.sweep.dir).absolute()) if sweep else None
+    search = plain["search"]
+    return Settings(
+        command=str(plain["command"]),
+        stages=tuple(plain["stages"]),
+        model=_path(plain["model"].get("path"), "model.path", launch),
+        dataset=make(config.dataset, "dataset"),
+        spec=spec,
+        schema=schema,
+        estimator=make(config.threshold.activations, "threshold.activations"),
+        weight_method=plain["threshold"]["weights"]["method"],
+        search=SearchSettings(
+            make(config.search.algorithm, "search.algorithm"), search["max_evaluations"], search["max_seconds"]
+        ),
+        objective=plain["objective"],
+        backend=backend,
+        annotate=_options(AnnotateOptions, plain["annotate"] | {"strict": plain["strict"]}, "annotate"),
+        evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
+        memory_mb=int(plain["calibrate"]["memory_mb"]),
+        verify=str(plain["verify"]),
+        seed=_seed(plain["seed"]),
+        folder=folder,
+        resume_command=_resume_command(hydra_config, folder),
+        tracker=make(config.tracking, "tracking", launch_folder=str(launch), parent_key=parent),
+        choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
+        config=plain | {"realize": backend, "schema": _schema_record(schema)},
+        strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
+    )
+
+
+def shipped_schemas() -> dict[str, Mapping[str, Any]]:
+    """Every option of the schema group, plug-ins included, except `auto`."""
+    loader = GlobalHydra.instance().config_loader()
+    found: dict[str, Mapping[str, Any]] = {}
+    for name in loader.get_group_options("schema"):
+        if name == AUTO:
+            continue
+        loaded = loader.load_configuration(f"schema/{name}", overrides=[], run_mode=RunMode.RUN)
+        found[name] = _plain(loaded["schema"])
+    return found
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    if not isinstance(data, dict):
+        raise ConfigError("the configuration is not a mapping")
+    return {str(k): v for k, v in data.items()}
+
+
+def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
+    legal = list(kind.__dataclass_fields__)
+    for name in given:
+        if name not in legal:
+            raise ConfigError(
+                f"is no option{nearest(name, legal)}; legal are {', '.join(legal)}", where=f"{key}.{name}"
+            )
+    return kind(**given)
+
+
+def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
+    name = str(realize.get("backend"))
+    chosen = spec.realize if name == AUTO else name
+    if chosen not in BACKENDS:
+        where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
+        raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
+    return chosen
+
+
+def _path(value: Any, key: str, launch: Path) -> Path:
+    if not value:
+        raise ConfigError("is empty; it must name a file", where=key)
+    return launch / Path(str(value)).expanduser()
+
+
+def _seed(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"is {value!r}; legal is a whole number from 0 on", where="seed")
+    return value
+
+
+def _schema_record(schema: Any) -> dict[str, Any]:
+    return {"name": schema.name, "activations": vars(schema.activations), "weights": vars(schema.weights)}
+
+
+def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
+    overrides = [o for o in hydra_config.overrides.task if not o.startswith("hydra.run.dir=")]
+    return shlex.join([*_program(), *overrides, f"hydra.run.dir={folder}"])
+
+
+def _program() -> list[str]:
+    program = Path(sys.argv[0])
+    return ["python", program.name] if program.suffix == ".py" else [program.name]

@@ -1,0 +1,18 @@
+"""What happens once per sweep: its MLflow parent run is closed when the last job has ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from quantpipe.tracking import finish_parent
+
+
+class SweepEnd(Callback):
+    """Hydra calls this in the launching process, whatever the launcher."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        finish_parent(Path(config.hydra.runtime.cwd) / config.hydra.sweep.dir)

@@ -1,0 +1,40 @@
+"""The first few samples of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quantpipe.types import Batch, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class First:
+    """The first `limit` samples of `samples`, in their order."""
+
+    samples: Samples
+    limit: int
+
+    @property
+    def digest(self) -> str:
+        return f"{self.samples.digest}[:{len(self)}]"
+
+    @property
+    def labelled(self) -> bool:
+        return self.samples.labelled
+
+    def __len__(self) -> int:
+        return min(self.limit, len(self.samples))
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        left = len(self)
+        for batch in self.samples.batches(min(size, max(left, 1))):
+            if left <= 0:
+                return
+            yield batch if len(batch) <= left else _cut(batch, left)
+            left -= len(batch)
+
+
+def _cut(batch: Batch, count: int) -> Batch:
+    labels = batch.labels[:count] if batch.labels is not None else None
+    return Batch({k: v[:count] for k, v in batch.inputs.items()}, labels, batch.indices[:count])

@@ -1,0 +1,1 @@
+"""Evaluate: float, simulated and realized model side by side; agreement, accuracy, errors per tensor, latency."""

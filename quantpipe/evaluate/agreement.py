@@ -1,0 +1,130 @@
+"""Whether the simulated and the realized model hold the same integers, tensor by tensor, element by element.
+
+Both graphs are run on the same samples with all their integer tensors as outputs. Where a float island feeds integers
+again, two
+correct runs may differ by rounding inside the island; so behind each such entry the simulated run goes on with the
+realized
+integers, and what differs at the entry itself is counted apart (`behind_float`). Nothing can then cascade: every
+difference that is counted is made where it is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.view import Graph
+from quantpipe.rendering import Rendered
+from quantpipe.simulate.simulator import Simulation, bind
+from quantpipe.types import Form, QuantPlan, Samples, Topology
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """`tensors` and `elements` compared; `differing` elements fed by integers only, `behind_float` right behind a float
+    island; `max_lsb` the greatest difference in integer steps; `first_tensor` the first that differs, in graph
+    order."""
+
+    tensors: int
+    elements: int
+    differing: int
+    behind_float: int
+    max_lsb: float
+    first_tensor: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    simulation: Simulation,
+    realized: Rendered,
+    samples: Samples,
+) -> Agreement:
+    """Run both on all samples. The final outputs of the realized model as users run it are compared as well."""
+    shared = [t for t in simulation.rendered.integers if t in realized.integers]
+    entries = [t for t in shared if t in island_entries(graph, topology)]
+    sim_names = {t: simulation.rendered.integers[t] for t in shared}
+    real_names = {t: realized.integers[t] for t in shared}
+    model = bind(simulation.rendered.model, simulation.weights)
+    own = _feed_from_outside(model, {sim_names[t]: t for t in entries})
+    simulated = Session(expose(model, [own.get(t, sim_names[t]) for t in shared]), where="simulated model")
+    exposed = Session(expose(realized.model, list(real_names.values())), where="realized model")
+    plain = Session(realized.model, where="realized model")
+    count = _Counter(entries)
+    for batch in samples.batches(graph.batch_size):
+        real = exposed.run(batch.inputs)
+        zero = {t: _zero_point(plan, t) for t in shared}
+        given = {sim_names[t]: real[real_names[t]].astype(np.float32) - np.float32(zero[t]) for t in entries}
+        sim = simulated.run({**batch.inputs, **simulation.scalars, **given})
+        for tensor in shared:
+            expected = sim[own.get(tensor, sim_names[tensor])].astype(np.float64) + zero[tensor]
+            count.add(tensor, expected, real[real_names[tensor]].astype(np.float64))
+        for name, value in plain.run(batch.inputs).items():
+            # The instrumented graph could be fused differently; what counts is the graph that users run.
+            count.add(name, real[name].astype(np.float64), value.astype(np.float64), tensor=False)
+    return count.result(len(shared))
+
+
+def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
+    """Stored tensors that are quantized from the result of a float node (not from the model's own inputs)."""
+    made = {k.output for k in topology.kernels}
+    read = {o.tensor for k in topology.kernels for o in k.operands if o.form is Form.QUANTIZED}
+    return frozenset(t for t in read if t not in made and t in graph.producers)
+
+
+def _feed_from_outside(model: ir.Model, names: Mapping[str, str]) -> dict[str, str]:
+    """Make values graph inputs, keeping what the graph computes for them under another name: tensor -> that name."""
+    renamed = {}
+    for node in list(model.graph):
+        for value in node.outputs:
+            name = value.name or ""
+            if name in names:
+                tensor = names[name]
+                outside = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
+                value.replace_all_uses_with(outside)
+                value.name = f"{name}/own"
+                model.graph.inputs.append(outside)
+                renamed[tensor] = value.name
+    return renamed
+
+
+def _zero_point(plan: QuantPlan, tensor: str) -> int:
+    """What turns the simulated q - z into q (accumulators have none)."""
+    return plan.quantizers[tensor].zero_point if tensor in plan.quantizers else 0
+
+
+class _Counter:
+    """Counts while batches go by."""
+
+    def __init__(self, entries: list[str]) -> None:
+        self._entries = frozenset(entries)
+        self._elements = self._differing = self._behind = 0
+        self._max = 0.0
+        self._first: str | None = None
+
+    def add(self, name: str, expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], tensor: bool = True) -> None:
+        if tensor:
+            self._elements += found.size
+        different = int(np.count_nonzero(expected != found)) if expected.shape == found.shape else found.size
+        if not different:
+            return
+        if name in self._entries:
+            self._behind += different
+        else:
+            self._differing += different
+            self._first = self._first or name
+        if tensor and expected.shape == found.shape:
+            self._max = max(self._max, float(np.max(np.abs(expected - found))))
+
+    def result(self, tensors: int) -> Agreement:
+        return Agreement(tensors, self._elements, self._differing, self._behind, self._max, self._first)

@@ -1,0 +1,40 @@
+"""The float model's outputs and labels over a split: computed once, compared with many times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import DataError
+from quantpipe.graph.execute import Session, collect
+from quantpipe.types import Samples
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """First output of the float model `[N, ...]`, and the labels `[N]` where there are any."""
+
+    outputs: NDArray[Any] = field(repr=False)
+    labels: NDArray[np.int64] | None = field(repr=False)
+
+
+def outputs_of(
+    session: Session, samples: Samples, size: int, extra: Mapping[str, NDArray[Any]] | None = None
+) -> NDArray[Any]:
+    """The first output over all samples, `[N, ...]`."""
+    return collect(session, samples, size, session.outputs[0], extra)
+
+
+def reference_of(session: Session, samples: Samples, size: int) -> Reference:
+    """Run the float model. Raises DataError when its own outputs are not finite."""
+    outputs = outputs_of(session, samples, size)
+    if not np.all(np.isfinite(outputs)):
+        sample = int(np.argwhere(~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))[0, 0])
+        raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
+    parts = [batch.labels for batch in samples.batches(256)] if samples.labelled else []
+    labels = [part for part in parts if part is not None]
+    return Reference(outputs, np.concatenate(labels) if labels else None)

@@ -1,0 +1,93 @@
+"""report.json from what the stages found. The keys are an interface: docs/artifacts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantpipe import __version__
+from quantpipe.graph.view import Graph
+from quantpipe.settings import Settings
+from quantpipe.stages import Evaluation
+from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Strategy, Topology
+
+
+def build_report(
+    *,
+    settings: Settings,
+    graph: Graph,
+    topology: Topology,
+    space: ChoiceSpace,
+    plan: QuantPlan,
+    strategy: Strategy,
+    profile: Profile | None,
+    search: Mapping[str, Any],
+    rectified: Sequence[Mapping[str, Any]],
+    model: Mapping[str, Any],
+    costs: Mapping[str, float],
+    evaluation: Evaluation,
+) -> dict[str, Any]:
+    """The whole report as plain data."""
+    return {
+        "version": __version__,
+        "run": {
+            "model": graph.source,
+            "model_hash": graph.model_hash,
+            "command": settings.command,
+            "seed": settings.seed,
+            "folder": str(settings.folder),
+            **{k: v for k, v in settings.choices.items() if k != "model"},
+            "schema": settings.schema.name,
+            "realize": settings.backend,
+            "samples": evaluation.samples,
+        },
+        "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
+        "agreement": evaluation.agreement.as_dict(),
+        "calibrate": _calibrate(profile),
+        "search": dict(search),
+        "model": dict(model),
+        "cost": dict(costs),
+        "latency": dict(evaluation.latency),
+        "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
+        "rescales": list(plan.rescales),
+        "raised": list(plan.raised),
+        "rectified": list(rectified),
+        "layers": list(evaluation.layers),
+        "choices": _choices(space, topology, strategy),
+        "warnings": list(graph.notes),
+    }
+
+
+def _calibrate(profile: Profile | None) -> dict[str, Any]:
+    if profile is None:
+        return {}
+    return {
+        "seconds": profile.seconds,
+        "samples": profile.samples,
+        "float_pass_seconds": profile.float_pass_seconds,
+        "peak_rss_mb": profile.peak_rss_mb,
+    }
+
+
+def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:
+    """The bits that were chosen, per choice."""
+    found = []
+    for choice in space:
+        kind, _, tensor = choice.key.partition(":")
+        if kind != "bits":
+            continue
+        threshold: Any = None
+        if tensor in strategy.ranges:
+            threshold = strategy.ranges[tensor].threshold
+        elif tensor in strategy.weights and strategy.weights[tensor].ndim == 0:
+            threshold = float(strategy.weights[tensor])
+        found.append(
+            {
+                "key": tensor,
+                "kind": "weight" if tensor in topology.weight_of else "activation",
+                "value": strategy.bits[tensor],
+                "threshold": threshold,
+                "edges": list(choice.edges),
+            }
+        )
+    return found

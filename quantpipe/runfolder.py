@@ -1,0 +1,175 @@
+"""The run folder: which file holds what, and how typed values are written there and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.artifacts import (
+    Origin,
+    RunLock,
+    digest_array,
+    digest_json,
+    is_current,
+    read_npz,
+    read_origin,
+    write_bytes,
+    write_json,
+    write_npz,
+    write_text,
+)
+from quantpipe.calibrate.profile import profile_from_arrays, profile_yaml, stats_arrays
+from quantpipe.errors import ArtifactError
+from quantpipe.graph.io import model_bytes
+from quantpipe.graph.view import Graph
+from quantpipe.rendering import Rendered
+from quantpipe.report import render_html
+from quantpipe.settings import Settings
+from quantpipe.strategyfile import strategy_payload
+from quantpipe.types import (
+    Accumulate,
+    ChoiceSpace,
+    Profile,
+    QuantPlan,
+    Requantize,
+    Strategy,
+    Topology,
+)
+
+
+class RunFolder:
+    """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.strategy = root / "search" / "strategy.json"
+        self.trials = root / "search" / "trials.jsonl"
+        self.model = root / "realize" / "model.onnx"
+        self.report = root / "evaluate" / "report.json"
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Keeps a second process out of the folder."""
+        return RunLock(self.root)
+
+    def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin) -> None:
+        payload = {
+            "node_conds": dict(topology.node_conds),
+            "edge_conds": dict(topology.edge_conds),
+            "float_nodes": dict(topology.float_nodes),
+            "groups": [
+                {"key": g.key, "tensors": g.tensors, "sources": g.sources, "dtype": g.dtype, "max_bits": g.max_bits}
+                for g in topology.groups
+            ],
+            "kernels": [
+                {"node": k.node, "op": k.op, "output": k.output, "form": k.form, "fused": k.fused}
+                for k in topology.kernels
+            ],
+        }
+        write_json(self.root / "annotate" / "topology.json", payload, origin)
+        choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
+        write_json(self.root / "annotate" / "choices.json", {"choices": choices, "size": str(space.size)}, origin)
+
+    def write_profile(self, profile: Profile, origin: Origin) -> None:
+        write_text(self.root / "calibrate" / "profile.yaml", profile_yaml(profile), origin)
+        write_npz(self._stats, stats_arrays(profile), origin)
+
+    def read_profile(self, origin: Origin) -> Profile | None:
+        """The stored statistics when they have this very origin; None when there are none.
+
+        Raises ArtifactError when the folder holds those of another model or configuration.
+        """
+        if not self._stats.is_file():
+            return None
+        if not is_current(self._stats, origin):
+            found = read_origin(self._stats)
+            differing = origin.differences(found) if found is not None else ["the file carries no origin"]
+            raise ArtifactError(
+                f"this folder holds the calibration of another run: {'; '.join(differing[:4])}. Choose another "
+                "folder (hydra.run.dir) or the settings it was made with",
+                stage="calibrate",
+                where=str(self._stats),
+            )
+        return profile_from_arrays(read_npz(self._stats, origin), str(self._stats))
+
+    def write_strategy(
+        self,
+        settings: Settings,
+        graph: Graph,
+        topology: Topology,
+        strategy: Strategy,
+        results: Mapping[str, Any],
+        origin: Origin | None,
+    ) -> None:
+        """`origin` None: keep the one that the file has (its results are being completed)."""
+        payload = strategy_payload(graph.model_hash, settings.spec, settings.schema, topology, strategy, results)
+        if origin is None:
+            known = read_origin(self.strategy) if self.strategy.is_file() else None
+            origin = known or Origin("search/replay", {"model": graph.model_hash})
+        write_json(self.strategy, payload, origin)
+
+    def write_realized(self, plan: QuantPlan, realized: Rendered, origin: Origin) -> None:
+        write_json(self.root / "realize" / "plan.json", plan_payload(plan), origin)
+        write_bytes(self.model, model_bytes(realized.model), origin)
+
+    def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
+        write_json(self.report, report, origin)
+        write_text(self.report.with_suffix(".html"), render_html(report), origin, "<!--")
+
+    def digest_of(self, topology: Topology, strategy: Strategy) -> str:
+        """Digest of a strategy's numbers."""
+        ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
+        weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
+        return digest_json([dict(strategy.bits), ranges, weights])
+
+    @property
+    def _stats(self) -> Path:
+        return self.root / "calibrate" / "stats.npz"
+
+
+def plan_payload(plan: QuantPlan) -> dict[str, Any]:
+    """Every number of a plan except the integer weights, which are named by digest (they are in model.onnx)."""
+    return {
+        "quantizers": {
+            t: {
+                "scale": _number(q.scale),
+                "zero_point": q.zero_point,
+                "dtype": q.dtype,
+                "bits": q.bits,
+                "range": [q.qmin, q.qmax],
+            }
+            for t, q in plan.quantizers.items()
+        },
+        "weights": {
+            t: {"scale": _number(w.scale), "axis": w.axis, "bits": w.bits, "values": digest_array(w.values)}
+            for t, w in plan.weights.items()
+        },
+        "kernels": {n: _kernel(k) for n, k in plan.kernels.items()},
+        "rescales": list(plan.rescales),
+        "raised": list(plan.raised),
+    }
+
+
+def _kernel(kernel: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": type(kernel).__name__.lower()}
+    output = getattr(kernel, "output", None)
+    if isinstance(output, Requantize):
+        found["requantize"] = {
+            "kind": output.kind,
+            "multiplier": _number(output.multiplier),
+            "shift": output.shift,
+            "zero_point": output.zero_point,
+            "range": [output.low, output.high],
+        }
+    if isinstance(kernel, Accumulate):
+        found |= {"accumulator_bound": kernel.bound, "accumulator_scale": _number(kernel.acc_scale)}
+        found["bias"] = None if kernel.bias is None else [int(b) for b in kernel.bias]
+    return found
+
+
+def _number(value: NDArray[Any]) -> Any:
+    return np.asarray(value, np.float64).tolist()

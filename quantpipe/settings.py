@@ -1,0 +1,101 @@
+"""What a run is, as typed values: the app fills it from the configuration, the runner acts on it. No Hydra here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.table import WeightMethod
+from quantpipe.data.splits import Splits
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.search import Algorithm
+from quantpipe.tracking import Tracker
+from quantpipe.types import HardwareSpec, Schema, TensorInfo
+
+STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
+COMMANDS = ("run", "replay")
+VERIFY = ("fail", "warn")
+
+
+class Dataset(Protocol):
+    """What a dataset option gives: three disjoint splits that fit the model."""
+
+    def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits: ...
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    algorithm: Algorithm
+    max_evaluations: int | None
+    max_seconds: float | None
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor."""
+
+    agreement_samples: int = 64
+    layer_samples: int = 32
+    latency_runs: int = 50
+    latency_seconds: float = 10.0
+
+
+class Console(Protocol):
+    """Where a run tells how far it is."""
+
+    def stage(self, name: str, note: str = "") -> None: ...
+
+    def progress(self, name: str) -> Callable[[int, int, str], None]:
+        """A function to call with (done, total, note)."""
+        ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. `choices` are the names of the group options; `config` is the resolved configuration as plain data."""
+
+    command: str
+    stages: tuple[str, ...]
+    model: Path
+    dataset: Dataset
+    spec: HardwareSpec
+    schema: Schema
+    estimator: Estimator
+    weight_method: WeightMethod
+    search: SearchSettings
+    objective: Mapping[str, Any]
+    backend: str
+    annotate: AnnotateOptions
+    evaluate: EvaluateSettings
+    memory_mb: int
+    verify: str
+    seed: int
+    folder: Path
+    resume_command: str
+    tracker: Tracker
+    choices: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Path | None = None
+
+    def __post_init__(self) -> None:
+        _legal("command", self.command, COMMANDS)
+        _legal("verify", self.verify, VERIFY)
+        for stage in self.stages:
+            _legal("stages", stage, STAGES)
+        if not self.stages:
+            raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
+        if self.memory_mb < 16:
+            raise ConfigError(f"is {self.memory_mb}; at least 16 MiB are needed", where="calibrate.memory_mb")
+        if self.command == "replay" and self.strategy is None:
+            raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
+
+
+def _legal(key: str, value: str, legal: Sequence[str]) -> None:
+    if value not in legal:
+        raise ConfigError(f"is {value!r}{nearest(value, legal)}; legal are {', '.join(legal)}", where=key)

@@ -1,0 +1,178 @@
+"""The stages as pure functions of typed values: annotate -> calibrate -> search -> realize -> evaluate.
+
+No stage reads or writes files, talks to MLflow or knows of configuration; the runner does that around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantpipe.annotate.choices import choice_space
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.topology import analyze
+from quantpipe.calibrate.measure import float_pass_seconds, measure
+from quantpipe.data.subset import First
+from quantpipe.evaluate.agreement import Agreement, compare
+from quantpipe.evaluate.candidate import CandidateMeasure
+from quantpipe.evaluate.latency import latency
+from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.metrics import summary
+from quantpipe.evaluate.reference import outputs_of, reference_of
+from quantpipe.graph.execute import Session
+from quantpipe.graph.io import model_bytes
+from quantpipe.graph.view import Graph
+from quantpipe.hardware.cost import COSTS, macs
+from quantpipe.plan import Planner
+from quantpipe.realize import BACKENDS
+from quantpipe.rendering import Rendered, render
+from quantpipe.search import Algorithm, Evaluator, Objective, SearchResult, TrialLog, run_search
+from quantpipe.simulate.simulator import Simulator, simulate
+from quantpipe.types import (
+    ChoiceSpace,
+    HardwareSpec,
+    Profile,
+    QuantPlan,
+    Samples,
+    Schema,
+    Strategy,
+    Topology,
+    Trial,
+)
+
+Progress = Callable[[int, int, str], None]
+
+
+def annotate(
+    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions
+) -> tuple[Topology, ChoiceSpace]:
+    """What runs in integers, and what there is to choose."""
+    topology = analyze(graph, spec, schema, options)
+    return topology, choice_space(topology, options)
+
+
+def calibrate(graph: Graph, topology: Topology, samples: Samples, memory_mb: int, progress: Progress) -> Profile:
+    """Statistics of every tensor whose range is needed, in one pass."""
+    return measure(graph, topology.measured, samples, memory_mb, lambda done, total: progress(done, total, ""))
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    max_evaluations: int | None
+    max_seconds: float | None
+
+
+def make_objective(config: Mapping[str, Any], candidates: CandidateMeasure, space: ChoiceSpace) -> Objective:
+    """The objective with its reference: the float model's own value, and the cost of the most precise point."""
+    return Objective.from_config(
+        metric=str(config["metric"]),
+        form=str(config["form"]),
+        tolerance=config["tolerance"],
+        cost=str(config["cost"]),
+        cost_limit=config["cost_limit"],
+        float_accuracy=candidates.float_accuracy,
+        start_cost=candidates.cost(space.start),
+    )
+
+
+def search(
+    space: ChoiceSpace,
+    candidates: CandidateMeasure,
+    objective: Objective,
+    algorithm: Algorithm,
+    budget: Budget,
+    seed: int,
+    log: TrialLog,
+    on_trial: Callable[[Trial, Trial], None],
+) -> SearchResult:
+    """The best point within the budget; trials go to the log as they come."""
+    evaluator = Evaluator(
+        candidates,
+        objective,
+        max_evaluations=budget.max_evaluations,
+        max_seconds=budget.max_seconds,
+        log=log,
+        on_trial=on_trial,
+    )
+    return run_search(algorithm, space, evaluator, objective, seed)
+
+
+def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
+    """The integer model in one of the output forms."""
+    return render(graph, topology, plan, BACKENDS[backend]())
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Numbers of the report that come from running the three models."""
+
+    metrics: Mapping[str, Mapping[str, float | None]]
+    agreement: Agreement
+    layers: Sequence[Mapping[str, Any]] = field(repr=False)
+    latency: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 0
+
+
+def evaluate(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    realized: Rendered,
+    samples: Samples,
+    agreement_samples: int,
+    layer_samples: int,
+    latency_runs: int,
+    latency_seconds: float,
+) -> Evaluation:
+    """Float, simulated and realized model on samples that nothing was fitted to or chosen by."""
+    reference = reference_of(Session(graph.model, where=graph.source), samples, graph.batch_size)
+    session, parameters = Simulator(graph, topology).prepare(plan)
+    outputs = {
+        "float": reference.outputs,
+        "simulated": outputs_of(session, samples, graph.batch_size, parameters),
+        "realized": outputs_of(Session(realized.model, where="realized model"), samples, graph.batch_size),
+    }
+    metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
+    few = First(samples, agreement_samples)
+    agreement = compare(graph, topology, plan, simulate(graph, topology, plan), realized, few)
+    layers = layer_report(graph, plan, simulate(graph, topology, plan), First(samples, layer_samples))
+    one = next(iter(samples.batches(1))).inputs
+    times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if _free_batch(graph) else {}
+    return Evaluation(metrics, agreement, layers, times, len(samples))
+
+
+def float_pass(graph: Graph, samples: Samples) -> float:
+    """Seconds of one pass of the float model over a split, the unit in which search costs are read."""
+    return float_pass_seconds(graph, samples, graph.batch_size)
+
+
+def _free_batch(graph: Graph) -> bool:
+    return all(not i.shape or i.shape[0] in (None, 1) for i in graph.inputs)
+
+
+def describe_model(
+    graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, strategy: Strategy, realized: Rendered
+) -> dict[str, Any]:
+    """Sizes, operations and bits: the report's `model` part."""
+    integer = sum(topology.node_conds.values())
+    return {
+        "float_bytes": len(model_bytes(graph.model)),
+        "realized_bytes": len(model_bytes(realized.model)),
+        "macs": sum(macs(node, graph) for node in graph.nodes),
+        "bops": COSTS["bops"](topology, graph, spec, strategy.bits),
+        "mean_weight_bits": plan.mean_weight_bits,
+        "mean_activation_bits": plan.mean_activation_bits,
+        "float_nodes": len(graph.nodes) - integer,
+        "integer_nodes": integer,
+    }
+
+
+def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> dict[str, float]:
+    """The strategy by every cost measure."""
+    return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
+
+
+def plan_of(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema, strategy: Strategy) -> QuantPlan:
+    """All numbers of a strategy."""
+    return Planner(graph, topology, spec, schema).plan(strategy)

@@ -1,0 +1,127 @@
+"""The strategy file: what was searched, keyed by names, so that it can be read, compared, edited and replayed.
+
+Format 1.0. `bits` by edge ("producer->consumer:port"); `thresholds` by tensor: a number T for [-T, T], {"low",
+"high"} for
+other ranges, a list with one T per output channel for weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from quantpipe.errors import ArtifactError, nearest
+from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Topology
+
+VERSION = "1.0"
+
+
+def strategy_payload(
+    model_hash: str,
+    spec: HardwareSpec,
+    schema: Schema,
+    topology: Topology,
+    strategy: Strategy,
+    results: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The file's content as plain data."""
+    bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
+    bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
+    thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
+    thresholds |= {t: np.asarray(v, np.float64).tolist() for t, v in strategy.weights.items()}
+    return {
+        "version": VERSION,
+        "strategy": {
+            "model_hash": model_hash,
+            "hardware": spec.name,
+            "schema": asdict(schema),
+            "topology": {"node_conds": dict(topology.node_conds), "edge_conds": dict(topology.edge_conds)},
+            "bits": bits,
+            "thresholds": thresholds,
+        },
+        "results": dict(results),
+    }
+
+
+def read_strategy(
+    payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, schema: Schema, topology: Topology
+) -> Strategy:
+    """The strategy of a file, checked against the model and hardware it is to be used on.
+
+    Raises ArtifactError naming what does not fit: another model, hardware, schema or topology, missing or unknown
+    names.
+    """
+    if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
+        raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)
+    found = payload["strategy"]
+    for name, here in (("model_hash", model_hash), ("hardware", spec.name), ("schema", asdict(schema))):
+        if found.get(name) != here:
+            raise ArtifactError(
+                f"it belongs to another {name.replace('_hash', '')}: {name} is {_short(found.get(name))} in the file "
+                f"and {_short(here)} here",
+                stage="strategy",
+                where=where,
+            )
+    _same_nodes(found.get("topology", {}).get("node_conds", {}), topology, where)
+    bits = _bits(found.get("bits", {}), topology, where)
+    thresholds = found.get("thresholds", {})
+    ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where) for g in topology.groups}
+    weights = {w.tensor: np.asarray(_entry(thresholds, w.tensor, where), np.float64) for w in topology.weights}
+    return Strategy(bits, ranges, weights)
+
+
+def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str, int]:
+    bits: dict[str, int] = {}
+    sites = [(g.tensors, g.edges, g.max_bits) for g in topology.groups]
+    sites += [((w.tensor,), w.edges, w.max_bits) for w in topology.weights]
+    for tensors, edges, most in sites:
+        values = {_entry(found, e, where) for e in edges}
+        if len(values) != 1 or not all(isinstance(v, int) and 2 <= v <= most for v in values):
+            raise ArtifactError(
+                f"the edges {', '.join(edges[:3])} share one decision; found bits {sorted(map(str, values))}, "
+                f"legal is one number from 2 to {most}",
+                stage="strategy",
+                where=where,
+            )
+        bits |= dict.fromkeys(tensors, values.pop())
+    return bits
+
+
+def _same_nodes(found: Mapping[str, bool], topology: Topology, where: str) -> None:
+    differing = [n for n in topology.node_conds if found.get(n) != topology.node_conds[n]]
+    if differing:
+        raise ArtifactError(
+            f"its topology is another one: {differing[0]} runs "
+            f"{'in integers' if found.get(differing[0]) else 'in float'} in the file, not so here "
+            f"({len(differing)} nodes differ); use the annotate settings it was made with",
+            stage="strategy",
+            where=where,
+        )
+
+
+def _entry(found: Mapping[str, Any], name: str, where: str) -> Any:
+    if name not in found:
+        raise ArtifactError(f"it says nothing about {name}{nearest(name, found)}", stage="strategy", where=where)
+    return found[name]
+
+
+def _range(r: Range) -> Any:
+    return r.high if r.low == -r.high else {"low": r.low, "high": r.high}
+
+
+def _read_range(value: Any, name: str, where: str) -> Range:
+    if isinstance(value, Mapping) and {"low", "high"} <= set(value):
+        return Range(float(value["low"]), float(value["high"]))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Range(-float(value), float(value))
+    raise ArtifactError(
+        f"the threshold of {name} is {value!r}; legal is T or low and high", stage="strategy", where=where
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:39] + "…"
