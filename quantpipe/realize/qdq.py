@@ -54,7 +54,7 @@ class Qdq(Stored):
             inputs.append(self._real_bias(context, node, plan))
         if plan.output is None:
             return context.builder.copy(node, inputs, [kernel.output])[0]
-        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         return self._finish(context, kernel, real, plan.output)
 
     def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -64,7 +64,7 @@ class Qdq(Stored):
             raise _no_accumulators(node.name)
         tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
         inputs = [self._real(context, t) for t in tensors]
-        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         return self._finish(context, kernel, real, output)
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -74,7 +74,7 @@ class Qdq(Stored):
         assert isinstance(plan, Average)  # noqa: S101
         data = self._real(context, kernel.operands[0].tensor)
         if not fr.is_window(node):
-            real = context.builder.copy(node, [data], [node.outputs[0]])[0]
+            real = context.builder.copy(node, [data], [_unrounded(node)])[0]
             return self._finish(context, kernel, real, plan.output)
         ones, attributes = fr.window_ones(context, node)
         weight = context.builder.op(
@@ -84,7 +84,7 @@ class Qdq(Stored):
             self.constant(context, "weight_zero_point", np.int8(0)),
             name=f"{node.name}/ones",
         )
-        real = context.builder.op("Conv", data, weight, name=node.name, output=node.outputs[0], **attributes)
+        real = context.builder.op("Conv", data, weight, name=node.name, output=_unrounded(node), **attributes)
         return self._finish(context, kernel, real, plan.output)
 
     def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -92,7 +92,7 @@ class Qdq(Stored):
             self._real(context, t) if p in {o.port for o in kernel.operands} else context.real(t)
             for p, t in enumerate(node.inputs)
         ]
-        real = context.builder.copy(node, inputs, [node.outputs[0]])[0]
+        real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         q = context.plan.quantizers[kernel.output]
         # Values only moved: they are inside their bits already, so the full storage bounds are enough.
         return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
@@ -135,6 +135,12 @@ class Qdq(Stored):
             name=f"{node.name}/bias",
             **axis,
         )
+
+
+def _unrounded(node: Node) -> str:
+    """Name of a result before it is stored: the tensor's own name belongs to the dequantized one, which leaves the
+    graph and is read by float nodes and sub-graphs."""
+    return f"{node.outputs[0]}_real"
 
 
 def _no_accumulators(where: str) -> HardwareError:
