@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ class GraphBuilder:
     """
 
     def __init__(self, name: str, opset: int, ir_version: int, reserved: Iterable[str] = ()) -> None:
-        """`reserved` names are never given to anything but the values that `copy` and `rename` put there."""
+        """`reserved` names go only to the values that are written with `claim`: the tensors that bear them already."""
         self._name, self._opset, self._ir_version = name, opset, ir_version
         self._reserved = frozenset(reserved)
         self._nodes: list[ir.Node] = []
@@ -34,9 +34,7 @@ class GraphBuilder:
 
     def unique(self, name: str) -> str:
         """`name`, or `name_2`, `name_3`, … when taken or reserved."""
-        if name in self._reserved:
-            name = f"{name}_"
-        return _unique(name, self._names)
+        return _unique(name, self._names, self._reserved)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | str | None]) -> ir.Value:
         value = ir.Value(name=self.unique(name), type=ir.TensorType(ir_dtype(dtype)), shape=ir.Shape(list(shape)))
@@ -49,11 +47,11 @@ class GraphBuilder:
         self._inputs.append(copy)
         return copy
 
-    def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol) -> ir.Value:
+    def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol, claim: bool = False) -> ir.Value:
         """An initializer. Equal names are not merged: the caller keeps what it wants to share."""
         tensor = array if isinstance(array, ir.TensorProtocol) else ir.tensor(np.asarray(array))
         value = ir.Value(
-            name=self.unique(name),
+            name=self._named(name, claim),
             type=ir.TensorType(tensor.dtype),
             shape=ir.Shape([d if isinstance(d, int) else None for d in tensor.shape]),
             const_value=tensor,
@@ -68,27 +66,29 @@ class GraphBuilder:
         name: str,
         output: str | None = None,
         domain: str = "",
+        claim: bool = False,
         **attributes: Attribute,
     ) -> ir.Value:
-        """Append a node with one output and return it. `output` defaults to the node's name."""
+        """Append a node with one output and return it. `output` defaults to the node's name; `claim`: it is the very
+        tensor of that name."""
         attrs = {a.name: a for a in convert_attributes(attributes)}
-        return self._append(op_type, domain, inputs, attrs, name, [output or name])[0]
+        return self._append(op_type, domain, inputs, attrs, name, [output or name], claim)[0]
 
     def copy(
         self,
         node: Node,
         inputs: Sequence[ir.Value | None],
         outputs: Sequence[str] | None = None,
-        name: str | None = None,
-        drop: Sequence[str] = (),
+        claim: bool = False,
     ) -> list[ir.Value]:
-        """Append `node` as it is (same op, attributes, name) on other inputs."""
-        attrs = {k: a for k, a in node.attributes.items() if k not in drop}
-        return self._append(node.op, node.domain, inputs, attrs, name or node.name, list(outputs or node.outputs))
+        """Append `node` as it is (same op, attributes, name) on other inputs; without `outputs` it keeps its own."""
+        own = claim or outputs is None
+        names = list(node.outputs if outputs is None else outputs)
+        return self._append(node.op, node.domain, inputs, node.attributes, node.name, names, own)
 
-    def _output_name(self, name: str) -> str:
-        """Outputs may take a reserved name once: that of the tensor they compute."""
-        if name in self._reserved and name not in self._names:
+    def _named(self, name: str, claim: bool) -> str:
+        """A reserved name is given away once, to the tensor that bears it; absent outputs stay nameless."""
+        if claim and name in self._reserved and name not in self._names:
             self._names.add(name)
             return name
         return self.unique(name) if name else ""
@@ -113,8 +113,9 @@ class GraphBuilder:
         attributes: Mapping[str, ir.Attr],
         name: str,
         outputs: Sequence[str],
+        claim: bool,
     ) -> list[ir.Value]:
-        values = [ir.Value(name=self._output_name(o)) for o in outputs]
+        values = [ir.Value(name=self._named(o, claim)) for o in outputs]
         node = ir.Node(
             domain,
             op_type,
@@ -135,9 +136,9 @@ def ir_dtype(name: str) -> ir.DataType:
     return ir.DataType.from_numpy(np.dtype(name))
 
 
-def _unique(name: str, taken: set[str]) -> str:
+def _unique(name: str, taken: set[str], reserved: Collection[str] = ()) -> str:
     candidate, number = name, 1
-    while candidate in taken:
+    while candidate in taken or candidate in reserved:
         number += 1
         candidate = f"{name}_{number}"
     taken.add(candidate)

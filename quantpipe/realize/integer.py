@@ -65,7 +65,7 @@ class Integer(Stored):
         axis: dict[str, Any] = {} if scale.ndim == 0 else {"axis": fr.output_axis(context.graph, tensor)}
         parameter = self.constant(context, f"{tensor}_acc_scale", scale)
         return context.builder.op(
-            "DequantizeLinear", value, parameter, name=f"{tensor}/dequantize", output=tensor, **axis
+            "DequantizeLinear", value, parameter, name=f"{tensor}/dequantize", output=tensor, claim=True, **axis
         )
 
     # --- ops --------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Qdq(Stored):
         if plan.bias is not None:
             inputs.append(self._real_bias(context, node, plan))
         if plan.output is None:
-            return context.builder.copy(node, inputs, [kernel.output])[0]
+            return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         return self._finish(context, kernel, real, plan.output)
 

@@ -80,6 +80,7 @@ class QOperator(Stored):
             *grid,
             name=node.name,
             output=kernel.output if out is None or plan.output is None else self._result_name(out, plan.output),
+            claim=out is None,
             domain=MS_DOMAIN,
             transB=int(node.attr("transB", 0)),
         )
@@ -99,6 +100,7 @@ class QOperator(Stored):
                 *(data, values, s_x, s_w, z_x, z_w),
                 name=node.name,
                 output=kernel.output,
+                claim=True,
                 domain=MS_DOMAIN,
             )
         out = context.plan.quantizers[kernel.output]

@@ -18,7 +18,7 @@ class Stored:
     """Conversions and data movement on stored integers; a base for the dialects."""
 
     def __init__(self) -> None:
-        self._constants: dict[str, ir.Value] = {}
+        self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
@@ -27,7 +27,7 @@ class Stored:
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
         return context.builder.op(
-            "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor
+            "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor, claim=True
         )
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
@@ -78,10 +78,18 @@ class Stored:
         return self.clip(context, stored, q, low, high)
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
-        """An initializer, written once per name."""
-        if name not in self._constants:
-            self._constants[name] = context.builder.constant(name, np.asarray(array))
-        return self._constants[name]
+        """An initializer, written once per name and value (names made from a node and from a tensor may be alike)."""
+        value = np.asarray(array)
+        found, existing = self._constants.get(name, (None, None))
+        if found is not None and existing is not None and _same(existing, value):
+            return found
+        constant = context.builder.constant(name, value)
+        self._constants.setdefault(name, (constant, value))
+        return constant
+
+
+def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a is b or (a.dtype == b.dtype and np.array_equal(a, b))
 
 
 PADS = frozenset({"Pad"})

@@ -64,7 +64,7 @@ class Context:
     """What a lowering sees: the graph, the plan, the builder, and every tensor in the form it asks for."""
 
     def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> None:
-        names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs}
+        names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
         self.graph, self.topology, self.plan = graph, topology, plan
         self.builder = GraphBuilder(f"{dialect.name}", max(OPSET, graph.opset), IR_VERSION, names)
         self._dialect = dialect
@@ -107,7 +107,7 @@ class Context:
         if self.graph.is_constant(tensor):
             if form is Form.QUANTIZED:
                 return self._dialect.stored_constant(self, tensor)
-            return self.builder.constant(tensor, self.graph.constant_tensor(tensor))
+            return self.builder.constant(tensor, self.graph.constant_tensor(tensor), claim=True)
         if form is Form.FLOAT and Form.RAW in has:
             return self._dialect.widen(self, tensor, self._values[tensor, Form.RAW])
         if form is Form.FLOAT and Form.QUANTIZED in has:

@@ -72,7 +72,7 @@ class Simulated:
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = self._scalar(context, f"{tensor}.scale", context.plan.quantizers[tensor].scale)
-        return context.builder.op("Mul", value, scale, name=f"{tensor}/real", output=tensor)
+        return context.builder.op("Mul", value, scale, name=f"{tensor}/real", output=tensor, claim=True)
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         return self._requantize(context, context.plan.narrowings[tensor], value, tensor)
@@ -80,9 +80,8 @@ class Simulated:
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = fr.along_channels(context.plan.raw_scales[tensor], context.graph, tensor)
         parameter = self._scalar(context, f"{tensor}.acc_scale", scale)
-        return context.builder.op(
-            "Mul", self._single(context, value, tensor), parameter, name=f"{tensor}/real", output=tensor
-        )
+        single = self._single(context, value, tensor)
+        return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         q = context.plan.quantizers[tensor]
@@ -170,7 +169,7 @@ class Simulated:
         zero = context.plan.quantizers[kernel.output].zero_point if kernel.form is Form.QUANTIZED else 0
         low = plan.low - zero if plan.low is not None else None
         high = plan.high - zero if plan.high is not None else None
-        return self._clip(context, value, low, high, kernel.output, fr.stored_name(kernel))
+        return self._clip(context, value, low, high, f"{kernel.output}/clamp", fr.stored_name(kernel))
 
     # --- arithmetic -------------------------------------------------------------------------------------------------
 
@@ -281,8 +280,12 @@ class Simulated:
         return self._parameter(context, self.weights, name, value)
 
     def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
-        """A graph input, declared once per name."""
-        if name not in self._declared:
-            self._declared[name] = declared = context.builder.input(name, value.dtype.name, value.shape)
-            store[declared.name or name] = value
-        return self._declared[name]
+        """A graph input, declared once per name and value (names made from a node and from a tensor may be alike)."""
+        found = self._declared.get(name)
+        known = store.get(found.name or "") if found is not None else None
+        if found is not None and known is not None and known.dtype == value.dtype and np.array_equal(known, value):
+            return found
+        declared = context.builder.input(name, value.dtype.name, value.shape)
+        self._declared.setdefault(name, declared)
+        store[declared.name or name] = value
+        return declared
