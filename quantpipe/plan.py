@@ -9,7 +9,7 @@ the last bit of a multiplier decides ties.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,18 @@ per
 tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
 
 
+@dataclass(frozen=True, eq=False)
+class Overrides:
+    """Integer weights and real biases that take the place of what rounding to the nearest would give (accuracy
+    recovery)."""
+
+    weights: dict[str, WeightTensor]
+    biases: dict[str, NDArray[np.float64]]
+
+
+NO_OVERRIDES = Overrides({}, {})
+
+
 class Planner:
     """Builds plans for one topology. Integer weights are made once per (tensor, bits, thresholds) and shared."""
 
@@ -59,9 +71,9 @@ class Planner:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, bytes], WeightTensor] = {}
 
-    def plan(self, strategy: Strategy) -> QuantPlan:
+    def plan(self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:
         """All numbers of a strategy. Raises HardwareError when the device cannot express one of them."""
-        return _Draft(self, strategy).build()
+        return _Draft(self, strategy, overrides).build()
 
     def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
         """The integer weights of one constant: q = clamp(rint(w / s)), symmetric."""
@@ -80,8 +92,8 @@ class Planner:
 class _Draft:
     """One plan in the making."""
 
-    def __init__(self, planner: Planner, strategy: Strategy) -> None:
-        self._planner, self._strategy = planner, strategy
+    def __init__(self, planner: Planner, strategy: Strategy, overrides: Overrides) -> None:
+        self._planner, self._strategy, self._overrides = planner, strategy, overrides
         self._graph, self._topology = planner._graph, planner._topology
         self._spec, self._schema = planner._spec, planner._schema
         self._weights: dict[str, WeightTensor] = {}
@@ -147,6 +159,7 @@ class _Draft:
         bias = self._bias(kernel, acc_scale)
         reach = self._reach(weight, data)
         bound = int(np.max(reach + (np.abs(bias) if bias is not None else 0)))
+        self._refuse_overflow(kernel, bound)
         self._bounds[kernel.output] = bound
         if kernel.form is Form.RAW:
             self._raw[kernel.output] = acc_scale
@@ -236,7 +249,9 @@ class _Draft:
         tensor = kernel.weight or ""
         thresholds = np.asarray(self._strategy.weights[tensor], np.float64)
         weight = self._weights.get(tensor) or self._planner.weight(tensor, self._strategy.bits[tensor], thresholds)
-        if kernel.bias is not None:
+        if tensor in self._overrides.weights:
+            weight = self._overrides.weights[tensor]
+        elif kernel.bias is not None:
             data = self._quantizers[kernel.operands[0].tensor]
             bias = np.abs(self._graph.constant(kernel.bias).astype(np.float64).reshape(-1))
             room = float(self._spec.bias.qmax) - self._reach(weight, data).astype(np.float64)
@@ -271,7 +286,9 @@ class _Draft:
     def _bias(self, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
         if kernel.bias is None:
             return None
-        real = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+        real = self._overrides.biases.get(kernel.node)
+        if real is None:
+            real = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
         steps = intmath.round_real(real / acc_scale.astype(np.float64))
         return np.clip(steps, self._spec.bias.qmin, self._spec.bias.qmax).astype(np.int64)
 
@@ -306,6 +323,17 @@ class _Draft:
 
     def _reach(self, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
         return _reach(weight, self._topology.weight_of[weight.tensor].channel_axis, data)
+
+    def _refuse_overflow(self, kernel: Kernel, bound: int) -> None:
+        """Sums that an accumulator cannot hold are not simulated: no such plan leaves this module."""
+        most = self._spec.accumulator.dtype.qmax
+        if bound > most:
+            raise HardwareError(
+                f"its sums may reach {bound}, the {self._spec.accumulator.dtype} accumulator holds {most}; give its "
+                "inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
+                stage="plan",
+                where=kernel.node,
+            )
 
     def _peak(self, tensor: str, form: Form) -> int:
         if form is Form.RAW:

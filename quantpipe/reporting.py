@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quantpipe import __version__
 from quantpipe.graph.view import Graph
+from quantpipe.search import Metric, Objective
 from quantpipe.settings import Settings
 from quantpipe.stages import Evaluation
-from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Strategy, Topology
+from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
 
 
 def build_report(
@@ -31,7 +33,8 @@ def build_report(
     return {
         "version": __version__,
         "run": {
-            "model": graph.source,
+            "model": Path(graph.source).name,
+            "model_path": graph.source,
             "model_hash": graph.model_hash,
             "command": settings.command,
             "seed": settings.seed,
@@ -54,8 +57,35 @@ def build_report(
         "rectified": list(rectified),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
-        "warnings": list(graph.notes),
+        "warnings": [*graph.notes, *([search["shortfall"]] if search.get("shortfall") else [])],
     }
+
+
+def shortfall(objective: Objective, best: Score) -> str | None:
+    """By how much the best candidate misses the objective, and which key decides that; None when it does not."""
+    if objective.feasible(best):
+        return None
+    head = "no candidate met the objective, and the best one found is used: "
+    if objective.cost_limit is not None:
+        return (
+            f"{head}the least cost found is {best.cost:.6g} ({objective.cost}), allowed are "
+            f"{objective.cost_limit:.6g} (objective.cost_limit); raise that, or lower annotate.min_bits"
+        )
+    if objective.metric is Metric.ACCURACY:
+        found = (
+            f"its accuracy on the search samples is {best.value:.4g}, allowed is "
+            f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
+            f"less objective.tolerance={objective.tolerance:g})"
+        )
+    else:
+        found = (
+            f"its {_LOSSES[objective.metric]} from the float model on the search samples is {-best.value:.4g}, "
+            f"allowed is {objective.tolerance:g} (objective.tolerance)"
+        )
+    return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"
+
+
+_LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
 def _calibrate(profile: Profile | None) -> dict[str, Any]:

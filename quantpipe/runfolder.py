@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import (
@@ -15,7 +17,7 @@ from quantpipe.artifacts import (
     RunLock,
     digest_array,
     digest_json,
-    is_current,
+    plain,
     read_npz,
     read_origin,
     write_bytes,
@@ -47,6 +49,8 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.topology = root / "annotate" / "topology.json"
+        self.stats = root / "calibrate" / "stats.npz"
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
         self.model = root / "realize" / "model.onnx"
@@ -70,31 +74,44 @@ class RunFolder:
                 for k in topology.kernels
             ],
         }
-        write_json(self.root / "annotate" / "topology.json", payload, origin)
+        write_json(self.topology, payload, origin)
         choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
         write_json(self.root / "annotate" / "choices.json", {"choices": choices, "size": str(space.size)}, origin)
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
         write_text(self.root / "calibrate" / "profile.yaml", profile_yaml(profile), origin)
-        write_npz(self._stats, stats_arrays(profile), origin)
+        write_npz(self.stats, stats_arrays(profile), origin)
 
     def read_profile(self, origin: Origin) -> Profile | None:
-        """The stored statistics when they have this very origin; None when there are none.
-
-        Raises ArtifactError when the folder holds those of another model or configuration.
-        """
-        if not self._stats.is_file():
+        """The stored statistics; None when there are none. ArtifactError when they have another origin."""
+        if not self.stats.is_file():
             return None
-        if not is_current(self._stats, origin):
-            found = read_origin(self._stats)
-            differing = origin.differences(found) if found is not None else ["the file carries no origin"]
+        return profile_from_arrays(read_npz(self.stats, origin), str(self.stats))
+
+    def refuse_other(self, path: Path, origin: Origin) -> None:
+        """ArtifactError when the file is there and belongs to another run than `origin` says.
+
+        Another strategy is no other run: a longer search goes on where a shorter one ended.
+        """
+        if not path.is_file():
+            return
+        found = read_origin(path)
+        if found is not None and "strategy" in origin.inputs:
+            origin = replace(origin, inputs={**origin.inputs, "strategy": found.inputs.get("strategy", "")})
+        differing = origin.differences(found) if found is not None else ["the file carries no origin"]
+        if differing:
+            differing.sort(key=lambda text: ".name is " not in text)  # what it is called says more than its details
             raise ArtifactError(
-                f"this folder holds the calibration of another run: {'; '.join(differing[:4])}. Choose another "
-                "folder (hydra.run.dir) or the settings it was made with",
-                stage="calibrate",
-                where=str(self._stats),
+                f"this folder holds the work of another run: {'; '.join(differing[:4])}. Choose another folder "
+                "(hydra.run.dir) or the settings it was made with",
+                stage=origin.kind,
+                where=str(path),
             )
-        return profile_from_arrays(read_npz(self._stats, origin), str(self._stats))
+
+    def write_config(self, config: Mapping[str, Any], origin: Origin) -> None:
+        """The resolved configuration."""
+        text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
+        write_text(self.root / "config.yaml", text, origin)
 
     def write_strategy(
         self,
@@ -125,10 +142,6 @@ class RunFolder:
         ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
         return digest_json([dict(strategy.bits), ranges, weights])
-
-    @property
-    def _stats(self) -> Path:
-        return self.root / "calibrate" / "stats.npz"
 
 
 def plan_payload(plan: QuantPlan) -> dict[str, Any]:

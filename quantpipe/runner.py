@@ -1,8 +1,8 @@
 """The staged runner: the only place that moves values between stages and files, and files and MLflow.
 
 A stage whose artifact is in the run folder with the same origin is skipped; an artifact of another model or
-configuration
-is refused by name. Everything is written atomically. An interrupted search leaves its best strategy so far.
+configuration is refused by name before anything is written. Everything is written atomically. An interrupted search
+leaves its best strategy so far.
 """
 
 from __future__ import annotations
@@ -12,23 +12,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from quantpipe import stages
-from quantpipe.artifacts import Origin, is_current, read_json
+from quantpipe.artifacts import Origin, digest_json, is_current, read_json
 from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.data.splits import ROLES, Splits
+from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError, ArtifactError, DataError, Interrupted
 from quantpipe.evaluate.candidate import CandidateMeasure
-from quantpipe.evaluate.reference import reference_of
+from quantpipe.evaluate.reference import Reference, reference_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Planner
-from quantpipe.reporting import build_report
+from quantpipe.rendering import Rendered
+from quantpipe.reporting import build_report, shortfall
 from quantpipe.runfolder import RunFolder
-from quantpipe.search import JsonlLog, SearchResult, Stopped, search_origin
+from quantpipe.search import JsonlLog, Objective, SearchResult, Stopped, search_origin
 from quantpipe.settings import Console, Settings
 from quantpipe.strategyfile import read_strategy
-from quantpipe.types import Profile, Strategy
+from quantpipe.types import Profile, QuantPlan, Strategy
 
 CHECK_SAMPLES = 4
+ANNOTATE = ("hardware", "schema", "annotate")
+"""The configuration that the topology follows from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +44,16 @@ class Inputs:
     calibrate: Any
     search: Any
     evaluate: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """What the search stage starts from: known before anything is calibrated or written."""
+
+    reference: Reference
+    objective: Objective
+    log: JsonlLog
+    origin: Origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +85,9 @@ def load(settings: Settings) -> Inputs:
         outputs = raw.outputs[0].shape
         classes = outputs[-1] if len(outputs) == 2 else None
         splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
-        made.append(splits)
         size = raw.inputs[0].shape[0] if raw.inputs and raw.inputs[0].shape else None
+        splits = _whole_batches(splits, size or 1)
+        made.append(splits)
         first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
         if first is None:
             raise DataError("there are no calibration samples", stage="data")
@@ -80,6 +96,21 @@ def load(settings: Settings) -> Inputs:
     graph = load_graph(settings.model, example)
     splits = made[0]
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
+
+
+def _whole_batches(splits: Splits, size: int) -> Splits:
+    """The splits without the last samples that would not fill a batch of the model's own, fixed size."""
+    parts = {role: getattr(splits, role) for role in ROLES}
+    for role, samples in parts.items():
+        count = len(samples) // size * size
+        if count == 0:
+            raise DataError(
+                f"the model takes batches of exactly {size} samples and {role} has {len(samples)}; give more samples, "
+                "or a model whose batch axis is free",
+                stage="data",
+            )
+        parts[role] = samples if count == len(samples) else First(samples, count)
+    return Splits(**parts)
 
 
 class Run:
@@ -91,35 +122,50 @@ class Run:
         self._files = RunFolder(settings.folder)
         self._topology, self._space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate)
         self._base = {"model": inputs.graph.model_hash}
+        calibrate_data = {"calibrate_data": inputs.calibrate.digest}
+        self._annotated = self._origin("annotate", {}, ANNOTATE)
+        self._calibrated = self._origin("calibrate", calibrate_data, ANNOTATE)
 
     def execute(self) -> dict[str, Any]:
         settings = self._settings
         with self._files.lock():
+            self._refuse_another_run()
+            wanted = set(settings.stages)
+            replayed = self._replayed() if settings.command == "replay" else None
+            aim = self._aim() if "search" in wanted and replayed is None else None
+            self._files.write_config(settings.config, self._origin("config", {}, ()))
             self._annotate()
-            if settings.command == "replay":
-                return self._finish(self._replayed(), None)
-            wanted = settings.stages
-            profile = self._calibrate() if "calibrate" in wanted or "search" in wanted else None
-            found = self._search(profile) if "search" in wanted and profile is not None else None
+            if replayed is not None:
+                return self._finish(replayed, None)
+            stored = self._files.read_profile(self._calibrated)
+            profile = self._calibrate(stored) if wanted & {"calibrate", "search"} else stored
+            found = self._search(profile, aim) if aim is not None and profile is not None else None
             if not {"realize", "evaluate"} & set(wanted):
                 return {}
             return self._finish(found or self._stored_strategy(), profile)
 
     # --- stages -----------------------------------------------------------------------------------------------------
 
+    def _refuse_another_run(self) -> None:
+        """Whatever the folder holds must be of this model, data and configuration."""
+        made = {
+            self._files.topology: self._annotated,
+            self._files.stats: self._calibrated,
+            self._files.model: self._realized(""),
+            self._files.report: self._evaluated(""),
+        }
+        for path, origin in made.items():
+            self._files.refuse_other(path, origin)
+
     def _annotate(self) -> None:
-        origin = self._origin("annotate", {}, ("hardware", "schema", "annotate"))
         self._console.stage(
             "annotate",
             f"{sum(self._topology.node_conds.values())} of {len(self._graph.nodes)} nodes in integers, "
             f"{len(self._space)} choices",
         )
-        self._files.write_annotation(self._topology, self._space, origin)
+        self._files.write_annotation(self._topology, self._space, self._annotated)
 
-    def _calibrate(self) -> Profile:
-        data = {"calibrate_data": self._inputs.calibrate.digest}
-        origin = self._origin("calibrate", data, ("hardware", "schema", "annotate"))
-        stored = self._files.read_profile(origin)
+    def _calibrate(self, stored: Profile | None) -> Profile:
         if stored is not None:
             self._console.stage("calibrate", f"{stored.samples} samples, from an earlier run in this folder")
             return stored
@@ -131,71 +177,80 @@ class Run:
             self._settings.memory_mb,
             self._console.progress("calibrate"),
         )
-        self._files.write_profile(profile, origin)
+        self._files.write_profile(profile, self._calibrated)
         return profile
 
-    def _search(self, profile: Profile) -> Found:
+    def _aim(self) -> Aim:
+        """What the search goes for. ArtifactError when the folder's log of trials belongs to another search."""
         settings, samples = self._settings, self._inputs.search
-        keys = ("hardware", "schema", "annotate", "threshold", "search", "objective", "seed")
+        session = Session(self._graph.model, where=self._graph.source)
+        reference = reference_of(session, samples, self._graph.batch_size)
+        objective = stages.make_objective(
+            settings.objective, self._graph, self._topology, settings.spec, self._space, reference
+        )
         data = {"calibrate_data": self._inputs.calibrate.digest, "search_data": samples.digest}
-        origin = self._origin("search", data, keys)
+        # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
+        identity = search_origin(
+            self._space,
+            objective,
+            settings.seed,
+            **self._base,
+            **data,
+            **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
+            threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
+            algorithm=repr(settings.search.algorithm),
+        )
+        log = JsonlLog(self._files.trials, identity, self._space)
+        log.read()
+        origin = self._origin("search", data, (*ANNOTATE, "threshold", "search", "objective", "seed"))
+        return Aim(reference, objective, log, origin)
+
+    def _search(self, profile: Profile, aim: Aim) -> Found:
+        settings = self._settings
         table = ThresholdTable(
             self._graph, self._topology, settings.schema, profile, settings.estimator, settings.weight_method
         )
-        planner = Planner(self._graph, self._topology, settings.spec, settings.schema)
-        session = Session(self._graph.model, where=self._graph.source)
-        reference = reference_of(session, samples, self._graph.batch_size)
         candidates = CandidateMeasure(
             self._graph,
             self._topology,
             settings.spec,
             self._space,
             table,
-            planner,
-            samples,
-            reference,
+            Planner(self._graph, self._topology, settings.spec, settings.schema),
+            self._inputs.search,
+            aim.reference,
             str(settings.objective["metric"]),
             str(settings.objective["cost"]),
         )
-        objective = stages.make_objective(settings.objective, candidates, self._space)
-        # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
-        identity = search_origin(
-            self._space,
-            objective,
-            settings.seed,
-            model=self._graph.model_hash,
-            origin=self._origin("trials", data, (*keys[:4], "objective")).digest,
-            algorithm=repr(settings.search.algorithm),
-        )
-        log = JsonlLog(self._files.trials, identity, self._space)
         self._console.stage("search", f"{settings.choices.get('search', '')}, space of {self._space.size:.3g} points")
         show = self._console.progress("search")
         limit = settings.search.max_evaluations or 0
         result = stages.search(
             self._space,
             candidates,
-            objective,
+            aim.objective,
             settings.search.algorithm,
             stages.Budget(settings.search.max_evaluations, settings.search.max_seconds),
             settings.seed,
-            log,
+            aim.log,
             lambda trial, best: show(trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"),
         )
         strategy = table.strategy(self._space.decode(result.best))
-        report = self._search_report(result)
-        self._files.write_strategy(settings, self._graph, self._topology, strategy, {"search": report}, origin)
-        self._log_trials(log)
+        current = is_current(self._files.strategy, aim.origin)
+        known = read_json(self._files.strategy)["results"]["search"] if current else {}
+        found = Found(strategy, self._search_report(result, aim.objective, known), table.rectified(strategy))
+        if result.evaluations_new or not current:
+            self._write_strategy(found, {}, aim.origin)
+        self._log_trials(aim.log)
         if result.stopped is Stopped.INTERRUPTED:
             raise Interrupted(
                 f"interrupted after {result.evaluations} evaluations; the best strategy so far is in "
                 f"{self._files.strategy}. Resume with: {settings.resume_command}",
                 stage="search",
             )
-        if not result.feasible:
-            self._console.warn(
-                f"no candidate met the objective ({settings.objective['form']}); the best one found is used"
-            )
-        return Found(strategy, report, table.rectified(strategy))
+        if found.report["shortfall"]:
+            self._console.warn(found.report["shortfall"])
+        return found
 
     def _stored_strategy(self) -> Found:
         if not self._files.strategy.is_file():
@@ -210,7 +265,14 @@ class Run:
     def _replayed(self) -> Found:
         assert self._settings.strategy is not None  # noqa: S101  (checked by Settings; narrows the type)
         self._console.stage("replay", str(self._settings.strategy))
-        return self._read_strategy(self._settings.strategy)
+        found, here = self._read_strategy(self._settings.strategy), self._files.strategy
+        if here.is_file() and read_json(here).get("strategy") != read_json(self._settings.strategy).get("strategy"):
+            raise ArtifactError(
+                "this folder holds another strategy than the one to be replayed; choose another folder (hydra.run.dir)",
+                stage="replay",
+                where=str(here),
+            )
+        return found
 
     def _read_strategy(self, path: Any) -> Found:
         settings = self._settings
@@ -218,7 +280,8 @@ class Run:
         strategy = read_strategy(
             payload, str(path), self._graph.model_hash, settings.spec, settings.schema, self._topology
         )
-        return Found(strategy, payload.get("results", {}).get("search", {}), [])
+        results = payload.get("results", {})
+        return Found(strategy, results.get("search", {}), results.get("rectified", []))
 
     def _finish(self, found: Found, profile: Profile | None) -> dict[str, Any]:
         """Realize, and evaluate when asked for."""
@@ -226,17 +289,23 @@ class Run:
         plan = stages.plan_of(self._graph, self._topology, settings.spec, settings.schema, found.strategy)
         self._console.stage("realize", settings.backend)
         realized = stages.realize(self._graph, self._topology, plan, settings.backend)
-        keys = ("hardware", "schema", "annotate", "realize")
-        from_strategy = {"strategy": self._files.digest_of(self._topology, found.strategy)}
-        self._files.write_realized(plan, realized, self._origin("realize", from_strategy, keys))
+        strategy = self._files.digest_of(self._topology, found.strategy)
+        if not is_current(self._files.model, self._realized(strategy)):
+            self._files.write_realized(plan, realized, self._realized(strategy))
         if "evaluate" not in settings.stages:
             return {}
-        samples = self._inputs.evaluate
-        data = from_strategy | {"evaluate_data": samples.digest}
-        origin = self._origin("evaluate", data, (*keys, "evaluate"))
+        origin = self._evaluated(strategy)
         if is_current(self._files.report, origin) and settings.command == "run":
             self._console.stage("evaluate", "from an earlier run in this folder")
-            return self._conclude(read_json(self._files.report, origin))
+            report = read_json(self._files.report, origin)
+        else:
+            report = self._evaluate(found, profile, plan, realized)
+            self._files.write_report(report, origin)
+        self._write_strategy(found, self._strategy_results(report), None)
+        return self._conclude(report)
+
+    def _evaluate(self, found: Found, profile: Profile | None, plan: QuantPlan, realized: Rendered) -> dict[str, Any]:
+        settings, samples = self._settings, self._inputs.evaluate
         self._console.stage("evaluate", f"{len(samples)} samples")
         options = settings.evaluate
         evaluation = stages.evaluate(
@@ -250,7 +319,7 @@ class Run:
             options.latency_runs,
             options.latency_seconds,
         )
-        report = build_report(
+        return build_report(
             settings=settings,
             graph=self._graph,
             topology=self._topology,
@@ -264,10 +333,6 @@ class Run:
             costs=stages.all_costs(self._graph, self._topology, settings.spec, found.strategy),
             evaluation=evaluation,
         )
-        self._files.write_report(report, origin)
-        results = {"search": found.report, **self._strategy_results(report)}
-        self._files.write_strategy(settings, self._graph, self._topology, found.strategy, results, None)
-        return self._conclude(report)
 
     # --- helpers ----------------------------------------------------------------------------------------------------
 
@@ -288,8 +353,20 @@ class Run:
         config = {k: self._settings.config.get(k) for k in keys}
         return Origin(kind, {**self._base, **inputs}, config)
 
-    def _search_report(self, result: SearchResult) -> dict[str, Any]:
-        pass_seconds = stages.float_pass(self._graph, self._inputs.search)
+    def _realized(self, strategy: str) -> Origin:
+        return self._origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
+
+    def _evaluated(self, strategy: str) -> Origin:
+        data = {"strategy": strategy, "evaluate_data": self._inputs.evaluate.digest}
+        return self._origin("evaluate", data, (*ANNOTATE, "realize", "evaluate"))
+
+    def _write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
+        results = {"search": found.report, "rectified": found.rectified, **measured}
+        self._files.write_strategy(self._settings, self._graph, self._topology, found.strategy, results, origin)
+
+    def _search_report(self, result: SearchResult, objective: Objective, known: Mapping[str, Any]) -> dict[str, Any]:
+        """`known` is the report of an earlier run of this very search: its float pass was timed beside its trials."""
+        pass_seconds = known.get("float_pass_seconds") or stages.float_pass(self._graph, self._inputs.search)
         return {
             "algorithm": self._settings.choices.get("search", type(self._settings.search.algorithm).__name__),
             "evaluations": result.evaluations,
@@ -298,6 +375,7 @@ class Run:
             "best_value": result.score.value,
             "best_cost": result.score.cost,
             "feasible": result.feasible,
+            "shortfall": shortfall(objective, result.score),
             "stopped": result.stopped.value,
             "space_size": float(self._space.size),
             "metrics": dict(result.score.metrics),

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.search import Algorithm
+from quantpipe.search import Algorithm, Objective
+from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 COMMANDS = ("run", "replay")
 VERIFY = ("fail", "warn")
+OBJECTIVE = ("metric", "form", "tolerance", "cost", "cost_limit")
+LEAST_MEMORY_MB = 16
 
 
 class Dataset(Protocol):
@@ -33,6 +36,23 @@ class SearchSettings:
     max_evaluations: int | None
     max_seconds: float | None
 
+    def __post_init__(self) -> None:
+        if self.max_evaluations is not None:
+            whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
+        if self.max_seconds is not None:
+            real("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+
+
+@dataclass(frozen=True)
+class CalibrateSettings:
+    memory_mb: int = 1024
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < LEAST_MEMORY_MB:
+            raise ConfigError(
+                f"is {self.memory_mb}; at least {LEAST_MEMORY_MB} MiB are needed", where="calibrate.memory_mb"
+            )
+
 
 @dataclass(frozen=True)
 class EvaluateSettings:
@@ -42,6 +62,13 @@ class EvaluateSettings:
     layer_samples: int = 32
     latency_runs: int = 50
     latency_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("agreement_samples", "layer_samples", "latency_runs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")
+        if not self.latency_seconds > 0:
+            raise ConfigError(f"is {self.latency_seconds}; legal is a number above 0", where="evaluate.latency_seconds")
 
 
 class Console(Protocol):
@@ -90,8 +117,11 @@ class Settings:
             _legal("stages", stage, STAGES)
         if not self.stages:
             raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
-        if self.memory_mb < 16:
-            raise ConfigError(f"is {self.memory_mb}; at least 16 MiB are needed", where="calibrate.memory_mb")
+        _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))
+        for name in self.objective:
+            _legal("objective", name, OBJECTIVE)
+        # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
+        Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
 

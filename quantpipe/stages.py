@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quantpipe.annotate.choices import choice_space
+from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.calibrate.measure import float_pass_seconds, measure
@@ -18,8 +18,8 @@ from quantpipe.evaluate.agreement import Agreement, compare
 from quantpipe.evaluate.candidate import CandidateMeasure
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import summary
-from quantpipe.evaluate.reference import outputs_of, reference_of
+from quantpipe.evaluate.metrics import summary, top1
+from quantpipe.evaluate.reference import Reference, outputs_of, reference_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
@@ -63,16 +63,24 @@ class Budget:
     max_seconds: float | None
 
 
-def make_objective(config: Mapping[str, Any], candidates: CandidateMeasure, space: ChoiceSpace) -> Objective:
+def make_objective(
+    config: Mapping[str, Any],
+    graph: Graph,
+    topology: Topology,
+    spec: HardwareSpec,
+    space: ChoiceSpace,
+    reference: Reference,
+) -> Objective:
     """The objective with its reference: the float model's own value, and the cost of the most precise point."""
+    bits = bits_of(topology, space.decode(space.start))
     return Objective.from_config(
         metric=str(config["metric"]),
         form=str(config["form"]),
         tolerance=config["tolerance"],
         cost=str(config["cost"]),
         cost_limit=config["cost_limit"],
-        float_accuracy=candidates.float_accuracy,
-        start_cost=candidates.cost(space.start),
+        float_accuracy=top1(reference.outputs, reference.labels),
+        start_cost=COSTS[str(config["cost"])](topology, graph, spec, bits),
     )
 
 
@@ -134,9 +142,11 @@ def evaluate(
         "realized": outputs_of(Session(realized.model, where="realized model"), samples, graph.batch_size),
     }
     metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
-    few = First(samples, agreement_samples)
+    few = First(samples, _whole_batches(graph, agreement_samples))
     agreement = compare(graph, topology, plan, simulate(graph, topology, plan), realized, few)
-    layers = layer_report(graph, plan, simulate(graph, topology, plan), First(samples, layer_samples))
+    layers = layer_report(
+        graph, plan, simulate(graph, topology, plan), First(samples, _whole_batches(graph, layer_samples))
+    )
     one = next(iter(samples.batches(1))).inputs
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if _free_batch(graph) else {}
     return Evaluation(metrics, agreement, layers, times, len(samples))
@@ -145,6 +155,12 @@ def evaluate(
 def float_pass(graph: Graph, samples: Samples) -> float:
     """Seconds of one pass of the float model over a split, the unit in which search costs are read."""
     return float_pass_seconds(graph, samples, graph.batch_size)
+
+
+def _whole_batches(graph: Graph, count: int) -> int:
+    """`count`, or a little more where the model's batch is fixed."""
+    fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
+    return count if fixed is None else -(-count // fixed) * fixed
 
 
 def _free_batch(graph: Graph) -> bool:

@@ -15,8 +15,10 @@ from pathlib import Path
 from types import FrameType
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
@@ -49,16 +51,24 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
-    sys.argv[1:] = [_experiment(a) for a in sys.argv[1:]]
-    sys.argv += search_path()
+    sys.argv[1:] = _with_search_path([_experiment(a) for a in sys.argv[1:]])
     try:
         hydra.main(version_base="1.3", config_path=str(folder_of("conf")), config_name="config")(_task)()
     except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(_report(error)) from None
+    except OSError as error:  # ours are StorageErrors; this is Hydra, which makes the run folder before we are asked
+        _say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         _say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
     raise SystemExit(0)
+
+
+def _with_search_path(arguments: list[str]) -> list[str]:
+    """Beside the first override: Hydra's parser does not take overrides on both sides of a flag."""
+    first = next((i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")), len(arguments))
+    return [*arguments[:first], *search_path(), *arguments[first:]]
 
 
 def search_path() -> list[str]:
@@ -77,14 +87,29 @@ def _task(config: DictConfig) -> None:
     """One job (the only one, or one of a sweep)."""
     hydra_config = HydraConfig.get()
     _quiet_logs()
+    try:
+        _job(config, hydra_config)
+    except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
+        if hydra_config.mode == RunMode.MULTIRUN:
+            raise  # Hydra says which job failed
+        raise SystemExit(_report(error)) from None
+
+
+def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     settings = build_settings(config, hydra_config)
     console = RichConsole()
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker
     tracker.start(_run_name(settings), _parameters(settings), {"folder": str(settings.folder)})
-    with tracker:
-        report = run(settings, console)
-    console.finish()
+    try:
+        with tracker:
+            report = run(settings, console)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; what was finished is in {settings.folder}. Resume with: {settings.resume_command}"
+        ) from None
+    finally:
+        console.finish()
     _show(report, settings)
 
 
@@ -144,4 +169,3 @@ def _quiet_logs() -> None:
 
 def _as_interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +20,8 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
-from quantpipe.settings import EvaluateSettings, SearchSettings, Settings
-from quantpipe.types import HardwareSpec
+from quantpipe.settings import CalibrateSettings, EvaluateSettings, SearchSettings, Settings
+from quantpipe.types import HardwareSpec, RequantizeKind
 
 GROUPS = ("model", "dataset", "hardware", "schema", "threshold", "search", "objective", "realize", "tracking")
 
@@ -38,7 +39,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     search = plain["search"]
     return Settings(
         command=str(plain["command"]),
-        stages=tuple(plain["stages"]),
+        stages=tuple(_expect(plain["stages"], ("",), "stages")),
         model=_path(plain["model"].get("path"), "model.path", launch),
         dataset=make(config.dataset, "dataset"),
         spec=spec,
@@ -50,16 +51,18 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         ),
         objective=plain["objective"],
         backend=backend,
-        annotate=_options(AnnotateOptions, plain["annotate"] | {"strict": plain["strict"]}, "annotate"),
+        annotate=_options(
+            AnnotateOptions, plain["annotate"] | {"strict": _expect(plain["strict"], False, "strict")}, "annotate"
+        ),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
-        memory_mb=int(plain["calibrate"]["memory_mb"]),
+        memory_mb=_options(CalibrateSettings, plain["calibrate"], "calibrate").memory_mb,
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=folder,
         resume_command=_resume_command(hydra_config, folder),
         tracker=make(config.tracking, "tracking", launch_folder=str(launch), parent_key=parent),
         choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
-        config=plain | {"realize": backend, "schema": _schema_record(schema)},
+        config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
     )
 
@@ -84,21 +87,51 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
-    legal = list(kind.__dataclass_fields__)
-    for name in given:
-        if name not in legal:
+    """A dataclass of options whose defaults say what kind of value each one takes."""
+    fields = kind.__dataclass_fields__
+    for name, value in given.items():
+        if name not in fields:
             raise ConfigError(
-                f"is no option{nearest(name, legal)}; legal are {', '.join(legal)}", where=f"{key}.{name}"
+                f"is no option{nearest(name, fields)}; legal are {', '.join(fields)}", where=f"{key}.{name}"
             )
+        _expect(value, fields[name].default, f"{key}.{name}")
     return kind(**given)
+
+
+def _expect(value: Any, default: Any, key: str) -> Any:
+    """The value, if it is of the default's kind; ConfigError otherwise."""
+    if not _fits(value, default):
+        raise ConfigError(f"is {value!r}; legal is {_KINDS[type(default)]}", where=key)
+    return value
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, tuple):
+        return isinstance(value, list) and all(_fits(item, default[0] if default else "") for item in value)
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, int | float if isinstance(default, float) else type(default))
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a word",
+    tuple: "a list in brackets, such as [a,b] or [0,1]",
+}
 
 
 def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
     name = str(realize.get("backend"))
     chosen = spec.realize if name == AUTO else name
+    where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
     if chosen not in BACKENDS:
-        where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
         raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
+    if spec.requantize.kind is RequantizeKind.SHIFT and chosen != "integer":
+        raise ConfigError(
+            f"is {chosen!r}, whose kernels multiply; {spec.name} requantizes by shifts, legal is integer", where=where
+        )
     return chosen
 
 
@@ -124,5 +157,12 @@ def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
 
 
 def _program() -> list[str]:
-    program = Path(sys.argv[0])
-    return ["python", program.name] if program.suffix == ".py" else [program.name]
+    """How this program was started, by bare names where they lead to the same files."""
+    script = sys.argv[0]
+    return [_bare(sys.executable), script] if script.endswith(".py") else [_bare(script)]
+
+
+def _bare(program: str) -> str:
+    name = Path(program).name
+    found = shutil.which(name)
+    return name if found is not None and Path(found).absolute() == Path(program).absolute() else program

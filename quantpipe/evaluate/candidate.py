@@ -36,11 +36,6 @@ class CandidateMeasure:
         self._metric, self._cost = metric, COSTS[cost]
         self._simulator = Simulator(graph, topology)
 
-    @property
-    def float_accuracy(self) -> float | None:
-        """The float model's top-1 on the search split, None without labels."""
-        return top1(self._reference.outputs, self._reference.labels)
-
     def cost(self, point: Point) -> float:
         """The cost alone; runs nothing."""
         bits = bits_of(self._topology, self._space.decode(point))

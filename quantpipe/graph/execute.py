@@ -26,7 +26,8 @@ class Session:
 
     `optimize=False` runs the nodes as written. `threads=None` uses every core. `int8_kernels` fuses int8 Q/DQ where it
     stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
-    as integers that are graph outputs.
+    as integers that are graph outputs. `spin=False` lets idle workers sleep at once, for use in turn with other
+    multi-threaded code (they would keep its cores for a while after each run).
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Session:
         optimize: bool = True,
         threads: int | None = None,
         int8_kernels: bool = False,
+        spin: bool = True,
         where: str = "model",
     ) -> None:
         options = ort.SessionOptions()
@@ -44,6 +46,8 @@ class Session:
         options.inter_op_num_threads = 1
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if not spin:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
         data = model if isinstance(model, bytes) else model_bytes(model)

@@ -42,11 +42,27 @@ def file_hash(path: Path, model: ir.Model) -> str:
         for value in model.graph.initializers.values()
         if isinstance(tensor := value.const_value, ir.ExternalTensor)
     }
-    for file in sorted(externals):
+    for file in sorted(f for f in externals if f.is_file()):
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     return f"sha256:{digest.hexdigest()}"
+
+
+def load_external(model: ir.Model, path: Path) -> None:
+    """Bring external data into memory, in place: the runtime gets models as bytes and could not find the files.
+
+    Raises ModelError when a data file is missing or too short.
+    """
+    try:
+        ir.external_data.load_to_model(model)
+    except Exception as error:  # missing file, short file, no permission: all mean the same to the user
+        raise ModelError(
+            f"its external data cannot be read ({type(error).__name__}: {_first_line(error)}); "
+            "the data files must lie beside the model",
+            stage=STAGE,
+            where=str(path),
+        ) from error
 
 
 def model_proto(model: ir.Model) -> onnx.ModelProto:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.io import file_hash, model_proto, read_model
+from quantpipe.graph.io import file_hash, load_external, model_proto, read_model
 from quantpipe.graph.view import Graph, view
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
     """
     raw = read_model(path)
     model_hash = file_hash(path, raw)
+    load_external(raw, path)
     _name_nodes(raw)
     original = view(raw, model_hash, str(path))
     feeds = example(original)
@@ -175,8 +176,9 @@ def _difference(reference: Feeds, found: Feeds) -> float:
 
 
 def _measure(graph: Graph, feeds: Feeds) -> Graph:
-    """Record the shape and dtype of every tensor from a run with one sample."""
-    one = {name: array[:1] for name, array in feeds.items()}
+    """Record the shape and dtype of every tensor from a run with one sample (or the model's own, fixed batch)."""
+    fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
+    one = {name: array[: fixed.get(name) or 1] for name, array in feeds.items()}
     model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
     values = {**one, **Session(model, where=graph.source, optimize=False).run(one)}
     for name in graph.constant_names():

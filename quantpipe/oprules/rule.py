@@ -9,6 +9,7 @@ from enum import StrEnum
 import numpy as np
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.matrix import MatrixForm
 
 
 class Family(StrEnum):
@@ -96,6 +97,7 @@ class OpRule:
     mean: Callable[[np.float32, np.float32, int], np.float32] = mean_of_window
     channel_axis: NodeInt = no_macs
     bounds: NodeBounds = unbounded
+    matrix: MatrixForm | None = None
     facts: Callable[[Node, Graph], Facts] = no_facts
 
     def data_ports(self, node: Node) -> tuple[int, ...]:

@@ -6,17 +6,27 @@ from collections.abc import Mapping
 
 from quantpipe.graph.view import Node
 from quantpipe.oprules import facts as f
+from quantpipe.oprules.matrix import ConvForm, DenseForm
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
 
 _MOVE = OpRule(Family.MOVE)
 
 OP_RULES: Mapping[str, OpRule] = {
-    "Conv": OpRule(Family.ACCUMULATE, weight=1, bias=2, refuse=f.conv_refuses, macs=f.conv_macs, facts=f.conv_facts),
+    "Conv": OpRule(
+        Family.ACCUMULATE,
+        weight=1,
+        bias=2,
+        matrix=ConvForm(),
+        refuse=f.conv_refuses,
+        macs=f.conv_macs,
+        facts=f.conv_facts,
+    ),
     "Gemm": OpRule(
         Family.ACCUMULATE,
         weight=1,
         output_axis=-1,
         bias=2,
+        matrix=DenseForm(),
         refuse=f.gemm_refuses,
         macs=f.dense_macs,
         channel_axis=f.gemm_axis,
@@ -25,6 +35,7 @@ OP_RULES: Mapping[str, OpRule] = {
         Family.ACCUMULATE,
         weight=1,
         output_axis=-1,
+        matrix=DenseForm(),
         refuse=f.matmul_refuses,
         macs=f.dense_macs,
         channel_axis=f.matmul_axis,

@@ -102,7 +102,7 @@ class Qdq(Stored):
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
         """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""
-        if context.is_stored(tensor):
+        if context.is_stored(tensor) and not fr.feeds_float_weights(context, tensor):
             return context.get(tensor, Form.FLOAT)
         if tensor not in self._entered:
             grid = self.grid(context, context.plan.quantizers[tensor])

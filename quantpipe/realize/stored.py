@@ -26,9 +26,21 @@ class Stored:
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
+        if fr.feeds_float_weights(context, tensor):
+            return self._multiplied(context, q, value)
         return context.builder.op(
             "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor, claim=True
         )
+
+    def _multiplied(self, context: Context, q: Quantizer, value: ir.Value) -> ir.Value:
+        """(q - z)·s written as Cast, Sub, Mul: the same numbers as DequantizeLinear, without its side effect."""
+        b, tensor = context.builder, q.tensor
+        real = b.op("Cast", value, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
+        if q.zero_point:
+            zero = self.constant(context, f"{tensor}_zero_float", np.float32(q.zero_point))
+            real = b.op("Sub", real, zero, name=f"{tensor}/centre")
+        scale = self.grid(context, q)[0]
+        return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])

@@ -99,6 +99,21 @@ ConstantWriter = Callable[[str, Any], ir.Value]
 """Makes a named number available in the graph: a constant in realized forms, an input in the simulated one."""
 
 
+def feeds_float_weights(context: Context, tensor: str) -> bool:
+    """Whether a node left in float multiplies the tensor by float weights of its own.
+
+    onnxruntime quantizes such weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias
+    quantization, from basic optimization on): an island that was kept in float would silently not be.
+    """
+    for reader, _ in context.graph.consumers.get(tensor, ()):
+        if reader.name in context.topology.kernel_of or reader.name in context.topology.swallowed:
+            continue
+        constants = [t for t in reader.inputs if t and context.graph.is_constant(t)]
+        if any(len(context.graph.shapes[t]) >= 2 and context.graph.dtypes[t] == "float32" for t in constants):
+            return True
+    return False
+
+
 def stored_name(kernel: Kernel) -> str:
     """Name of the value that carries a kernel's result."""
     return f"{kernel.output}_q" if kernel.form is Form.QUANTIZED else f"{kernel.output}_acc"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -102,6 +102,10 @@ class Topology:
     weights: tuple[WeightSite, ...]
     constants: tuple[str, ...] = field(default=())
     """Constants read as data operands (quantized like activations, from their own content)."""
+
+    def restricted(self, kernels: tuple[Kernel, ...]) -> Topology:
+        """The same topology with only some of its kernels (to render a part of the graph)."""
+        return replace(self, kernels=kernels)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:

@@ -24,7 +24,7 @@ def configured(name: str, *overrides: str) -> Any:
 
 def test_digits() -> None:
     splits = configured("digits").splits(GREY8, 10, 0)
-    assert [len(s) for s in (splits.calibrate, splits.search, splits.evaluate)] == [128, 128, 809]
+    assert [len(s) for s in (splits.calibrate, splits.search, splits.evaluate)] == [128, 128, 607]
     assert next(splits.search.batches(128)).inputs["image"].max() == 1
 
 

@@ -172,6 +172,7 @@ def add_input(net: Net) -> None:
 def _constant_operand(op: str, name: str, shape: tuple[int, ...], first: bool = False) -> None:
     def build(net: Net) -> None:
         front = _front(net)
+        net.output(front)  # else the clean-up would fold the constant into the convolution
         operands = (net.floats(*shape), front) if first else (front, net.floats(*shape))
         _back(net, net.node(op, *operands, name="mid"))
 
@@ -439,8 +440,9 @@ def gather(net: Net) -> None:
 def gather_table(net: Net) -> None:
     """A lookup in a constant table stays in float; its result is quantized for the dense layer behind."""
     x = net.input(None, 6)
-    rows = net.node("Cast", net.node("Abs", net.node("Clip", x, net.constant(np.float32(-3)), net.constant(
-        np.float32(3)))), to=7)
+    rows = net.node(
+        "Cast", net.node("Abs", net.node("Clip", x, net.constant(np.float32(-3)), net.constant(np.float32(3)))), to=7
+    )
     table = net.node("Gather", net.floats(8, 4, name="table"), rows, axis=0, name="mid")
     net.output(net.dense(net.node("Flatten", table), 24, 5))
 
@@ -571,5 +573,6 @@ def tied_weights(net: Net) -> None:
 @case
 def wide_sums(net: Net) -> None:
     """Sums beyond 2^24: the simulated graph cannot stay in float32."""
-    x = net.node("Relu", net.dense(net.input(None, 2600), 2600, 6))
+    x = net.node("Gemm", net.input(None, 2600), net.signs(6, 2600, scale=0.02), net.floats(6), transB=1, name="wide")
+    x = net.node("Relu", x)
     net.output(net.dense(x, 6, 4))

@@ -76,7 +76,14 @@ class Net:
         return output
 
     def conv(
-        self, x: str, into: int, out: int, *kernel: int, bias: bool = True, group: int = 1, name: str | None = None,
+        self,
+        x: str,
+        into: int,
+        out: int,
+        *kernel: int,
+        bias: bool = True,
+        group: int = 1,
+        name: str | None = None,
         **attrs: Any,
     ) -> str:
         kernel = kernel or (1, 1)
@@ -86,6 +93,10 @@ class Net:
         self._constants[weight][0] *= 0.25
         inputs = [x, weight, *([self.floats(out, scale=0.3)] if bias else [])]
         return self.node("Conv", *inputs, name=name, kernel_shape=list(kernel), group=group, **attrs)
+
+    def signs(self, *shape: int, scale: float, name: str | None = None) -> str:
+        """Weights of one magnitude: the sums they make are the largest there are."""
+        return self.constant((np.where(self.rng.random(shape) < 0.5, -scale, scale)).astype(np.float32), name)
 
     def dense(self, x: str, into: int, out: int, bias: bool = True, trans: int = 1, name: str | None = None) -> str:
         shape = (out, into) if trans else (into, out)
@@ -164,8 +175,9 @@ def hardware_data(name: str) -> dict[str, Any]:
     return data
 
 
-def hardware(name: str, **changes: Any) -> HardwareSpec:
-    return load_hardware(hardware_data(name) | changes)
+def hardware(shipped: str, /, **changes: Any) -> HardwareSpec:
+    """A shipped hardware file, with some of its top-level fields replaced."""
+    return load_hardware(hardware_data(shipped) | changes)
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -185,7 +197,7 @@ def load(net: Net | onnx.ModelProto, samples: Callable[[Graph], ArraySamples] = 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         onnx.save(proto, path)
-        return load_graph(path, lambda raw: next(iter(samples(raw).batches(4))).inputs)
+        return load_graph(path, lambda raw: next(iter(samples(raw).batches(raw.inputs[0].shape[0] or 4))).inputs)
 
 
 def set_threshold(strategy: Strategy, key: str, range_: Range) -> Strategy:

@@ -1,0 +1,24 @@
+"""Parts of a graph as graphs of their own, runnable on cached tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.io import model_proto
+from quantpipe.graph.view import Graph, view
+
+
+def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+    """The nodes between `inputs` and `outputs`, as a model with exactly these ports (batch axis free)."""
+    extracted = ir.convenience.extract(graph.model.graph, list(inputs), list(outputs))
+    copy = ir.from_proto(model_proto(ir.Model(extracted, ir_version=graph.model.ir_version)))
+    for value in [*copy.graph.inputs, *copy.graph.outputs]:
+        name = value.name or ""
+        value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
+        value.shape = ir.Shape([None, *graph.shapes[name][1:]]) if graph.shapes[name] else ir.Shape([])
+    found = view(copy, graph.model_hash, graph.source)
+    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes)

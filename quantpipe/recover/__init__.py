@@ -1,0 +1,9 @@
+"""Recover: better integer weights and biases for the same plan, from unlabeled samples and without gradients.
+
+Layer by layer in graph order: moments of the layer's float and quantized input -> target -> scale -> rounding -> bias.
+"""
+
+from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.walk import Recovery, recover
+
+__all__ = ["LayerOptions", "Recovery", "recover"]

@@ -1,0 +1,183 @@
+"""One layer: from moments and float weights to integer weights, a scale and a bias. Pure linear algebra in float64.
+
+Shapes: weights `[G, O, K]`, scales `[G, O]` (equal where the tensor has one scale), moments per group `[G, K, K]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.recover.moments import Moments
+from quantpipe.types import PowerOfTwo, TensorSchema
+
+Floats = NDArray[np.float64]
+BLOCK = 64
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian. `ridge`,
+    `damping`: of
+    the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate shares of the range.
+
+    A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
+    damped ten
+    times as much: there the moments describe the samples, not the model.
+    """
+
+    propagate: bool = True
+    rounding: str = "hessian"
+    correct_bias: bool = True
+    ridge: float = 0.05
+    damping: float = 0.01
+    rows_per_input: float = 2.0
+    scale_search: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """`integers` `[G, O, K]` as float64, `scale` `[G, O]` float32, `bias_shift` `[G, O]` to add to the float bias;
+    errors are
+    (ŵ - w)·H·(ŵ - w) summed over outputs, for nearest rounding of the float weights and for the result."""
+
+    integers: Floats
+    scale: NDArray[np.float32]
+    bias_shift: Floats
+    error_before: float
+    error_after: float
+
+
+def solve(
+    weight: Floats,
+    moments: Moments,
+    start: NDArray[np.float32],
+    bits: int,
+    bounds: tuple[int, int],
+    schema: TensorSchema,
+    per_channel: bool,
+    options: LayerOptions,
+) -> Solved:
+    """`start`: the scale that the plan would use. `bounds`: least and greatest integer."""
+    thin = moments.rows < options.rows_per_input * weight.shape[2]
+    damping = options.damping * (10.0 if thin else 1.0)
+    target = _target(weight, moments, options.ridge) if options.propagate and not thin else weight
+    scales = _candidates(target, moments.hessian, start, bits, schema, per_channel, options)
+    factor = _factor(moments.hessian, damping) if options.rounding == "hessian" else None
+    best: tuple[float, Floats, NDArray[np.float32]] | None = None
+    for scale in scales:
+        integers = _round(target, scale, bounds, factor, moments.hessian)
+        error = quadratic(integers * scale[..., None] - target, moments.hessian)
+        if best is None or error < best[0]:
+            best = (error, integers, scale)
+    assert best is not None  # noqa: S101  (there is always at least one candidate)
+    error, integers, scale = best
+    real = integers * scale[..., None].astype(np.float64)
+    shift = np.einsum("gok,gk->go", weight, moments.mean_float) - np.einsum("gok,gk->go", real, moments.mean_quantized)
+    nearest = _round(weight, start, bounds, None, moments.hessian) * start[..., None]
+    return Solved(
+        integers,
+        scale,
+        shift if options.correct_bias else np.zeros_like(shift),
+        quadratic(nearest - weight, moments.hessian),
+        error,
+    )
+
+
+def quadratic(difference: Floats, hessian: Floats) -> float:
+    """Σ d·H·d over outputs and groups: the expected squared output error of a weight difference."""
+    return float(np.einsum("gok,gok->", difference @ hessian, difference))
+
+
+def _target(weight: Floats, moments: Moments, ridge: float) -> Floats:
+    """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input."""
+    amount = ridge * _mean_diagonal(moments.hessian)
+    left = weight @ moments.cross + amount[:, None, None] * weight
+    right = moments.hessian + amount[:, None, None] * np.eye(weight.shape[2])
+    return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
+
+
+def _candidates(
+    target: Floats,
+    hessian: Floats,
+    start: NDArray[np.float32],
+    bits: int,
+    schema: TensorSchema,
+    per_channel: bool,
+    options: LayerOptions,
+) -> list[NDArray[np.float32]]:
+    """Scales to try: powers of two around the full range, or the one that minimizes Σ H_kk (ŵ_k - w_k)²."""
+    if not options.scale_search:
+        return [start]
+    peak = np.abs(target).max(axis=2) if per_channel else np.full(start.shape, np.abs(target).max())
+    levels = float(intmath.symmetric_steps(bits, intmath.signed_storage(bits), schema))
+    full = np.where(peak > 0, peak / levels, start)
+    if schema.power_of_two is not PowerOfTwo.NONE:
+        exponent = np.ceil(np.log2(full))
+        return [(2.0 ** (exponent - step)).astype(np.float32) for step in range(3)]
+    diagonal = np.maximum(np.einsum("gkk->gk", hessian), 0.0)[:, None, :]
+    top = (1 << (bits - 1)) - 1
+    best = np.full(full.shape, np.inf)
+    chosen = full.copy()
+    for share in np.linspace(1.0, 0.35, 28):
+        scale = full * share
+        steps = intmath.nearest_step(target / scale[..., None], -top, top)
+        error = np.sum(diagonal * (steps * scale[..., None] - target) ** 2, axis=2)
+        if not per_channel:
+            error = np.full(error.shape, error.sum())
+        better = error < best
+        best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
+    return [chosen.astype(np.float32)]
+
+
+def _factor(hessian: Floats, damping: float) -> tuple[NDArray[np.int64], Floats]:
+    """(column order by falling H_kk, upper Cholesky factor of (H + δI)^-1 in that order), per group."""
+    order = np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
+    groups = np.arange(len(hessian))[:, None, None]
+    damped = hessian + (damping * _mean_diagonal(hessian))[:, None, None] * np.eye(hessian.shape[1])
+    sorted_ = damped[groups, order[:, :, None], order[:, None, :]]
+    inverse = np.linalg.inv(sorted_)
+    upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
+    return order, np.ascontiguousarray(upper)
+
+
+def _round(
+    target: Floats,
+    scale: NDArray[np.float32],
+    bounds: tuple[int, int],
+    factor: tuple[NDArray[np.int64], Floats] | None,
+    hessian: Floats,
+) -> Floats:
+    """Integers of a target: to the nearest, or column by column, each column's error spread over those still to come
+    (optimal brain quantization in the order and block form of GPTQ, Frantar et al. 2022)."""
+    low, high = bounds
+    wide = scale.astype(np.float64)
+    if factor is None:
+        return intmath.nearest_step(target / wide[..., None], low, high)
+    order, upper = factor
+    groups = np.arange(len(target))[:, None]
+    work = np.ascontiguousarray(target.transpose(2, 0, 1)[order.T, groups.T, :])  # [K, G, O], columns in order
+    found = np.empty_like(work)
+    width = len(work)
+    for first in range(0, width, BLOCK):
+        last = min(first + BLOCK, width)
+        errors = np.empty((last - first, *work.shape[1:]))
+        for k in range(first, last):
+            found[k] = intmath.nearest_step(work[k] / wide, low, high)
+            error = (work[k] - found[k] * wide) / upper[:, k, k, None]
+            work[k + 1 : last] -= upper[:, k, k + 1 : last].T[:, :, None] * error
+            errors[k - first] = error
+        if last < width:
+            work[last:] -= np.einsum("gbr,bgo->rgo", upper[:, first:last, last:], errors, optimize=True)
+    result = np.empty_like(target)
+    result.transpose(2, 0, 1)[order.T, groups.T, :] = found
+    return result
+
+
+def _mean_diagonal(hessian: Floats) -> Floats:
+    """Mean of the diagonal per group `[G]`; 1 where a group's inputs are constant."""
+    mean = np.einsum("gkk->g", hessian) / hessian.shape[1]
+    return np.where(mean > 0, mean, 1.0)

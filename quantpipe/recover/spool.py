@@ -1,0 +1,55 @@
+"""Tensors of all batches between two segments: in memory up to a limit, on disk beyond it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Spool:
+    """Keyed by (tensor, batch). What does not fit into `limit` bytes goes to files that vanish with the spool."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._memory: dict[tuple[str, int], Array] = {}
+        self._files: dict[tuple[str, int], Path] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-")
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    def put(self, tensor: str, batch: int, array: Array) -> None:
+        if self._used + array.nbytes <= self._limit:
+            self._memory[tensor, batch] = np.ascontiguousarray(array)
+            self._used += array.nbytes
+            return
+        self._number += 1
+        path = Path(self._folder.name) / f"{self._number}.npy"
+        np.save(path, array)
+        self._files[tensor, batch] = path
+
+    def get(self, tensor: str, batch: int) -> Array:
+        found = self._memory.get((tensor, batch))
+        return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
+
+    def drop(self, tensors: Iterable[str]) -> None:
+        """Forget tensors that nobody reads any more."""
+        names = set(tensors)
+        for key in [k for k in self._memory if k[0] in names]:
+            self._used -= self._memory.pop(key).nbytes
+        for key in [k for k in self._files if k[0] in names]:
+            self._files.pop(key).unlink(missing_ok=True)

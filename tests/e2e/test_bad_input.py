@@ -1,0 +1,126 @@
+"""Whatever is wrong with what the user gave: exit code 2, one paragraph that says what and what to do, no traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from quantpipe.data.digits import digits_arrays
+from tests.e2e.models import DIGITS, SCALED, npz, with_op
+from tests.e2e.program import Program
+
+
+def test_model_files(program: Program) -> None:
+    """One program, many broken files: each is named, with what is wrong with it."""
+    good = DIGITS.read_bytes()
+    files = {"text.onnx": b"this is no model\n" * 20, "half.onnx": good[: len(good) // 2], "empty.onnx": b""}
+    for name, data in files.items():
+        (program.cwd / name).write_bytes(data)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(program.cwd / "picture.png")
+    for name in (*files, "picture.png", "missing.onnx", "."):
+        paragraph = program.run(f"model.path={name}").paragraph
+        assert str(program.cwd / name) in paragraph
+    assert "there is no such file" in program.run("model.path=missing.onnx").paragraph
+    assert "model.path" in program.run("model.path=null").paragraph
+
+
+def test_an_op_that_nothing_can_run(program: Program) -> None:
+    paragraph = program.run(with_op(program.cwd / "m.onnx", "my.domain", "Foo")).paragraph
+    assert "my.domain:Foo" in paragraph
+    assert "m.onnx" in paragraph
+
+
+IMAGES, LABELS = (array[:400] for array in digits_arrays())
+FLOATS = IMAGES.transpose(0, 3, 1, 2).astype(np.float32)
+HOLED = FLOATS.copy()
+HOLED[7, 0, 3, 3] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"images": np.zeros((400, 9, 9, 1), np.uint8)}, "takes [N, 1, 8, 8] float32, but a sample is [N, 1, 9, 9]"),
+        ({"images": IMAGES.reshape(400, 64)}, "takes [N, 1, 8, 8] float32, but a sample is [N, 64]"),
+        ({"images": np.array(["seven"] * 400)}, "legal are numbers"),
+        ({"images": FLOATS.astype(np.complex64)}, "legal are numbers"),
+        ({"labels": LABELS + 1}, "legal are 0 to 9"),
+        ({"labels": LABELS - 1}, "legal are 0 to 9"),
+        ({"labels": LABELS + 0.5}, "legal are integers"),
+        ({"labels": LABELS[:-1]}, "400 images but 399 labels"),
+        ({"images": IMAGES[:0], "labels": LABELS[:0]}, "holds no samples"),
+        ({"images": IMAGES[:1], "labels": LABELS[:1]}, "leave none to"),
+        ({"images": HOLED}, "sample 7 of"),
+        ({"images": None, "labels": LABELS}, "dataset.keys.images"),
+    ],
+)
+def test_data(program: Program, arrays: dict[str, object], said: str) -> None:
+    paragraph = program.run(*SCALED, npz(program.cwd / "d.npz", **arrays)).paragraph
+    assert said in paragraph
+    assert "d.npz" in paragraph
+
+
+def test_data_files(program: Program) -> None:
+    (program.cwd / "text.npz").write_text("x")
+    assert "text.npz" in program.run(*SCALED, "dataset.path=text.npz").paragraph
+    assert "no such file" in program.run(*SCALED, "dataset.path=none.npz").paragraph
+    assert "dataset.path" in program.run(*SCALED).paragraph
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hardware=nope"], "Available options in 'hardware': hago_sample ort_cpu vta"),
+        (["search=nope"], "annealing greedy random uniform"),
+        (["experiments=nope"], "Available options in 'experiments'"),
+        (["nope=1"], "Could not override 'nope'"),
+        (["search.nope=1"], "Could not override 'search.nope'"),
+        (["+annotate.nope=1"], "annotate.nope: is no option"),
+        (["+objective.nope=1"], "objective: is 'nope'; legal are metric, form"),
+        (["foo"], "Error parsing override 'foo'"),
+        (["seed=-1"], "seed: is -1"),
+        (["seed=x"], "seed: is 'x'"),
+        (["stages=[x]"], "legal are annotate, calibrate, search, realize, evaluate"),
+        (["stages=search"], "stages: is 'search'; legal is a list"),
+        (["stages=[]"], "stages: names no stage"),
+        (["command=x"], "command: is 'x'; legal are run, replay"),
+        (["command=replay"], "command=replay needs strategy=FILE"),
+        (["verify=x"], "verify: is 'x'; legal are fail, warn"),
+        (["strict=maybe"], "strict: is 'maybe'; legal is true or false"),
+        (["calibrate.memory_mb=1"], "calibrate.memory_mb: is 1; at least 16 MiB"),
+        (["calibrate.memory_mb=x"], "calibrate.memory_mb: is 'x'; legal is a whole number"),
+        (["annotate.min_bits=1"], "between 2 and 16"),
+        (["annotate.min_bits=x"], "annotate.min_bits: is 'x'; legal is a whole number"),
+        (["annotate.threshold_steps=[0,x]"], "annotate.threshold_steps"),
+        (["annotate.float_nodes=stem"], "annotate.float_nodes: is 'stem'; legal is a list"),
+        (["annotate.float_nodes=[stem.cnv]"], "did you mean 'stem.conv'"),
+        (["annotate.float_ops=[Foo]"], "no node is a 'Foo'"),
+        (["search.max_evaluations=0"], "search.max_evaluations: 0 is not legal"),
+        (["search.max_seconds=0"], "search.max_seconds: 0 is not legal"),
+        (["objective.metric=x"], "one of accuracy, kl, mse"),
+        (["objective.cost=x"], "one of bits, weight_bytes, bops, cycles"),
+        (["objective.tolerance=-1"], "objective.tolerance: -1 is not legal"),
+        (["threshold.weights.method=x"], "threshold.weights.method: is 'x'; legal are max_range, mse"),
+        (["evaluate.agreement_samples=0"], "evaluate.agreement_samples: is 0"),
+        (["evaluate.latency_runs=x"], "evaluate.latency_runs: is 'x'"),
+        (["realize.backend=x"], "realize.backend: is 'x'; legal are qdq, qoperator, integer"),
+        (["hardware=vta", "realize=qdq"], "use realize=integer"),
+        (["dataset.samples.calibrate=0"], "dataset.samples.calibrate"),
+        (["dataset.search.share=2"], "dataset.search.share"),
+        (["dataset._target_=subprocess.run"], "dataset._target_: the target 'subprocess.run' is not allowed"),
+        (["search.algorithm._target_=os.system"], "legal are classes of quantpipe"),
+        (["tracking._target_=builtins.print"], "is not allowed"),
+        (["search.algorithm._target_=quantpipe.search.Nope"], "search.algorithm"),
+        (["tracking=mlflow", "tracking.uri=sqlite:////proc/no/m.db"], "tracking.uri"),
+    ],
+)
+def test_configuration(program: Program, arguments: list[str], said: str) -> None:
+    assert said in program.run(*arguments).paragraph
+
+
+def test_nothing_is_written_for_a_wrong_configuration(program: Program) -> None:
+    program.run("seed=-1")
+    left = [p for p in Path(program.cwd / "run").rglob("*") if p.is_file() and ".hydra" not in p.parts]
+    assert [p.name for p in left if p.suffix != ".log"] == []

@@ -1,0 +1,95 @@
+"""The group choices that change what comes out: hardware, schema, output form, experiments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.program import ROOT, Program
+
+
+def agrees(report: dict[str, object]) -> None:
+    agreement = report["agreement"]
+    assert isinstance(agreement, dict)
+    assert agreement["differing"] == 0
+    assert agreement["elements"] > 0
+
+
+def test_vta_with_greedy_search(program: Program) -> None:
+    result = program.run("hardware=vta", "search=greedy", "objective.tolerance=0.2", "search.max_evaluations=40")
+    assert result.code == 0, result.err
+    agrees(result.report)
+    assert result.report["search"]["algorithm"] == "greedy"
+    assert result.report["search"]["evaluations"] == 40
+    assert result.report["search"]["best_value"] >= -0.2
+    assert result.report["model"]["mean_weight_bits"] < 8
+
+
+def test_a_missed_objective_says_by_how_much(program: Program) -> None:
+    result = program.run("hardware=vta", "objective.tolerance=0.001")
+    assert result.code == 0
+    (warning,) = result.report["warnings"]
+    loss = f"{-result.report['search']['best_value']:.4g}"
+    assert f"KL divergence from the float model on the search samples is {loss}, allowed is 0.001" in warning
+    assert "objective.tolerance" in warning
+    assert f"warning: {warning}" in result.err
+    assert warning[:60] in (result.folder / "evaluate" / "report.html").read_text()
+
+
+def test_a_missed_accuracy_or_cost_too(program: Program) -> None:
+    result = program.run("hardware=vta", "objective=accuracy", "objective.tolerance=0", folder="a")
+    assert "(the float model's 0.9922 less objective.tolerance=0)" in result.report["warnings"][0]
+    limit = ("objective.form=best_value_within_cost", "objective.cost_limit=0.5")
+    result = program.run(*limit, folder="c")
+    assert "(objective.cost_limit)" in result.report["warnings"][0]
+
+
+def test_hago_sample(program: Program) -> None:
+    result = program.run("hardware=hago_sample")
+    assert result.code == 0, result.err
+    agrees(result.report)
+    reasons = {n["op"]: n["reason"] for n in result.report["float_nodes"]}
+    assert set(reasons) == {"GlobalAveragePool", "Flatten", "Gemm"}
+    assert all(reasons.values())
+
+
+@pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
+def test_output_forms_on_ort_cpu(program: Program, backend: str) -> None:
+    result = program.run(f"realize={backend}")
+    assert result.code == 0, result.err
+    agrees(result.report)
+    assert result.report["run"]["realize"] == backend
+    assert result.report["metrics"]["realized"]["top1"] > 0.97
+
+
+@pytest.mark.parametrize("schema", ["asymmetric", "symmetric", "symmetric_with_uint8", "symmetric_with_power2_scale"])
+@pytest.mark.parametrize("hardware", ["ort_cpu", "vta"])
+def test_schemas_run_or_are_refused_with_the_legal_ones(program: Program, hardware: str, schema: str) -> None:
+    result = program.run(f"hardware={hardware}", f"schema={schema}")
+    if hardware == "vta" and schema != "symmetric_with_power2_scale":
+        assert f"'{schema}' cannot run on vta" in result.paragraph
+        assert "legal are auto, symmetric_with_power2_scale" in result.paragraph
+        return
+    assert result.code == 0, result.err
+    agrees(result.report)
+    assert result.report["run"]["schema"] == schema
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "experiments").glob("*.yaml")))
+def test_experiments_run(program: Program, name: str) -> None:
+    result = program.run(f"experiments={name}", "search.max_evaluations=3")
+    assert result.code == 0, result.err
+    agrees(result.report)
+
+
+def test_verify_warn_is_legal(program: Program) -> None:
+    assert program.run("verify=warn").code == 0
+
+
+def test_paths_are_relative_to_where_the_program_was_started(program: Program) -> None:
+    source = ROOT / "quantpipe" / "assets" / "digits.onnx"
+    (program.cwd / "my model.onnx").write_bytes(source.read_bytes())
+    result = program.run("model.path='my model.onnx'", "stages=[calibrate]")
+    assert result.code == 0, result.err
+    assert (Path(result.folder) / "calibrate" / "stats.npz").is_file()

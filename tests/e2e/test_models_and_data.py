@@ -1,0 +1,87 @@
+"""Models and data other than the embedded ones: no labels, other outputs, fixed batches, ops that no rule knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.e2e.models import SCALED, autoencoder, npz, with_batch, with_op, with_second_output
+from tests.e2e.program import Program
+
+
+def test_without_labels_the_objective_is_kl(program: Program) -> None:
+    data = npz(program.cwd / "d.npz", labels=None)
+    result = program.run(*SCALED, data)
+    assert result.code == 0, result.err
+    assert {m["top1"] for m in result.report["metrics"].values()} == {None}
+    assert 0 < result.report["metrics"]["realized"]["kl"] < 0.02
+    assert result.report["agreement"]["differing"] == 0
+    assert "no labels" in result.out
+
+
+def test_without_labels_accuracy_is_refused(program: Program) -> None:
+    result = program.run(*SCALED, npz(program.cwd / "d.npz", labels=None), "objective=accuracy")
+    assert "accuracy needs labelled samples; without labels give kl or mse" in result.paragraph
+
+
+@pytest.mark.parametrize("hardware", ["ort_cpu", "vta"])
+def test_an_autoencoder_by_mean_squared_error(program: Program, hardware: str) -> None:
+    values = np.random.default_rng(1).standard_normal((400, 16)).astype(np.float32)
+    data = npz(program.cwd / "d.npz", images=values, labels=None)
+    model = autoencoder(program.cwd / "ae.onnx")
+    result = program.run(model, "dataset=npz", data, "objective=mse", f"hardware={hardware}", "search=greedy")
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    assert result.report["metrics"]["realized"]["sqnr_db"] > 18
+    assert result.report["search"]["best_value"] >= -0.01
+    assert "accuracy needs labelled" in program.run(model, "dataset=npz", data, "objective=accuracy").paragraph
+
+
+@pytest.mark.parametrize("size", [1, 4, 48])
+def test_a_fixed_batch(program: Program, size: int) -> None:
+    model = with_batch(program.cwd / "m.onnx", size)
+    result = program.run(model)
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    assert result.report["run"]["samples"] == 607 // size * size
+    assert result.report["metrics"]["realized"]["top1"] > 0.97
+    realized = onnx.load(result.folder / "realize" / "model.onnx")
+    assert realized.graph.input[0].type.tensor_type.shape.dim[0].dim_value == size
+
+
+def test_a_fixed_batch_larger_than_the_data(program: Program) -> None:
+    model = with_batch(program.cwd / "m.onnx", 130)
+    assert "batches of exactly 130 samples" in program.run(model).paragraph
+
+
+@pytest.mark.parametrize("hardware", ["ort_cpu", "vta"])
+def test_several_outputs(program: Program, hardware: str) -> None:
+    result = program.run(with_second_output(program.cwd / "m.onnx"), f"hardware={hardware}")
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    outputs = onnx.load(result.folder / "realize" / "model.onnx").graph.output
+    assert [o.name for o in outputs] == ["logits", "pool.out"]
+
+
+@pytest.mark.parametrize(("domain", "op"), [("com.microsoft", "FastGelu"), ("", "Erf")])
+def test_an_op_that_no_rule_knows_stays_float_and_is_listed(program: Program, domain: str, op: str) -> None:
+    model = with_op(program.cwd / "m.onnx", domain, op)
+    result = program.run(model)
+    assert result.code == 0, result.err
+    assert [(n["node"], n["op"]) for n in result.report["float_nodes"]] == [("odd", op)]
+    assert "no rule knows the op" in result.report["float_nodes"][0]["reason"]
+    assert f"odd ({op})" in program.run(model, "strict=true", folder="strict").paragraph
+
+
+def test_the_seed_is_all_that_a_random_search_follows(program: Program, tmp_path: Path) -> None:
+    search = ("search=random", "search.max_evaluations=6", "stages=[calibrate,search]")
+    one, again, other = (
+        program.run(*search, f"seed={seed}", folder=folder) for seed, folder in ((3, "a"), (3, "b"), (4, "c"))
+    )
+    trials = [(r.folder / "search" / "trials.jsonl").read_text().splitlines()[1:] for r in (one, again, other)]
+    points = [[line.partition('"choices"')[0] for line in lines] for lines in trials]
+    assert points[0] == points[1]
+    assert points[0] != points[2]

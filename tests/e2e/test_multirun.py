@@ -1,0 +1,71 @@
+"""A sweep: one parent run in MLflow, a child for each job."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.program import QUICK, Program
+
+mlflow = pytest.importorskip("mlflow")
+SWEEP = ("-m", "hardware=ort_cpu,vta", "search=uniform,random", "search.max_evaluations=4", *QUICK)
+
+
+def runs_of(folder: Path) -> tuple[Any, list[Any], Any]:
+    """The parent, its children, and the client."""
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
+    (experiment,) = (e for e in client.search_experiments() if e.name == "quantpipe")
+    runs = client.search_runs([experiment.experiment_id])
+    parents = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
+    assert len(parents) == 1
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parents[0].info.run_id]
+    assert len(children) == len(runs) - 1
+    return parents[0], children, client
+
+
+def test_one_parent_and_a_child_for_each_job(program: Program) -> None:
+    result = program.bare(*SWEEP)
+    assert result.code == 0, result.err
+    parent, children, client = runs_of(program.cwd)
+    assert parent.info.status == "FINISHED"
+    assert {c.info.status for c in children} == {"FINISHED"}
+    assert sorted((c.data.params["hardware"], c.data.params["search"]) for c in children) == [
+        ("ort_cpu", "random"),
+        ("ort_cpu", "uniform"),
+        ("vta", "random"),
+        ("vta", "uniform"),
+    ]
+    names = [{k for k in c.data.params if not k.startswith("bits.")} for c in children]
+    assert all(n == names[0] for n in names)
+    for child in children:
+        assert {"realized.top1", "agreement.differing", "model.bops", "search.evaluations"} <= set(child.data.metrics)
+        assert child.data.metrics["agreement.differing"] == 0
+        assert {a.path for a in client.list_artifacts(child.info.run_id)} >= {"evaluate", "realize", "search"}
+        steps = client.get_metric_history(child.info.run_id, "candidate.value")
+        assert len(steps) == child.data.metrics["search.evaluations"]
+    local = client.download_artifacts(children[0].info.run_id, "evaluate/report.json", str(program.cwd))
+    assert json.loads(Path(local).read_text())["agreement"]["differing"] == 0
+    assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4
+
+
+def test_a_job_that_cannot_run_is_told_and_the_others_are_kept(program: Program) -> None:
+    result = program.bare("-m", "hardware=vta,ort_cpu", "schema=asymmetric", *QUICK)
+    assert result.code == 2
+    assert "Traceback" not in result.err
+    assert "'asymmetric' cannot run on vta" in result.err
+    assert len(list(program.cwd.glob("outputs/*/*/1/evaluate/report.json"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("hydra_plugins") is None, reason="no launcher plug-in is installed")
+def test_jobs_in_processes_share_the_parent(program: Program) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    result = program.bare(*SWEEP, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert result.code == 0, result.err
+    parent, children, _ = runs_of(program.cwd)
+    assert {parent.info.status, *(c.info.status for c in children)} == {"FINISHED"}
+    assert len(children) == 4

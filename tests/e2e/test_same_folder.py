@@ -1,0 +1,151 @@
+"""One run folder used twice: what is done is not done again, and another run's work is refused, not overwritten."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.program import Program, contents, read
+
+
+def test_a_second_run_skips_and_gives_the_same_report(program: Program) -> None:
+    first = program.run()
+    before = contents(first.folder)
+    second = program.run()
+    assert second.code == 0
+    assert second.err.count("from an earlier run in this folder") == 2  # calibrate, evaluate
+    assert contents(second.folder) == before
+
+
+def test_part_of_the_stages_then_the_rest(program: Program) -> None:
+    first = program.run("stages=[calibrate,search]")
+    assert first.code == 0, first.err
+    assert not (first.folder / "realize").exists()
+    second = program.run("stages=[realize,evaluate]")
+    assert second.code == 0, second.err
+    whole = program.run(folder="whole").report
+    assert second.report["metrics"] == whole["metrics"]
+    assert second.report["calibrate"]["samples"] == whole["calibrate"]["samples"]
+    assert second.report["rectified"] == whole["rectified"]
+    assert second.report["search"]["best_value"] == whole["search"]["best_value"]
+
+
+def test_what_was_rectified_is_listed_in_whatever_parts_a_run_is_made(program: Program) -> None:
+    program.run("hardware=vta", "stages=[calibrate,search]")
+    parts = program.run("hardware=vta", "stages=[realize,evaluate]")
+    whole = program.run("hardware=vta", folder="whole")
+    assert parts.report["rectified"] == whole.report["rectified"]
+
+
+def test_a_larger_budget_goes_on_where_the_smaller_one_ended(program: Program) -> None:
+    small = program.run("search=random", "search.max_evaluations=4")
+    assert small.code == 0, small.err
+    large = program.run("search=random", "search.max_evaluations=8")
+    assert large.code == 0, large.err
+    trials = (large.folder / "search" / "trials.jsonl").read_text().splitlines()[1:]
+    assert [json.loads(t)["number"] for t in trials] == list(range(8))
+    fresh = program.run("search=random", "search.max_evaluations=8", folder="fresh")
+    assert large.strategy == fresh.strategy
+    assert large.report["metrics"] == fresh.report["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ("hardware=vta", "config hardware.name is 'ort_cpu' in the file, 'vta' here"),
+        ("schema=symmetric", "config schema.name is 'asymmetric' in the file, 'symmetric' here"),
+        ("annotate.min_bits=5", "config annotate.min_bits is 4 in the file, 5 here"),
+        ("threshold=kl", "threshold: "),
+        ("search=greedy", "algorithm: 'Uniform()' there"),
+        ("objective.tolerance=0.5", "objective: "),
+        ("seed=1", "seed: '0' there, '1' here"),
+        ("dataset.samples.calibrate=64", "calibrate_data is sha256:"),
+        ("dataset.samples.search=64", "search_data: 'sha256:"),
+        ("dataset.samples.evaluate=64", "evaluate_data is sha256:"),
+        ("realize=qoperator", "config realize.backend is 'qdq' in the file, 'qoperator' here"),
+    ],
+)
+def test_another_configuration_is_refused_by_name(program: Program, finished: Path, other: str, named: str) -> None:
+    before = contents(finished)
+    result = program.run(other, folder=finished)
+    assert named in result.paragraph
+    assert "hydra.run.dir" in result.paragraph or "another folder" in result.paragraph
+    assert contents(finished) == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, zygote: object) -> Path:
+    """A finished run, to be left as it is."""
+    from tests.e2e.program import Zygote
+
+    assert isinstance(zygote, Zygote)
+    return Program(tmp_path_factory.mktemp("finished"), zygote).run().folder
+
+
+def test_a_foreign_log_of_trials_is_refused(program: Program, finished: Path) -> None:
+    other = program.run("hardware=vta", folder="other")
+    place = program.cwd / "run" / "search"
+    place.mkdir(parents=True)
+    (place / "trials.jsonl").write_bytes((other.folder / "search" / "trials.jsonl").read_bytes())
+    result = program.run()
+    assert "belongs to another search" in result.paragraph
+    assert "hardware: " in result.paragraph
+    (place / "trials.jsonl").write_text("my notes\n")
+    assert "no trial log of this program" in program.run().paragraph
+    assert (place / "trials.jsonl").read_text() == "my notes\n"
+
+
+def test_a_damaged_artifact_is_refused_by_name(program: Program) -> None:
+    folder = program.run("stages=[calibrate]").folder
+    stats = folder / "calibrate" / "stats.npz"
+    stats.write_bytes(stats.read_bytes()[:-100])
+    assert str(stats) in program.run().paragraph
+
+
+def test_replay_gives_the_same_numbers(program: Program, finished: Path) -> None:
+    strategy = finished / "search" / "strategy.json"
+    result = program.run("command=replay", f"strategy={strategy}")
+    assert result.code == 0, result.err
+    there = read(finished / "evaluate" / "report.json")
+    assert result.report["metrics"] == there["metrics"]
+    assert result.report["cost"] == there["cost"]
+    assert result.report["rectified"] == there["rectified"]
+    assert result.strategy == read(strategy)["strategy"]
+    assert (result.folder / "realize" / "model.onnx").read_bytes() == (finished / "realize" / "model.onnx").read_bytes()
+
+
+def test_replay_into_the_folder_of_another_strategy_is_refused(program: Program, finished: Path) -> None:
+    strategy = read(finished / "search" / "strategy.json")
+    del strategy["origin"]
+    strategy["strategy"]["bits"] = dict.fromkeys(strategy["strategy"]["bits"], 5)
+    (program.cwd / "edited.json").write_text(json.dumps(strategy))
+    before = contents(finished)
+    result = program.run("command=replay", "strategy=edited.json", folder=finished)
+    assert "another strategy" in result.paragraph
+    assert contents(finished) == before
+    result = program.run("command=replay", "strategy=edited.json")
+    assert result.code == 0, result.err
+    assert result.report["model"]["mean_weight_bits"] == 5
+
+
+def test_a_strategy_of_another_model_or_hardware_is_refused(program: Program, finished: Path) -> None:
+    strategy = finished / "search" / "strategy.json"
+    replay = ("command=replay", f"strategy={strategy}")
+    assert "another hardware" in program.run(*replay, "hardware=vta").paragraph
+    assert "another schema" in program.run(*replay, "schema=symmetric").paragraph
+    payload = read(strategy)
+    del payload["origin"]
+    payload["strategy"]["model_hash"] = "sha256:" + "0" * 64
+    (program.cwd / "s.json").write_text(json.dumps(payload))
+    assert "another model" in program.run("command=replay", "strategy=s.json").paragraph
+    assert "cannot be read" in program.run("command=replay", "strategy=none.json").paragraph
+    (program.cwd / "s.json").write_text("{}")
+    assert "no strategy file" in program.run("command=replay", "strategy=s.json").paragraph
+    (program.cwd / "s.json").write_text("not json")
+    assert "s.json" in program.run("command=replay", "strategy=s.json").paragraph
+
+
+def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:
+    assert "command=replay strategy=FILE" in program.run("stages=[realize]").paragraph

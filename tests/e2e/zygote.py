@@ -1,0 +1,59 @@
+"""Runs the program in forked children of one process that has imported everything: one second a run instead of four.
+
+Reads one JSON object a line on standard input (argv, cwd, env, stdout, stderr, file_limit), answers each with the exit
+code. A child is a process of its own, as fresh as a started one but for the imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import mlflow  # noqa: F401
+    import sklearn.datasets  # noqa: F401
+
+    from quantpipe.app import main
+
+    for line in sys.stdin:
+        job = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _become(job, main)
+        _, status = os.waitpid(pid, 0)
+        answers.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        answers.flush()
+
+
+def _become(job: dict[str, Any], main: Callable[[], None]) -> None:
+    code = 1
+    try:
+        for target, path, mode in ((0, os.devnull, os.O_RDONLY), (1, job["stdout"], 0), (2, job["stderr"], 0)):
+            os.dup2(os.open(path, mode or os.O_WRONLY | os.O_CREAT | os.O_TRUNC), target)
+        os.chdir(job["cwd"])
+        os.environ.clear()
+        os.environ.update(job["env"])
+        if job["file_limit"]:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
+        sys.argv = job["argv"]
+        main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:  # a traceback is what the tests look for: show it as Python would
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

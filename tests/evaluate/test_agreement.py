@@ -1,0 +1,146 @@
+"""The comparison of simulated and realized models finds what is planted, where it is, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from quantpipe.evaluate.agreement import Agreement, compare, island_entries
+from quantpipe.evaluate.layers import layer_report
+from quantpipe.rendering import Rendered
+from quantpipe.types import Form, QuantPlan
+from tests.ops.line import Line
+from tests.ops.test_every_op import line_of
+
+FORMS = [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("ort_cpu", "integer"), ("vta", "integer")]
+
+
+def compared(made: Line, plan: QuantPlan, realized: Rendered) -> Agreement:
+    return compare(made.graph, made.topology, plan, made.simulate(plan), realized, made.samples)
+
+
+def tamper(realized: Rendered, constant: str, by: int = 1) -> None:
+    """Change the greatest element of a constant of the realized model."""
+    value = realized.model.graph.initializers[constant]
+    array = np.array(value.const_value.numpy())
+    array[np.unravel_index(np.argmax(array), array.shape)] -= by
+    value.const_value = ir.tensor(array)
+
+
+@pytest.mark.parametrize(("spec", "backend"), FORMS)
+def test_one_changed_weight_is_found_and_named(spec: str, backend: str) -> None:
+    made = line_of("residual_block", spec, "auto")
+    plan = made.plan()
+    weighted = [k for k in made.topology.kernels if k.weight is not None]
+    assert len(weighted) == 4
+    for kernel in weighted:
+        realized = made.realize(plan, backend)
+        tamper(realized, f"{kernel.weight}_q", by=20)
+        found = compared(made, plan, realized)
+        expected = kernel.output if kernel.form is Form.QUANTIZED else f"{kernel.output} (accumulator)"
+        assert found.differing > 0 and found.first_tensor == expected and found.max_lsb >= 1
+        assert found.behind_float == 0
+    assert made.agree(plan, backend).differing == 0
+
+
+@pytest.mark.parametrize("constant", ["x_scale", "x_zero_point"])
+def test_a_changed_grid_is_found_at_the_input(constant: str) -> None:
+    made = line_of("conv_chain", "ort_cpu", "auto")
+    plan = made.plan()
+    realized = made.realize(plan, "qdq")
+    tamper(realized, constant)
+    found = compared(made, plan, realized)
+    assert found.differing > 0 and found.first_tensor == "x"
+
+
+def test_counts_are_of_every_element_of_every_stored_tensor() -> None:
+    made = line_of("conv_chain", "ort_cpu", "auto")
+    found = made.agree(made.plan(), "qdq")
+    stored = set(made.topology.group_of)
+    assert found.tensors == len(stored)
+    assert found.elements == len(made.samples) * sum(int(np.prod(made.graph.shapes[t])) for t in stored)
+    assert found.as_dict() == {
+        "tensors": found.tensors, "elements": found.elements, "differing": 0, "behind_float": 0, "max_lsb": 0.0,
+        "first_tensor": None,
+    }  # fmt: skip
+
+
+def test_accumulators_are_compared_where_both_have_them() -> None:
+    made = line_of("residual_block", "vta", "auto")
+    simulation, plan = made.simulate(made.plan()), made.plan()
+    accumulators = {t for t in simulation.rendered.integers if t.endswith("(accumulator)")}
+    assert accumulators == {"last_out (accumulator)"}
+    assert accumulators <= set(made.realize(plan, "integer").integers)
+
+
+@pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
+def test_what_differs_behind_a_float_node_is_counted_apart(backend: str) -> None:
+    """A fault inside the island shows as behind_float, and does not cascade into what integers feed."""
+    made = line_of("erf_island", "ort_cpu", "auto")
+    assert island_entries(made.graph, made.topology)
+    plan = made.plan()
+    entry = next(iter(island_entries(made.graph, made.topology)))
+    realized = made.realize(plan, backend)
+    graph = realized.model.graph
+    erf = next(n for n in graph if n.op_type == "Erf")
+    erf.op_type = "Tanh"
+    found = compared(made, plan, realized)
+    assert found.differing == 0 and found.first_tensor is None
+    assert found.behind_float > 0
+    assert entry in made.topology.group_of
+
+
+def test_entries_of_islands() -> None:
+    def entries(case: str) -> set[str]:
+        made = line_of(case, "ort_cpu", "auto")
+        return set(island_entries(made.graph, made.topology))
+
+    assert entries("sigmoid_island") == {"mid_out"}
+    assert entries("conv_chain") == set(), "the model's own input is no island"
+    assert entries("add_channel") == set(), "a constant neither"
+
+
+def test_a_swapped_output_is_found() -> None:
+    """The plain model is compared as well: its outputs, not only its inner integers."""
+    made = line_of("conv_plain", "ort_cpu", "auto")
+    plan = made.plan()
+    realized = made.realize(plan, "qdq")
+    other = made.realize(made.plan(4), "qdq")
+    wrong = Rendered(other.model, realized.integers)
+    assert compared(made, plan, wrong).differing > 0
+
+
+# --- errors per layer -----------------------------------------------------------------------------------------------
+
+
+def test_layer_report_against_numpy() -> None:
+    made = line_of("relu_standalone", "ort_cpu", "auto")
+    plan = made.plan(5)
+    found = {e["tensor"]: e for e in layer_report(made.graph, plan, made.simulate(plan), made.samples)}
+    assert list(found) == [t for n in made.graph.nodes for t in n.outputs if t in plan.quantizers]
+    from quantpipe.graph.execute import Session
+    from quantpipe.graph.normalize import expose
+
+    inputs = made.samples.inputs  # type: ignore[attr-defined]
+    real = Session(expose(made.graph.model, list(found))).run(inputs, list(found))
+    for tensor, entry in found.items():
+        x, q = real[tensor].astype(np.float64), plan.quantizers[tensor]
+        scale = float(q.scale)
+        alone = np.clip(np.rint(x / scale), q.low, q.high) * scale
+        total = np.mean((x - alone) ** 2) / np.mean(x**2)
+        assert (entry["bits"], entry["scale"], entry["zero_point"]) == (5, scale, q.zero_point)
+        assert entry["saturation"] == pytest.approx(
+            np.mean((x - np.clip(x, q.low * scale, q.high * scale)) ** 2) / np.mean(x**2), rel=1e-6, abs=1e-12
+        )
+        assert entry["rounding"] == pytest.approx(total - entry["saturation"], rel=0.02)
+        assert 5 < entry["sqnr_db"] < 40
+
+
+def test_fewer_bits_make_more_noise() -> None:
+    made = line_of("conv_chain", "ort_cpu", "auto")
+    noise = []
+    for bits in (8, 6, 4):
+        plan = made.plan(bits)
+        noise.append([e["sqnr_db"] for e in layer_report(made.graph, plan, made.simulate(plan), made.samples)])
+    assert all(a > b > c for a, b, c in zip(*noise, strict=True))

@@ -1,0 +1,79 @@
+"""Metrics against SciPy and plain NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy.special import softmax
+from scipy.stats import entropy
+
+from quantpipe.evaluate.metrics import is_distribution, kl_divergence, relative_mse, sqnr_db, summary, top1
+
+LOGITS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6),
+                    elements=st.floats(-30, 30, width=32))  # fmt: skip
+
+
+@given(LOGITS, st.integers(0, 1000))
+def test_kl_of_logits(logits: np.ndarray, seed: int) -> None:
+    other = (logits + np.random.default_rng(seed).standard_normal(logits.shape)).astype(np.float32)
+    expected = np.mean([entropy(softmax(a.astype(float)), softmax(b.astype(float)))
+                        for a, b in zip(logits, other, strict=True)])  # fmt: skip
+    if not is_distribution(logits):
+        assert kl_divergence(logits, other) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert kl_divergence(logits, logits) == 0.0
+
+
+def test_kl_of_probabilities() -> None:
+    rng = np.random.default_rng(0)
+    p, q = (softmax(rng.standard_normal((5, 7)), axis=1).astype(np.float32) for _ in range(2))
+    expected = np.mean([entropy(a, b) for a, b in zip(p.astype(float), q.astype(float), strict=True)])
+    assert is_distribution(p)
+    assert kl_divergence(p, q) == pytest.approx(expected, rel=1e-5)
+    q[0, 0] = 0  # a class that was quantized away costs much, but not infinitely much
+    assert np.isfinite(kl_divergence(p, q))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_are_infinitely_far(bad: float) -> None:
+    outputs = np.array([[1.0, bad]])
+    assert kl_divergence(np.array([[1.0, 2.0]]), outputs) == float("inf")
+    assert sqnr_db(np.array([[1.0, 2.0]]), outputs) == float("-inf")
+
+
+@given(LOGITS, st.floats(1e-3, 1.0))
+def test_sqnr(reference: np.ndarray, noise: float) -> None:
+    outputs = (reference + noise).astype(np.float32)
+    difference = reference.astype(float) - outputs.astype(float)
+    if not difference.any() or not reference.any():
+        return
+    expected = 10 * np.log10(np.linalg.norm(reference.astype(float)) ** 2 / np.linalg.norm(difference) ** 2)
+    assert sqnr_db(reference, outputs) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_sqnr_without_noise_or_signal() -> None:
+    zeros, ones = np.zeros((2, 2)), np.ones((2, 2))
+    assert sqnr_db(ones, ones) is None
+    assert sqnr_db(zeros, zeros) is None
+    assert sqnr_db(zeros, ones) == float("-inf")
+
+
+def test_top1() -> None:
+    outputs = np.array([[1, 2, 3], [3, 2, 1], [0, 5, 1], [0, 0, 9]], np.float32)
+    assert top1(outputs, np.array([2, 0, 1, 1])) == 0.75
+    assert top1(outputs, None) is None
+    assert top1(outputs[:, :, None], np.array([2, 0, 1, 1])) is None
+
+
+def test_relative_mse_of_predicting_the_mean_is_one() -> None:
+    reference = np.random.default_rng(1).standard_normal((50, 4))
+    assert relative_mse(reference, np.full_like(reference, reference.mean())) == pytest.approx(1.0)
+    assert relative_mse(reference, reference) == 0.0
+    assert relative_mse(np.ones((2, 2)), np.zeros((2, 2))) == 1.0  # no variance: plain error
+
+
+def test_summary_of_the_float_model_itself() -> None:
+    outputs = np.array([[1.0, 2.0], [3.0, 0.0]])
+    assert summary(outputs, outputs, np.array([1, 1])) == {"top1": 0.5, "kl": 0.0, "sqnr_db": None}

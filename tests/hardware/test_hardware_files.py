@@ -1,0 +1,198 @@
+"""Hardware files: the shipped ones load, and every mistake is named with its field and what would be legal."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.hardware.load import FIELDS, load_hardware
+from quantpipe.hardware.schemas import legal_schemas, resolve_schema
+from quantpipe.types import Granularity, PowerOfTwo, RequantizeKind, Symmetry
+from tests.ops.line import CONF, hardware, hardware_data, schema_for, schemas
+
+SHIPPED = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml"))
+FILES = {name: hardware_data(name) for name in SHIPPED}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_files_load_and_name_their_source(name: str) -> None:
+    spec = hardware(name)
+    assert spec.name == name and spec.source and spec.description
+    schema = schema_for(spec)
+    assert schema.name == spec.preferred_schema
+    assert spec.preferred_schema in legal_schemas(spec, schemas())
+    shift = spec.requantize.kind is RequantizeKind.SHIFT
+    assert shift == (schema.weights.power_of_two is not PowerOfTwo.NONE)
+    assert schema.weights.granularity is spec.weights.granularity[0]
+    assert schema.activations.narrow is spec.activations.narrow
+
+
+def test_a_file_that_is_no_mapping() -> None:
+    with pytest.raises(HardwareError, match="the file must be a mapping of name, description"):
+        load_hardware(None)  # type: ignore[arg-type]
+
+
+def changed(base: str, path: str, value: Any) -> dict[str, Any]:
+    """A shipped file with one field set (or, for `...`, taken away)."""
+    data = deepcopy(FILES[base])
+    *parents, last = path.split("/")
+    part = data
+    for key in parents:
+        part = part[int(key)] if isinstance(part, list) else part[key]
+    if value is ...:
+        del part[last]
+    else:
+        part[last] = value
+    return data
+
+
+BAD = {
+    "unknown key": ("ort_cpu", "weigths", {}, "weigths is not a field (did you mean 'weights'?); legal are name"),
+    "unknown key in a part": ("ort_cpu", "weights/bit", 8, "weights.bit is not a field (did you mean 'bits'?)"),
+    "unknown key in an op": ("ort_cpu", "ops/Conv/0/wen", {}, "ops.Conv.wen is not a field"),
+    "unknown condition": ("vta", "ops/Conv/0/when", {"padmax": 3}, "ops.Conv.when.padmax is not a field"),
+    "part is no mapping": ("vta", "cost", 3, "cost must be a mapping of macs_per_cycle"),
+    "empty source": ("vta", "source", " ", "source is empty; say where the facts come from"),
+    "dtype": ("vta", "ops/Conv/0/in", ["int7", "int8"], "ops.Conv.in is 'int7' (did you mean"),
+    "output dtype": ("vta", "ops/Add/0/out", ["float16"], "legal are int4, uint4, int8, uint8, int16"),
+    "no dtype": ("vta", "ops/Add/0/out", [], "ops.Add needs at least one dtype in `in` and in `out`"),
+    "no signature": ("vta", "ops/Add", [], "ops.Add must be a list of {in: [...]"),
+    "no input": ("vta", "ops/Add", [{"out": ["int8"]}], "ops.Add needs `in` and `out`"),
+    "unknown op": ("vta", "ops/Convv", [{"in": ["int8"], "out": ["int8"]}], "ops.Convv is no op with a rule (did you"),
+    "bits": ("vta", "weights/bits", 17, "weights.bits is 17; legal are 2 to 16"),
+    "bits text": ("vta", "activations/bits", "8", "activations.bits is '8'; legal are 2 to 16"),
+    "granularity": ("vta", "weights/granularity", ["per_row"], "weights.granularity is 'per_row'"),
+    "no granularity": ("vta", "weights/granularity", [], "weights.granularity is empty"),
+    "scales": ("vta", "scales", "power2", "scales is 'power2'"),
+    "unify": (
+        "vta",
+        "unify",
+        "max",
+        "unify is 'max' (did you mean 'max_scale'?); legal are max_scale, min_scale, free",
+    ),
+    "bias": ("vta", "bias", "int33", "bias is 'int33'"),
+    "kind": ("vta", "requantize/kind", "shifts", "requantize.kind is 'shifts' (did you mean 'shift'?)"),
+    "overflow": ("vta", "accumulator/overflow", "explode", "accumulator.overflow is 'explode'; legal are wrap"),
+    "flag": ("vta", "activations/symmetric", "no", "activations.symmetric is 'no'; legal are true and false"),
+    "condition value": ("vta", "ops/Conv/0/when", {"pad_max": "wide"}, "ops.Conv.when.pad_max is 'wide', which means"),
+    "max_shift": ("vta", "requantize/max_shift", "many", "requantize.max_shift is 'many'; it needs positive numbers"),
+    "rate of what": ("vta", "cost/macs_per_cycle", {"int9": 1, "float32": 1}, "cost.macs_per_cycle is 'int9' (did you"),
+    "block": ("vta", "cost/channel_block", 0, "cost.channel_block is 0; it needs positive numbers from 1"),
+    "bias in float": ("vta", "bias", "float32", "bias is float32; legal are integer types"),
+    "ops is a list": ("vta", "ops", ["Conv"], "ops must be a mapping of ops, not ['Conv']"),
+    "fuse is flat": ("vta", "fuse", ["Conv", "Relu"], "fuse must be a list of lists of ops"),
+    "fuse op": ("vta", "fuse", [["Conv", "Rleu"]], "fuse names the unknown op 'Rleu' (did you mean 'Relu'?)"),
+    "no float cost": ("vta", "cost/macs_per_cycle", {"int8": 2}, "cost.macs_per_cycle needs a float32 entry"),
+    "negative cost": ("vta", "cost/macs_per_cycle", {"int8": -2, "float32": 1}, "needs positive numbers"),
+    "shift, any scale": ("vta", "scales", "any", "scales must be power_of_two where requantize.kind is shift"),
+    "shift, channels": ("vta", "weights/granularity", ["per_channel"], "must be per_tensor where requantize.kind is"),
+    "shift, free": ("vta", "unify", "free", "unify must be max_scale or min_scale"),
+    "multiplier, unify": ("ort_cpu", "unify", "max_scale", "unify must be free where requantize.kind is float_mult"),
+    "shift, asymmetric": ("vta", "activations/symmetric", False, "activations.symmetric must be true"),
+    "multiplier, sums": ("ort_cpu", "fuse", [["Conv", "Add"]], "hands an accumulator to Add, which needs"),
+}
+
+
+@pytest.mark.parametrize("mistake", BAD)
+def test_mistakes_are_named(mistake: str) -> None:
+    base, path, value, message = BAD[mistake]
+    with pytest.raises(HardwareError) as caught:
+        load_hardware(changed(base, path, value))
+    text = str(caught.value)
+    assert text.startswith(f"hardware: {base}: ") and message in text and "\n" not in text
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(HardwareError, match=f"{field} is missing"):
+        load_hardware(changed("ort_cpu", field, ...))
+
+
+@pytest.mark.parametrize("field", [f for f in FIELDS if f not in ("name", "description", "source", "preferred_schema")])
+@settings(max_examples=10, deadline=None)
+@given(
+    value=st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.text(max_size=5),
+        st.lists(st.integers(), max_size=2),
+        st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+    )
+)
+def test_nonsense_never_escapes_the_error_family(field: str, value: Any) -> None:
+    """Whatever stands in a field, the answer is a HardwareError or a valid spec."""
+    try:
+        load_hardware(changed("ort_cpu", field, value))
+    except HardwareError as error:
+        assert field in str(error)
+
+
+# --- schemas --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "schema", "why"),
+    [
+        ("vta", "asymmetric", "it needs power-of-two activation scales"),
+        ("vta", "symmetric", "it needs power-of-two activation scales"),
+        ("hago_sample", "symmetric_with_uint8", "it needs power-of-two"),
+    ],
+)
+def test_schemas_the_device_cannot_run_are_refused_with_the_legal_ones(spec: str, schema: str, why: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        schema_for(hardware(spec), schema)
+    assert why in str(caught.value)
+    assert str(caught.value).endswith("legal are auto, symmetric_with_power2_scale")
+
+
+def test_every_shipped_schema_runs_on_onnxruntime() -> None:
+    assert legal_schemas(hardware("ort_cpu"), schemas()) == sorted(schemas())
+
+
+def test_symmetric_devices_refuse_zero_points() -> None:
+    spec = hardware("ort_cpu", activations={"symmetric": True, "bits": 8, "narrow": True}, preferred_schema="symmetric")
+    with pytest.raises(HardwareError, match=r"activations must be symmetric \(zero point 0\).*legal are auto, symm"):
+        schema_for(spec, "asymmetric")
+
+
+def test_the_user_overrides_what_the_file_leaves_open() -> None:
+    known = schemas()
+    spec = hardware("ort_cpu")
+    chosen = deepcopy(known["symmetric"])
+    chosen["weights"] |= {"granularity": "per_tensor", "narrow": False}
+    found = resolve_schema(spec, chosen, known)
+    assert found.weights.granularity is Granularity.PER_TENSOR and found.weights.narrow is False
+    assert found.activations.symmetry is Symmetry.SYMMETRIC
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activations": None}, "activations must be a mapping of symmetry"),
+        ({"weights": {"symetry": "symmetric"}}, r"weights.symetry is not a field \(did you mean 'symmetry'\?\)"),
+        ({"weights": {"symmetry": "sym"}}, "weights: 'sym' is not a valid Symmetry"),
+    ],
+)
+def test_malformed_schemas(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_schema(hardware("ort_cpu"), schemas()["symmetric"] | change, schemas())
+
+
+def test_granularity_the_device_lacks() -> None:
+    chosen = deepcopy(schemas()["symmetric_with_power2_scale"])
+    chosen["weights"]["granularity"] = "per_channel"
+    with pytest.raises(HardwareError, match="weights may be per_tensor"):
+        resolve_schema(hardware("vta"), chosen, schemas())
+
+
+def test_an_unknown_preferred_schema_lists_the_known() -> None:
+    spec = hardware("ort_cpu", preferred_schema="asymetric")
+    with pytest.raises(HardwareError, match=r"preferred_schema is 'asymetric' \(did you mean 'asymmetric'"):
+        schema_for(spec)
