@@ -96,15 +96,16 @@ def scale_zero_point(range_: Range, bits: int, dtype: DType, schema: TensorSchem
     """(scale, zero_point, qmin, qmax) that represent a real range with `bits` bits in the storage `dtype`.
 
     symmetric, signed: R = 2^(b-1), s = T/R (`denominator: range`) or T/(R-1) (`max`), z = 0, q in [-(R-1), R-1]
-    (`narrow`) or [-R, R-1]. symmetric, unsigned: R = 2^b, z = 0, q in [0, R-1], only for a range that starts at 0.
+    (`narrow`) or [-R, R-1]. symmetric, unsigned: the same steps moved up by z = 2^(b-1), so that a device which stores
+    unsigned integers represents the same real numbers; z = 0 and R = 2^b for a range that starts at 0.
     asymmetric: s = (high - low)/(2^b - 1) (`max`) or /2^b (`range`), z = qmin - low/s, rounded and clamped, so that
     real 0 is an integer. symmetric_with_uint8: asymmetric when low >= 0 (z = qmin then), otherwise symmetric.
     A power-of-two schema then makes s = 2^k, k = ceil(log2 s) (`up`, `search`) or the nearest integer (`nearest`),
     within float32's normal exponents. (0, 0) gives s = 1. The scale is computed in float64, stored in float32, and
     never below 2^-126.
 
-    Raises HardwareError when the bits do not fit the storage or an unsigned symmetric range is negative, DataError when
-    the range is not finite or its scale exceeds float32. Source: the RFC (R, T/R), Glow (schemas), TFLite (T/(R-1)).
+    Raises HardwareError when the bits do not fit the storage, DataError when the range is not finite or its scale
+    exceeds float32. Source: the RFC (R, T/R), Glow (schemas), TFLite (T/(R-1)).
     """
     scale, zero, qmin, qmax = scales_zero_points([range_.low], [range_.high], bits, dtype, schema)
     return scale[0], int(zero[0]), qmin, qmax
@@ -131,8 +132,10 @@ def scales_zero_points(
         # A range whose ends are far apart in size is anchored at its low end: qmin <-> low (ONNX, TFLite).
         zero = np.clip(round_real(qmin - lows / scale), qmin, qmax).astype(np.int64)
         return scale, zero, qmin, qmax
-    scale = _storable(np.maximum(-lows, highs) / symmetric_steps(bits, dtype, schema), empty, schema.power_of_two)
-    return scale, np.zeros(scale.shape, dtype=np.int64), qmin, qmax
+    steps = symmetric_steps(bits, dtype if positive else signed_storage(bits), schema)
+    scale = _storable(np.maximum(-lows, highs) / steps, empty, schema.power_of_two)
+    middle = 0 if dtype.signed or positive else 1 << (bits - 1)
+    return scale, np.full(scale.shape, middle, dtype=np.int64), qmin, qmax
 
 
 def symmetric_steps(bits: int, dtype: DType, schema: TensorSchema) -> int:
@@ -151,7 +154,7 @@ def signed_storage(bits: int) -> DType:
 def integer_bounds(bits: int, dtype: DType, schema: TensorSchema, *, positive: bool) -> tuple[int, int]:
     """(qmin, qmax) of `bits` bits inside the storage `dtype`; `positive`: the range to represent starts at 0.
 
-    Raises HardwareError for float storage, bits that do not fit, and unsigned symmetric storage of negative values.
+    Raises HardwareError for float storage and bits that do not fit.
     """
     if dtype.is_float or not 2 <= bits <= dtype.bits:
         legal = "an integer type" if dtype.is_float else f"2 to {dtype.bits} bits"
@@ -161,12 +164,7 @@ def integer_bounds(bits: int, dtype: DType, schema: TensorSchema, *, positive: b
         return (-half, half - 1) if dtype.signed else (0, 2 * half - 1)
     if dtype.signed:
         return (-(half - 1), half - 1) if schema.narrow else (-half, half - 1)
-    if not positive:
-        raise HardwareError(
-            f"a symmetric schema in {dtype.value} has no negative integers, but the range does; "
-            "legal: a signed type, the asymmetric schema, or a range that starts at 0"
-        )
-    return 0, 2 * half - 1
+    return (1 if schema.narrow and not positive else 0), 2 * half - 1
 
 
 def _storable(scale: NDArray[np.float64], empty: NDArray[np.bool_], power_of_two: PowerOfTwo) -> NDArray[np.float32]:

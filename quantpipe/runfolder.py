@@ -17,7 +17,9 @@ from quantpipe.artifacts import (
     RunLock,
     digest_array,
     digest_json,
+    is_current,
     plain,
+    read_json,
     read_npz,
     read_origin,
     write_bytes,
@@ -25,10 +27,13 @@ from quantpipe.artifacts import (
     write_npz,
     write_text,
 )
+from quantpipe.artifacts.write import digest_arrays
 from quantpipe.calibrate.profile import profile_from_arrays, profile_yaml, stats_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
+from quantpipe.plan import Overrides
+from quantpipe.recover import Climbed, overrides_arrays, overrides_from_arrays
 from quantpipe.rendering import Rendered
 from quantpipe.report import render_html
 from quantpipe.settings import Settings
@@ -54,6 +59,7 @@ class RunFolder:
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
         self.model = root / "realize" / "model.onnx"
+        self.recovered = root / "recover" / "weights.npz"
         self.report = root / "evaluate" / "report.json"
 
     def lock(self) -> AbstractContextManager[Any]:
@@ -137,11 +143,49 @@ class RunFolder:
         write_json(self.report, report, origin)
         write_text(self.report.with_suffix(".html"), render_html(report), origin, "<!--")
 
-    def digest_of(self, topology: Topology, strategy: Strategy) -> str:
-        """Digest of a strategy's numbers."""
+    def write_recovered(self, climbed: Climbed, origin: Origin) -> dict[str, Any]:
+        """Store recovered weights; returns what the report and the strategy say of them."""
+        arrays = overrides_arrays(climbed.overrides)
+        weights = digest_arrays(arrays) if arrays else None
+        record = {"steps": list(climbed.steps), "layers": list(climbed.layers), "weights": weights}
+        write_npz(self.recovered, arrays, origin)
+        write_json(self.recovered.with_name("steps.json"), record, origin)
+        return record
+
+    def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, dict[str, Any]] | None:
+        """What an earlier run of the same origin recovered, or None."""
+        steps = self.recovered.with_name("steps.json")
+        if not (is_current(self.recovered, origin) and is_current(steps, origin)):
+            return None
+        arrays = read_npz(self.recovered, origin)
+        record = read_json(steps, origin)
+        known = {k: record[k] for k in ("steps", "layers", "weights")}
+        return overrides_from_arrays(arrays, topology, str(self.recovered)), known
+
+    def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:
+        """Digest of a strategy's numbers, recovered weights included."""
         ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
-        return digest_json([dict(strategy.bits), ranges, weights])
+        recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
+        return digest_json([dict(strategy.bits), ranges, weights, recovered])
+
+
+def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
+    """The recovered weights that belong to a strategy file: they stand beside it in its run folder.
+
+    Raises ArtifactError when they are not there, or are not the ones that the strategy names.
+    """
+    path = RunFolder(strategy.parent.parent).recovered
+    if not path.is_file():
+        raise ArtifactError(
+            f"its weights were recovered, and {path} is not there; replay it from its own run folder",
+            stage="replay",
+            where=str(strategy),
+        )
+    arrays = read_npz(path)
+    if digest_arrays(arrays) != recovery["weights"]:
+        raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
+    return overrides_from_arrays(arrays, topology, str(path))
 
 
 def plan_payload(plan: QuantPlan) -> dict[str, Any]:

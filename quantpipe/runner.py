@@ -8,42 +8,29 @@ leaves its best strategy so far.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe import stages
 from quantpipe.artifacts import Origin, digest_json, is_current, read_json
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.data.splits import ROLES, Splits
-from quantpipe.data.subset import First
-from quantpipe.errors import AgreementError, ArtifactError, DataError, Interrupted
+from quantpipe.errors import AgreementError, ArtifactError, Interrupted
 from quantpipe.evaluate.candidate import CandidateMeasure
 from quantpipe.evaluate.reference import Reference, reference_of
+from quantpipe.filing import file_report, file_trials
 from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import load_graph
-from quantpipe.graph.view import Graph
-from quantpipe.plan import Planner
+from quantpipe.inputs import Inputs, load
+from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report, shortfall
-from quantpipe.runfolder import RunFolder
+from quantpipe.runfolder import RunFolder, replayed_overrides
 from quantpipe.search import JsonlLog, Objective, SearchResult, Stopped, search_origin
 from quantpipe.settings import Console, Settings
 from quantpipe.strategyfile import read_strategy
 from quantpipe.types import Profile, QuantPlan, Strategy
 
-CHECK_SAMPLES = 4
 ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """What every stage starts from."""
-
-    graph: Graph
-    calibrate: Any
-    search: Any
-    evaluate: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +50,8 @@ class Found:
     strategy: Strategy
     report: Mapping[str, Any]
     rectified: list[dict[str, Any]]
+    overrides: Overrides = NO_OVERRIDES
+    recovery: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -75,42 +64,6 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     for note in inputs.graph.notes:
         console.warn(note)
     return Run(settings, inputs, console).execute()
-
-
-def load(settings: Settings) -> Inputs:
-    """Read the model and the data, check that they fit, clean the model on real samples."""
-    made: list[Any] = []
-
-    def example(raw: Graph) -> dict[str, Any]:
-        outputs = raw.outputs[0].shape
-        classes = outputs[-1] if len(outputs) == 2 else None
-        splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
-        size = raw.inputs[0].shape[0] if raw.inputs and raw.inputs[0].shape else None
-        splits = _whole_batches(splits, size or 1)
-        made.append(splits)
-        first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
-        if first is None:
-            raise DataError("there are no calibration samples", stage="data")
-        return first.inputs
-
-    graph = load_graph(settings.model, example)
-    splits = made[0]
-    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
-
-
-def _whole_batches(splits: Splits, size: int) -> Splits:
-    """The splits without the last samples that would not fill a batch of the model's own, fixed size."""
-    parts = {role: getattr(splits, role) for role in ROLES}
-    for role, samples in parts.items():
-        count = len(samples) // size * size
-        if count == 0:
-            raise DataError(
-                f"the model takes batches of exactly {size} samples and {role} has {len(samples)}; give more samples, "
-                "or a model whose batch axis is free",
-                stage="data",
-            )
-        parts[role] = samples if count == len(samples) else First(samples, count)
-    return Splits(**parts)
 
 
 class Run:
@@ -142,7 +95,7 @@ class Run:
             found = self._search(profile, aim) if aim is not None and profile is not None else None
             if not {"realize", "evaluate"} & set(wanted):
                 return {}
-            return self._finish(found or self._stored_strategy(), profile)
+            return self._finish(self._recover(found or self._stored_strategy()), profile)
 
     # --- stages -----------------------------------------------------------------------------------------------------
 
@@ -241,7 +194,7 @@ class Run:
         found = Found(strategy, self._search_report(result, aim.objective, known), table.rectified(strategy))
         if result.evaluations_new or not current:
             self._write_strategy(found, {}, aim.origin)
-        self._log_trials(aim.log)
+        file_trials(settings.tracker, aim.log.read())
         if result.stopped is Stopped.INTERRUPTED:
             raise Interrupted(
                 f"interrupted after {result.evaluations} evaluations; the best strategy so far is in "
@@ -251,6 +204,38 @@ class Run:
         if found.report["shortfall"]:
             self._console.warn(found.report["shortfall"])
         return found
+
+    def _recover(self, found: Found) -> Found:
+        """Better weights and biases for the strategy as it is, kept where they help."""
+        settings, options = self._settings, self._settings.recover
+        if not options.steps:
+            return found
+        data = {
+            "strategy": self._files.digest_of(found.strategy, NO_OVERRIDES),
+            "calibrate_data": self._inputs.calibrate.digest,
+            "search_data": self._inputs.search.digest,
+        }
+        origin = self._origin("recover", data, (*ANNOTATE, "recover", "seed"))
+        stored = self._files.read_recovered(origin, self._topology)
+        if stored is not None:
+            self._console.stage("recover", "from an earlier run in this folder")
+            return replace(found, overrides=stored[0], recovery=stored[1])
+        self._console.stage("recover", ", ".join(options.steps))
+        climbed = stages.recover(
+            self._graph,
+            self._topology,
+            settings.spec,
+            settings.schema,
+            found.strategy,
+            self._inputs.calibrate,
+            self._inputs.search,
+            options,
+            settings.memory_mb,
+            settings.seed,
+            self._console.progress("recover"),
+        )
+        recovery = self._files.write_recovered(climbed, origin)
+        return replace(found, overrides=climbed.overrides, recovery=recovery)
 
     def _stored_strategy(self) -> Found:
         if not self._files.strategy.is_file():
@@ -281,15 +266,21 @@ class Run:
             payload, str(path), self._graph.model_hash, settings.spec, settings.schema, self._topology
         )
         results = payload.get("results", {})
-        return Found(strategy, results.get("search", {}), results.get("rectified", []))
+        found = Found(strategy, results.get("search", {}), results.get("rectified", []))
+        recovery = results.get("recover", {})
+        if settings.command != "replay" or not recovery.get("weights"):
+            return found
+        return replace(found, overrides=replayed_overrides(path, recovery, self._topology), recovery=recovery)
 
     def _finish(self, found: Found, profile: Profile | None) -> dict[str, Any]:
         """Realize, and evaluate when asked for."""
         settings = self._settings
-        plan = stages.plan_of(self._graph, self._topology, settings.spec, settings.schema, found.strategy)
+        plan = stages.plan_of(
+            self._graph, self._topology, settings.spec, settings.schema, found.strategy, found.overrides
+        )
         self._console.stage("realize", settings.backend)
         realized = stages.realize(self._graph, self._topology, plan, settings.backend)
-        strategy = self._files.digest_of(self._topology, found.strategy)
+        strategy = self._files.digest_of(found.strategy, found.overrides)
         if not is_current(self._files.model, self._realized(strategy)):
             self._files.write_realized(plan, realized, self._realized(strategy))
         if "evaluate" not in settings.stages:
@@ -329,6 +320,7 @@ class Run:
             profile=profile,
             search=found.report,
             rectified=found.rectified,
+            recovery=found.recovery,
             model=stages.describe_model(self._graph, self._topology, settings.spec, plan, found.strategy, realized),
             costs=stages.all_costs(self._graph, self._topology, settings.spec, found.strategy),
             evaluation=evaluation,
@@ -337,7 +329,8 @@ class Run:
     # --- helpers ----------------------------------------------------------------------------------------------------
 
     def _conclude(self, report: dict[str, Any]) -> dict[str, Any]:
-        self._log_report(report)
+        example = next(iter(self._inputs.evaluate.batches(1))).inputs
+        file_report(self._settings.tracker, report, self._settings.folder, self._files.model, example)
         differing = report["agreement"]["differing"]
         if differing and self._settings.verify == "fail":
             raise AgreementError(
@@ -361,7 +354,7 @@ class Run:
         return self._origin("evaluate", data, (*ANNOTATE, "realize", "evaluate"))
 
     def _write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
-        results = {"search": found.report, "rectified": found.rectified, **measured}
+        results = {"search": found.report, "rectified": found.rectified, "recover": found.recovery, **measured}
         self._files.write_strategy(self._settings, self._graph, self._topology, found.strategy, results, origin)
 
     def _search_report(self, result: SearchResult, objective: Objective, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,28 +383,3 @@ class Run:
             "float_acc": metrics["float"]["top1"],
             "cost": report["cost"],
         }
-
-    def _log_trials(self, log: JsonlLog) -> None:
-        trials = [(t.number, {"candidate.value": t.score.value, "candidate.cost": t.score.cost}) for t in log.read()]
-        self._settings.tracker.log_trials(trials)
-
-    def _log_report(self, report: Mapping[str, Any]) -> None:
-        tracker = self._settings.tracker
-        flat = {
-            f"{part}.{name}": value
-            for part in ("float", "simulated", "realized")
-            for name, value in report["metrics"][part].items()
-        }
-        for part in ("agreement", "model", "latency", "cost", "search", "calibrate"):
-            for name, value in (report.get(part) or {}).items():
-                if isinstance(value, int | float) and not isinstance(value, bool):
-                    flat[f"{part}.{name}"] = float(value)
-        tracker.log_metrics(flat)
-        tracker.log_params({f"bits.{c['key']}": c["value"] for c in report.get("choices", [])[:MAX_LOGGED_CHOICES]})
-        tracker.log_artifacts(self._settings.folder)
-        example = next(iter(self._inputs.evaluate.batches(1))).inputs
-        tracker.log_model(self._files.model, example)
-
-
-MAX_LOGGED_CHOICES = 80
-"""More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""

@@ -12,6 +12,7 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.recover import RecoverOptions
 from quantpipe.search import Algorithm, Objective
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
@@ -97,6 +98,7 @@ class Settings:
     weight_method: WeightMethod
     search: SearchSettings
     objective: Mapping[str, Any]
+    recover: RecoverOptions
     backend: str
     annotate: AnnotateOptions
     evaluate: EvaluateSettings

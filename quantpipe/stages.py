@@ -18,14 +18,16 @@ from quantpipe.evaluate.agreement import Agreement, compare
 from quantpipe.evaluate.candidate import CandidateMeasure
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import summary, top1
+from quantpipe.evaluate.metrics import kl_divergence, summary, top1
 from quantpipe.evaluate.reference import Reference, outputs_of, reference_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
-from quantpipe.plan import Planner
+from quantpipe.plan import Overrides, Planner
 from quantpipe.realize import BACKENDS
+from quantpipe.recover import Climbed, LayerOptions, RecoverOptions, Recovery, climb
+from quantpipe.recover import recover as walk_layers
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Objective, SearchResult, TrialLog, run_search
 from quantpipe.simulate.simulator import Simulator, simulate
@@ -189,6 +191,37 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
     return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
 
 
-def plan_of(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema, strategy: Strategy) -> QuantPlan:
+def recover(
+    graph: Graph,
+    topology: Topology,
+    spec: HardwareSpec,
+    schema: Schema,
+    strategy: Strategy,
+    samples: Samples,
+    judged_on: Samples,
+    options: RecoverOptions,
+    memory_mb: int,
+    seed: int,
+    progress: Progress,
+) -> Climbed:
+    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL on other ones."""
+    planner, simulator = Planner(graph, topology, spec, schema), Simulator(graph, topology)
+    reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size)
+
+    def walk(layer: LayerOptions) -> Recovery:
+        return walk_layers(
+            graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress
+        )
+
+    def measure_kl(overrides: Overrides) -> float:
+        session, parameters = simulator.prepare(planner.plan(strategy, overrides))
+        return kl_divergence(reference.outputs, outputs_of(session, judged_on, graph.batch_size, parameters))
+
+    return climb(options, walk, measure_kl)
+
+
+def plan_of(
+    graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema, strategy: Strategy, overrides: Overrides
+) -> QuantPlan:
     """All numbers of a strategy."""
-    return Planner(graph, topology, spec, schema).plan(strategy)
+    return Planner(graph, topology, spec, schema).plan(strategy, overrides)

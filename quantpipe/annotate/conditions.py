@@ -14,7 +14,7 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, has_float
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import HardwareSpec, OpSignature, Schema
+from quantpipe.types import HardwareSpec, OpSignature
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Conditions:
     reasons: dict[str, str]
 
 
-def decide(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Conditions:
+def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Conditions:
     """Node conditions in execution order."""
     kept = _kept_in_float(graph, options)
     found = Conditions({}, {})
@@ -59,7 +59,7 @@ def decide(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOp
         if reason is None:
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
-            signature, reason = choose_signature(spec, schema.activations, node, graph, rule)
+            signature, reason = choose_signature(spec, node, graph, rule)
         if signature is not None and has_float(spec, node.op) and _producers_float(node, graph, found):
             signature, reason = None, "all its producers are in float, and so can it be"
         if signature is None:

@@ -33,7 +33,7 @@ class _Draft:
 def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Topology:
     """Build the topology. Raises ConfigError for patterns that match nothing, or, with strict, when a known op falls
     back."""
-    conditions = decide(graph, spec, schema, options)
+    conditions = decide(graph, spec, options)
     swallowed = _swallow(graph, spec, conditions)
     draft = _Draft()
     kernels: list[Kernel] = []

@@ -20,10 +20,22 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
+from quantpipe.recover import RecoverOptions
 from quantpipe.settings import CalibrateSettings, EvaluateSettings, SearchSettings, Settings
 from quantpipe.types import HardwareSpec, RequantizeKind
 
-GROUPS = ("model", "dataset", "hardware", "schema", "threshold", "search", "objective", "realize", "tracking")
+GROUPS = (
+    "model",
+    "dataset",
+    "hardware",
+    "schema",
+    "threshold",
+    "search",
+    "objective",
+    "recover",
+    "realize",
+    "tracking",
+)
 
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
@@ -50,6 +62,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
             make(config.search.algorithm, "search.algorithm"), search["max_evaluations"], search["max_seconds"]
         ),
         objective=plain["objective"],
+        recover=_options(RecoverOptions, plain["recover"], "recover"),
         backend=backend,
         annotate=_options(
             AnnotateOptions, plain["annotate"] | {"strict": _expect(plain["strict"], False, "strict")}, "annotate"

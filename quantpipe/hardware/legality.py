@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import OpRule
-from quantpipe.types import HardwareSpec, OpSignature, Symmetry, TensorSchema
+from quantpipe.types import HardwareSpec, OpSignature
 
 Check = Callable[[int | str, str], bool]
 
@@ -27,10 +27,8 @@ def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> s
     return None
 
 
-def choose_signature(
-    spec: HardwareSpec, schema: TensorSchema, node: Node, graph: Graph, rule: OpRule
-) -> tuple[OpSignature | None, str]:
-    """The first integer signature that takes the node under the activation schema, or None and the reason."""
+def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> tuple[OpSignature | None, str]:
+    """The first integer signature that takes the node, or None and the reason."""
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
@@ -38,11 +36,8 @@ def choose_signature(
     for signature in declared:
         if not signature.is_integer:
             continue
-        unsigned = not signature.input(0).signed
-        if unsigned and schema.symmetry is not Symmetry.ASYMMETRIC:
-            reason = (
-                f"a {schema.symmetry} schema needs signed storage, {spec.name} runs {node.op} in {signature.input(0)}"
-            )
+        if not signature.input(0).signed and spec.activations.symmetric:
+            reason = f"{spec.name} takes no zero points, and {signature.input(0)} holds negative values only with one"
             continue
         why = refusal(signature, node, graph, rule)
         if why is None:

@@ -3,7 +3,18 @@
 Layer by layer in graph order: moments of the layer's float and quantized input -> target -> scale -> rounding -> bias.
 """
 
+from quantpipe.recover.ladder import Climbed, RecoverOptions, climb
 from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.walk import Recovery, recover
 
-__all__ = ["LayerOptions", "Recovery", "recover"]
+__all__ = [
+    "Climbed",
+    "LayerOptions",
+    "RecoverOptions",
+    "Recovery",
+    "climb",
+    "overrides_arrays",
+    "overrides_from_arrays",
+    "recover",
+]

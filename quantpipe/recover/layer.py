@@ -55,17 +55,21 @@ def solve(
     weight: Floats,
     moments: Moments,
     start: NDArray[np.float32],
+    floor: Floats,
     bits: int,
     bounds: tuple[int, int],
     schema: TensorSchema,
     per_channel: bool,
     options: LayerOptions,
 ) -> Solved:
-    """`start`: the scale that the plan would use. `bounds`: least and greatest integer."""
+    """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
+    and
+    greatest integer."""
     thin = moments.rows < options.rows_per_input * weight.shape[2]
     damping = options.damping * (10.0 if thin else 1.0)
     target = _target(weight, moments, options.ridge) if options.propagate and not thin else weight
-    scales = _candidates(target, moments.hessian, start, bits, schema, per_channel, options)
+    found = _candidates(target, moments.hessian, start, bits, schema, per_channel, options)
+    scales = [_at_least(s, floor, schema) for s in found]
     factor = _factor(moments.hessian, damping) if options.rounding == "hessian" else None
     best: tuple[float, Floats, NDArray[np.float32]] | None = None
     for scale in scales:
@@ -131,6 +135,13 @@ def _candidates(
         better = error < best
         best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
     return [chosen.astype(np.float32)]
+
+
+def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -> NDArray[np.float32]:
+    """Scales raised to the floor, to a power of two above it where the schema wants powers of two."""
+    if schema.power_of_two is not PowerOfTwo.NONE:
+        floor = 2.0 ** np.ceil(np.log2(np.maximum(floor, float(np.finfo(np.float32).tiny))))
+    return np.maximum(scale, floor).astype(np.float32)
 
 
 def _factor(hessian: Floats, damping: float) -> tuple[NDArray[np.int64], Floats]:

@@ -19,7 +19,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
-from quantpipe.plan import Overrides, Planner
+from quantpipe.plan import MOST_BIAS_STEPS, Overrides, Planner
 from quantpipe.recover.layer import LayerOptions, Solved, solve
 from quantpipe.recover.moments import MomentCollector
 from quantpipe.recover.segments import Segment, segments
@@ -129,6 +129,7 @@ class _Walk:
             matrix,
             collector.finish(),
             start.reshape(matrix.shape[:2]),
+            self._floor(kernel, site.axis is not None).reshape(matrix.shape[:2]),
             bits,
             (qmin, qmax),
             self._schema.weights,
@@ -136,6 +137,16 @@ class _Walk:
             self._options,
         )
         self._keep(kernel, before, form.weight(node, solved.integers, weight.shape), solved)
+
+    def _floor(self, kernel: Kernel, per_channel: bool) -> NDArray[np.float64]:
+        """The least weight scale per output channel at which the bias still fits, `[C]`."""
+        channels = self._graph.shapes[kernel.weight or ""][self._topology.weight_of[kernel.weight or ""].channel_axis]
+        if kernel.bias is None:
+            return np.zeros(channels)
+        bias = np.abs(self._graph.constant(kernel.bias).astype(np.float64).reshape(-1))
+        steps = MOST_BIAS_STEPS if per_channel else MOST_BIAS_STEPS * 2**8
+        floor = bias / (steps * float(self._plan.quantizers[kernel.operands[0].tensor].scale))
+        return floor if per_channel else np.full(channels, floor.max())
 
     def run(self, part: Segment) -> None:
         """Both results of a segment, for all batches."""

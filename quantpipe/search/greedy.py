@@ -33,7 +33,9 @@ class Greedy:
 
     Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
     that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits.
-    A choice whose lowering saved nothing is not tried again: precision is never given away for nothing.
+    A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
+    probe
+    of such a choice came out better (a threshold step may): then the best of its options is taken before the walk.
     """
 
     order: Order = Order.SENSITIVITY
@@ -49,8 +51,8 @@ class Greedy:
             self._until_it_fits(space, evaluate, objective, start)
 
     def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        point, score = space.start, start
-        ranks = self._ranks(space, evaluate, start)
+        ranks, free = self._ranks(space, evaluate, objective, start)
+        point, score = _settled(space, evaluate, objective, free, start)
         turns = deque(sorted(ranks, key=ranks.__getitem__))
         fruitless = 0
         while fruitless < len(turns):
@@ -66,8 +68,8 @@ class Greedy:
                 point, score, fruitless = lower, attempt, 0
 
     def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        point, score = space.start, start
-        ranks = self._ranks(space, evaluate, start)
+        ranks, free = self._ranks(space, evaluate, objective, start)
+        point, score = _settled(space, evaluate, objective, free, start)
         while ranks and not objective.feasible(score):
             choice = min(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
@@ -82,13 +84,31 @@ class Greedy:
             ranks[choice] = _sensitivity(score, attempt) if by_loss else (rank[0] + 1, rank[1])
             point, score = lower, attempt
 
-    def _ranks(self, space: ChoiceSpace, evaluate: Evaluate, start: Score) -> dict[int, tuple[float, float]]:
-        """Choice -> rank, least first, for all choices worth a try."""
+    def _ranks(
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score
+    ) -> tuple[dict[int, tuple[float, float]], list[int]]:
+        """Choice -> rank, least first, for all choices that may save cost; and the choices that are better for
+        nothing."""
         lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
         if self.order is Order.TOPOLOGICAL:
-            return {i: (0.0, float(i)) for i in lowered}
-        scores = zip(lowered, evaluate(list(lowered.values())), strict=True)
-        return {i: _sensitivity(start, score) for i, score in scores if score.cost < start.cost}
+            return {i: (0.0, float(i)) for i in lowered}, []
+        scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))
+        ranks = {i: _sensitivity(start, score) for i, score in scores.items() if score.cost < start.cost}
+        free = [i for i, score in scores.items() if score.cost == start.cost and objective.better(score, start)]
+        return ranks, free
+
+
+def _settled(
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, free: list[int], start: Score
+) -> tuple[Point, Score]:
+    """The start with each free choice, one after the other, at the best of its options."""
+    point, score = space.start, start
+    for choice in free:
+        others = [(*point[:choice], o, *point[choice + 1 :]) for o in range(1, len(space.choices[choice].options))]
+        for option, attempt in zip(others, evaluate(others), strict=True):
+            if attempt.cost <= score.cost and objective.better(attempt, score):
+                point, score = option, attempt
+    return point, score
 
 
 def _sensitivity(before: Score, after: Score) -> tuple[float, float]:

@@ -83,10 +83,6 @@ def test_experiments_run(program: Program, name: str) -> None:
     agrees(result.report)
 
 
-def test_verify_warn_is_legal(program: Program) -> None:
-    assert program.run("verify=warn").code == 0
-
-
 def test_paths_are_relative_to_where_the_program_was_started(program: Program) -> None:
     source = ROOT / "quantpipe" / "assets" / "digits.onnx"
     (program.cwd / "my model.onnx").write_bytes(source.read_bytes())

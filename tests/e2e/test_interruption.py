@@ -67,7 +67,7 @@ def test_after_kill_9_the_same_command_gives_the_same_result(program: Program, u
     assert not list(folder.rglob("*quantpipe-tmp"))
 
 
-@pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("what", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_search_keeps_its_best_and_prints_how_to_resume(
     program: Program, uninterrupted: Result, what: signal.Signals
 ) -> None:
@@ -89,6 +89,7 @@ def test_an_interrupted_search_keeps_its_best_and_prints_how_to_resume(
     assert points(folder) == points(uninterrupted.folder)
 
 
+@pytest.mark.slow
 def test_the_best_of_an_interrupted_search_can_be_replayed(program: Program) -> None:
     stop_in_search(program, signal.SIGINT, after=4)
     result = program.run("command=replay", "hardware=vta", "strategy=run/search/strategy.json", folder="replay")

@@ -37,10 +37,9 @@ def test_an_autoencoder_by_mean_squared_error(program: Program, hardware: str) -
     assert result.report["agreement"]["differing"] == 0
     assert result.report["metrics"]["realized"]["sqnr_db"] > 18
     assert result.report["search"]["best_value"] >= -0.01
-    assert "accuracy needs labelled" in program.run(model, "dataset=npz", data, "objective=accuracy").paragraph
 
 
-@pytest.mark.parametrize("size", [1, 4, 48])
+@pytest.mark.parametrize("size", [1, 48])
 def test_a_fixed_batch(program: Program, size: int) -> None:
     model = with_batch(program.cwd / "m.onnx", size)
     result = program.run(model)
@@ -76,6 +75,7 @@ def test_an_op_that_no_rule_knows_stays_float_and_is_listed(program: Program, do
     assert f"odd ({op})" in program.run(model, "strict=true", folder="strict").paragraph
 
 
+@pytest.mark.slow
 def test_the_seed_is_all_that_a_random_search_follows(program: Program, tmp_path: Path) -> None:
     search = ("search=random", "search.max_evaluations=6", "stages=[calibrate,search]")
     one, again, other = (

@@ -20,23 +20,17 @@ def test_a_second_run_skips_and_gives_the_same_report(program: Program) -> None:
 
 
 def test_part_of_the_stages_then_the_rest(program: Program) -> None:
-    first = program.run("stages=[calibrate,search]")
+    first = program.run("hardware=vta", "stages=[calibrate,search]")
     assert first.code == 0, first.err
     assert not (first.folder / "realize").exists()
-    second = program.run("stages=[realize,evaluate]")
+    second = program.run("hardware=vta", "stages=[realize,evaluate]")
     assert second.code == 0, second.err
-    whole = program.run(folder="whole").report
+    whole = program.run("hardware=vta", folder="whole").report
     assert second.report["metrics"] == whole["metrics"]
     assert second.report["calibrate"]["samples"] == whole["calibrate"]["samples"]
     assert second.report["rectified"] == whole["rectified"]
     assert second.report["search"]["best_value"] == whole["search"]["best_value"]
-
-
-def test_what_was_rectified_is_listed_in_whatever_parts_a_run_is_made(program: Program) -> None:
-    program.run("hardware=vta", "stages=[calibrate,search]")
-    parts = program.run("hardware=vta", "stages=[realize,evaluate]")
-    whole = program.run("hardware=vta", folder="whole")
-    assert parts.report["rectified"] == whole.report["rectified"]
+    assert second.report["warnings"] == whole["warnings"] != []
 
 
 def test_a_larger_budget_goes_on_where_the_smaller_one_ended(program: Program) -> None:
@@ -140,11 +134,8 @@ def test_a_strategy_of_another_model_or_hardware_is_refused(program: Program, fi
     payload["strategy"]["model_hash"] = "sha256:" + "0" * 64
     (program.cwd / "s.json").write_text(json.dumps(payload))
     assert "another model" in program.run("command=replay", "strategy=s.json").paragraph
-    assert "cannot be read" in program.run("command=replay", "strategy=none.json").paragraph
     (program.cwd / "s.json").write_text("{}")
     assert "no strategy file" in program.run("command=replay", "strategy=s.json").paragraph
-    (program.cwd / "s.json").write_text("not json")
-    assert "s.json" in program.run("command=replay", "strategy=s.json").paragraph
 
 
 def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:

@@ -44,7 +44,9 @@ def test_resnet20_on_ort_cpu(program: Program) -> None:
 
 
 @requires_zoo
-@pytest.mark.parametrize(("hardware", "backend"), [("vta", "integer"), ("ort_cpu", "qoperator")])
+@pytest.mark.parametrize(
+    ("hardware", "backend"), [("vta", "integer"), pytest.param("ort_cpu", "qoperator", marks=pytest.mark.slow)]
+)
 def test_resnet20_agrees(program: Program, hardware: str, backend: str) -> None:
     few = "dataset.samples.evaluate=200"
     result = program.run(*resnet20(), few, f"hardware={hardware}", f"realize={backend}")

@@ -115,9 +115,16 @@ def test_tiny_ranges_give_a_normal_scale(tiny: float) -> None:
         assert scale == np.finfo(np.float32).tiny
 
 
+@pytest.mark.parametrize(("narrow", "low", "high"), [(True, 1, 255), (False, 0, 255)])
+def test_unsigned_storage_holds_a_symmetric_range_around_its_middle(narrow: bool, low: int, high: int) -> None:
+    schema = TensorSchema(narrow=narrow)
+    scale, zero, qmin, qmax = scale_zero_point(Range(-2, 2), 8, DType.UINT8, schema)
+    assert (scale, zero, qmin, qmax) == (np.float32(2 / 127), 128, low, high)
+    signed = scale_zero_point(Range(-2, 2), 8, DType.INT8, schema)
+    assert (signed[0], signed[2], signed[3]) == (scale, qmin - 128, qmax - 128), "the same real numbers"
+
+
 def test_refusals() -> None:
-    with pytest.raises(HardwareError, match="no negative integers"):
-        scale_zero_point(Range(-1, 1), 8, DType.UINT8, TensorSchema())
     with pytest.raises(HardwareError, match="9 bits cannot be stored in int8"):
         scale_zero_point(Range(-1, 1), 9, DType.INT8, TensorSchema())
     with pytest.raises(HardwareError, match="an integer type"):

@@ -80,3 +80,10 @@ def test_efficientnet_agrees(name: str, spec: str, backend: str) -> None:
 def test_zoo_models_agree_in_the_other_forms(name: str, backend: str) -> None:
     made = line_of(name, "ort_cpu")
     assert made.agree(made.ties(8), backend).differing == 0
+
+
+@pytest.mark.parametrize("schema", ["symmetric", "symmetric_with_uint8"])
+def test_symmetric_activations_in_qdq_form(schema: str) -> None:
+    graph = graph_of("cifar10_resnet20")
+    made = line(graph, "ort_cpu", schema, samples=samples_for("cifar10_resnet20", graph))
+    assert made.agree(made.plan(8), "qdq").differing == 0

@@ -1,0 +1,79 @@
+"""The run folder refuses another run's work before anything is overwritten; a missed objective is told in numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quantpipe.artifacts import Origin, write_bytes, write_json
+from quantpipe.errors import ArtifactError
+from quantpipe.reporting import shortfall
+from quantpipe.runfolder import RunFolder
+from quantpipe.search import Objective
+from quantpipe.types import Score
+
+
+def origin(strategy: str = "sha256:a", **config: object) -> Origin:
+    return Origin("realize", {"model": "sha256:m", "strategy": strategy}, {"hardware": {"name": "vta"}, **config})
+
+
+def test_work_of_the_same_run_is_accepted(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    files.refuse_other(files.model, origin())
+    write_bytes(files.model, b"model", origin())
+    files.refuse_other(files.model, origin())
+    files.refuse_other(files.model, origin(strategy="sha256:b"))
+
+
+def test_work_of_another_run_is_refused_and_its_name_comes_first(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    write_json(files.report, {}, origin(a=1, b=2))
+    other = Origin("realize", {"model": "sha256:n", "strategy": "x"}, {"hardware": {"name": "npu"}, "a": 2, "b": 3})
+    with pytest.raises(ArtifactError) as error:
+        files.refuse_other(files.report, other)
+    assert "another run: config hardware.name is 'vta' in the file, 'npu' here; model is sha256:m" in str(error.value)
+
+
+def test_a_file_without_origin_is_refused(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path)
+    files.model.parent.mkdir()
+    files.model.write_bytes(b"mine")
+    with pytest.raises(ArtifactError, match=r"no origin|damaged"):
+        files.refuse_other(files.model, origin())
+    assert files.model.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("objective", "score", "said"),
+    [
+        (
+            Objective(metric="kl", tolerance=0.02),
+            Score(-0.05, 100.0),
+            "KL divergence from the float model on the search ",
+        ),  # type: ignore[arg-type]
+        (
+            Objective(metric="mse", tolerance=0.02),
+            Score(-0.05, 100.0),
+            "is 0.05, allowed is 0.02 (objective.tolerance)",
+        ),  # type: ignore[arg-type]
+        (
+            Objective(metric="accuracy", tolerance=0.01, reference_value=0.99),  # type: ignore[arg-type]
+            Score(0.9, 100.0),
+            "is 0.9, allowed is 0.98 (the float model's 0.99 less objective.tolerance=0.01)",
+        ),
+        (
+            Objective(metric="kl", form="best_value_within_cost", cost_limit=80.0),  # type: ignore[arg-type]
+            Score(-0.01, 100.0),
+            "the least cost found is 100 (bits), allowed are 80 (objective.cost_limit)",
+        ),
+    ],
+)
+def test_a_missed_objective_is_told_in_numbers(objective: Objective, score: Score, said: str) -> None:
+    found = shortfall(objective, score)
+    assert found is not None
+    assert said in found
+
+
+def test_a_met_objective_is_not_told() -> None:
+    assert shortfall(Objective(metric="kl", tolerance=0.02), Score(-0.01, 100.0)) is None  # type: ignore[arg-type]
