@@ -1,8 +1,7 @@
 """Latency of the realized model against the float model and against onnxruntime's own quantizer, batch 1.
 
 All three sessions run in turn, so that the machine's drift hits them alike; the table gives medians and the median of
-the
-pairwise ratios. Accuracy is measured on the same validation images.
+the pairwise ratios. Accuracy is measured on the same validation images.
 
     python benchmarks/latency.py [--threads N] [--runs N]
 """

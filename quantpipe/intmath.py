@@ -233,8 +233,7 @@ def fused_multiply_add(x: ArrayLike, y: ArrayLike, z: ArrayLike) -> NDArray[np.f
     """f32(x·y + z) with a single rounding, for float32 values of which x is a small integer (at most 2^16).
 
     In float64 the product is exact and so is the sum unless the magnitudes differ by more than 2^29; then the smaller
-    one is
-    beyond the float32 result's last bit anyway, up to ties that no stored integer can produce.
+    one is beyond the float32 result's last bit anyway, up to ties that no stored integer can produce.
     """
     return np.asarray(
         np.asarray(x, np.float64) * np.asarray(y, np.float64) + np.asarray(z, np.float64), dtype=np.float32

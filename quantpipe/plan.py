@@ -2,8 +2,7 @@
 
 The only inputs are the graph, the topology, the hardware, the schema and the strategy; no data. Formulas are those of
 docs/numerics.md; rounding is done in `intmath`. Float32 products are formed in the order in which the kernels form
-them, since
-the last bit of a multiplier decides ties.
+them, since the last bit of a multiplier decides ties.
 """
 
 from __future__ import annotations
@@ -42,14 +41,9 @@ from quantpipe.types import (
     WeightTensor,
 )
 
-EXACT_FLOAT32 = 1 << 24
-"""Integers below this are exact in float32, sums of them too."""
-
-
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
-per
-tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
+per tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,7 @@
 """The strategy file: what was searched, keyed by names, so that it can be read, compared, edited and replayed.
 
 Format 1.0. `bits` by edge ("producer->consumer:port"); `thresholds` by tensor: a number T for [-T, T], {"low",
-"high"} for
-other ranges, a list with one T per output channel for weights.
+"high"} for other ranges, a list with one T per output channel for weights.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 group.
 
 Takes the graph, the hardware, the schema and the node conditions; gives a `Topology`. Deterministic: everything
-follows the
-order of the nodes.
+follows the order of the nodes.
 """
 
 from __future__ import annotations

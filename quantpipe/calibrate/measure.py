@@ -1,8 +1,7 @@
 """One streaming pass of the float model over the calibration samples: every tensor's statistics, no tensor kept.
 
 Tensors are fetched as extra outputs, batch by batch; memory is that of one batch. `memory_mb` bounds it by choosing
-the batch
-size; the pass reports progress and names the tensor and sample of values that are not finite.
+the batch size; the pass reports progress and names the tensor and sample of values that are not finite.
 """
 
 from __future__ import annotations

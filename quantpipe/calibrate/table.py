@@ -1,9 +1,8 @@
 """From statistics and choices to a strategy: the range of every scale group and the thresholds of every weight.
 
 A range is a pure function of (statistics, bits, schema), so a changed estimator or choice never runs the model again.
-Groups
-with several sources get the hull of their sources' ranges: that is the rectification that concatenations and additions
-with equal scales need, and it is listed. Every (tensor, bits) is computed once.
+Groups with several sources get the hull of their sources' ranges: that is the rectification that concatenations and
+additions with equal scales need, and it is listed. Every (tensor, bits) is computed once.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Whether the simulated and the realized model hold the same integers, tensor by tensor, element by element.
 
 Both graphs are run on the same samples with all their integer tensors as outputs. Where a float island feeds integers
-again, two
-correct runs may differ by rounding inside the island; so behind each such entry the simulated run goes on with the
-realized
-integers, and what differs at the entry itself is counted apart (`behind_float`). Nothing can then cascade: every
-difference that is counted is made where it is found.
+again, two correct runs may differ by rounding inside the island; so behind each such entry the simulated run goes on
+with the realized integers, and what differs at the entry itself is counted apart (`behind_float`). Nothing can then
+cascade: every difference that is counted is made where it is found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Where accuracy goes: per stored tensor, the error of quantizing it alone, split into rounding and saturation, and
-the error
-that has built up in the simulated model by then."""
+the error that has built up in the simulated model by then."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     """One entry per stored tensor in graph order.
 
     `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
-    error
-    of quantizing the float tensor alone, over its mean square. `overflow`: share of elements at the clip bounds.
+    error of quantizing the float tensor alone, over its mean square. `overflow`: share of elements at the clip
+    bounds.
     """
     stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
     if not stored:

@@ -2,8 +2,7 @@
 
 Takes a model file and a few samples; gives a `Graph` whose nodes carry the user's names, with BatchNormalization
 folded, shape arithmetic gone, MatMul + bias written as Gemm, and global average pools recognized. A clean-up that
-changes the
-outputs is not used: the original graph goes on, and a note says so.
+changes the outputs is not used: the original graph goes on, and a note says so.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import onnx_ir.passes.common as common_passes
 import onnxslim
 from numpy.typing import NDArray
 
-from quantpipe.errors import ModelError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, load_external, model_proto, read_model
 from quantpipe.graph.view import Graph, view
@@ -202,9 +200,3 @@ def expose(model: ir.Model, tensors: list[str]) -> ir.Model:
 def _first_line(error: Exception) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200]
-
-
-def require_float_inputs(graph: Graph) -> None:
-    """Refuse a model that has nothing to quantize because it takes no float input at all."""
-    if not any(i.dtype.startswith("float") for i in graph.inputs):
-        raise ModelError("the model has no float input", stage="model", where=graph.source)

@@ -78,11 +78,9 @@ class OpRule:
     """One op.
 
     `data`: ports that carry activations (None: every input). `refuse`: why this very node cannot run in integers
-    whatever
-    the hardware, or None. `macs`: multiply-accumulates per sample. `facts`: what `when:` in a hardware file may ask.
-    `count`: window size of an AVERAGE. `channel_axis`: output-channel axis of the weight, `output_axis`: of the
-    result. `bounds`: real limits of a
-    CLAMP.
+    whatever the hardware, or None. `macs`: multiply-accumulates per sample. `facts`: what `when:` in a hardware file
+    may ask. `count`: window size of an AVERAGE. `channel_axis`: output-channel axis of the weight, `output_axis`: of
+    the result. `bounds`: real limits of a CLAMP.
     """
 
     family: Family

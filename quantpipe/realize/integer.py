@@ -1,12 +1,9 @@
 """Integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts. What an accelerator without a
-multiplier
-behind its array (VTA) can do, op by op.
+multiplier behind its array (VTA) can do, op by op.
 
 A right shift with rounding is (acc + 2^(n-1)) >> n, arithmetic. ONNX shifts unsigned integers only, so the
-accumulator is
-made non-negative first: asr(v, n) = ((v + 2^30) >> n) - 2^(30-n) for |v| < 2^30, in int32; larger ones go through
-int64.
-Hardware with float multipliers gets Mul and Round in float32 in place of the shift.
+accumulator is made non-negative first: asr(v, n) = ((v + 2^30) >> n) - 2^(30-n) for |v| < 2^30, in int32; larger ones
+go through int64. Hardware with float multipliers gets Mul and Round in float32 in place of the shift.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 load.
 
 Swallowed clamps disappear: the bounds of the stored type do their work, or a clip on the stored integers where those
-are
-wider (a float clamp would block the fusion). Biases are int32 at s_x·s_w.
+are wider (a float clamp would block the fusion). Biases are int32 at s_x·s_w.
 """
 
 from __future__ import annotations
@@ -14,10 +13,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
-from quantpipe.realize.stored import Stored
+from quantpipe.realize.stored import Stored, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Requantize, Sum
@@ -41,7 +39,7 @@ class Qdq(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        raise _no_accumulators(tensor)
+        raise no_accumulators(tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         return value  # the accumulator of this form is the real result itself
@@ -61,7 +59,7 @@ class Qdq(Stored):
         plan = context.plan.kernels[node.name]
         output = getattr(plan, "output", None)
         if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
-            raise _no_accumulators(node.name)
+            raise no_accumulators(node.name)
         tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
         inputs = [self._real(context, t) for t in tensors]
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
@@ -141,12 +139,3 @@ def _unrounded(node: Node) -> str:
     """Name of a result before it is stored: the tensor's own name belongs to the dequantized one, which leaves the
     graph and is read by float nodes and sub-graphs."""
     return f"{node.outputs[0]}_real"
-
-
-def _no_accumulators(where: str) -> HardwareError:
-    return HardwareError(
-        "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
-        "use realize=integer",
-        stage="realize",
-        where=where,
-    )

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import Family
-from quantpipe.realize.qdq import _no_accumulators
-from quantpipe.realize.stored import Stored
+from quantpipe.realize.stored import Stored, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Quantizer, Requantize, Sum
@@ -37,7 +36,7 @@ class QOperator(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        raise _no_accumulators(tensor)
+        raise no_accumulators(tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         return value  # QGemm without an output scale gives real numbers
@@ -46,7 +45,7 @@ class QOperator(Stored):
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         if plan.output is None:
-            raise _no_accumulators(node.name)
+            raise no_accumulators(node.name)
         out = context.plan.quantizers[kernel.output]
         weight = context.plan.weights[plan.weight]
         kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -113,7 +112,7 @@ class QOperator(Stored):
             plan = context.plan.kernels[node.name]
             output = getattr(plan, "output", None)
             if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
-                raise _no_accumulators(node.name)
+                raise no_accumulators(node.name)
             out = context.plan.quantizers[kernel.output]
             tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
             operands = [v for t in tensors for v in self._stored(context, t)]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
@@ -106,3 +107,13 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 PADS = frozenset({"Pad"})
 """Ops that bring in a constant of their own, which must be the zero point in stored form."""
+
+
+def no_accumulators(where: str) -> HardwareError:
+    """What a form that cannot express accumulators between ops says of one."""
+    return HardwareError(
+        "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
+        "use realize=integer",
+        stage="realize",
+        where=where,
+    )

@@ -21,12 +21,11 @@ BLOCK = 64
 @dataclass(frozen=True)
 class LayerOptions:
     """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian. `ridge`,
-    `damping`: of
-    the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate shares of the range.
+    `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate shares of
+    the range.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
-    damped ten
-    times as much: there the moments describe the samples, not the model.
+    damped ten times as much: there the moments describe the samples, not the model.
     """
 
     propagate: bool = True
@@ -41,8 +40,7 @@ class LayerOptions:
 @dataclass(frozen=True, eq=False)
 class Solved:
     """`integers` `[G, O, K]` as float64, `scale` `[G, O]` float32, `bias_shift` `[G, O]` to add to the float bias;
-    errors are
-    (ŵ - w)·H·(ŵ - w) summed over outputs, for nearest rounding of the float weights and for the result."""
+    errors are (ŵ - w)·H·(ŵ - w) summed over outputs, for nearest rounding of the float weights and for the result."""
 
     integers: Floats
     scale: NDArray[np.float32]
@@ -63,8 +61,7 @@ def solve(
     options: LayerOptions,
 ) -> Solved:
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
-    and
-    greatest integer."""
+    and greatest integer."""
     thin = moments.rows < options.rows_per_input * weight.shape[2]
     damping = options.damping * (10.0 if thin else 1.0)
     target = _target(weight, moments, options.ridge) if options.propagate and not thin else weight

@@ -1,9 +1,8 @@
 """From a plan to an ONNX graph: one walk over the float graph, shared by the simulated and all realized forms.
 
 The walk keeps every tensor in the forms its readers want (real, stored integers, accumulator) and asks a `Dialect`
-how each
-op and each conversion is written. Dialects are tables: op type -> function. They read numbers from the plan and add
-none.
+how each op and each conversion is written. Dialects are tables: op type -> function. They read numbers from the plan
+and add none.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class Greedy:
     Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
     that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
-    probe
-    of such a choice came out better (a threshold step may): then the best of its options is taken before the walk.
+    probe of such a choice came out better (a threshold step may): then the best of its options is taken before the
+    walk.
     """
 
     order: Order = Order.SENSITIVITY

@@ -1,11 +1,9 @@
 """The simulated graph: the integer model's own arithmetic, written in float32, with the numbers as graph inputs.
 
 Every integer edge carries q - z as an integer-valued float32. Convolutions and products of such values are exact as
-long as
-their sums stay below 2^24 (the plan bounds them per channel); where they may not, the node is written with
-ConvInteger or
-MatMulInteger and goes on in float64. Requantization repeats the hardware's own formula. So the simulated graph does not
-approximate the realized one: it computes the same integers (docs/numerics.md, 4).
+long as their sums stay below 2^24 (the plan bounds them per channel); where they may not, the node is written with
+ConvInteger or MatMulInteger and goes on in float64. Requantization repeats the hardware's own formula. So the
+simulated graph does not approximate the realized one: it computes the same integers (docs/numerics.md, 4).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Running simulations: plans in, outputs out, sessions shared.
 
 Scales, multipliers and bounds are fed with every run; weights are bound as constants, with one session per set of
-weights,
-because a session costs 0.08 s while weights as inputs cost half a float pass more on every run (measured on
+weights, because a session costs 0.08 s while weights as inputs cost half a float pass more on every run (measured on
 efficientnet_lite0: the runtime can then no longer lay them out in advance).
 """
 

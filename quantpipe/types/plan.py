@@ -111,8 +111,7 @@ class Term:
 @dataclass(frozen=True, eq=False)
 class Sum:
     """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free), and `offset` is
-    the
-    constant of its float32 formula."""
+    the constant of its float32 formula."""
 
     node: str
     terms: tuple[Term, ...]
@@ -157,10 +156,8 @@ class QuantPlan:
     """All numbers. `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
 
     `raw_scales`: scale of each tensor that is handed on as accumulator; `narrowings`: how such a tensor is stored for
-    those
-    who read it narrow; `constants`: integers of constants read as data. `rescales` and `raised` list, for the report,
-    where
-    operands were brought to one scale and where a weight's scale was raised so that its bias fits.
+    those who read it narrow; `constants`: integers of constants read as data. `rescales` and `raised` list, for the
+    report, where operands were brought to one scale and where a weight's scale was raised so that its bias fits.
     """
 
     quantizers: Mapping[str, Quantizer]

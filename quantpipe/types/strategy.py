@@ -16,8 +16,7 @@ class Strategy:
     """Enough to build the integer model again, without data.
 
     `bits`: stored tensor or weight -> bits. `ranges`: scale group -> real range. `weights`: weight -> thresholds,
-    float64
-    `()` or `[C]`, real units.
+    float64 `()` or `[C]`, real units.
     """
 
     bits: Mapping[str, int]

@@ -78,8 +78,7 @@ class ScaleGroup:
 @dataclass(frozen=True)
 class WeightSite:
     """A constant that is multiplied: its users, storage type, output-channel axis, and the axis along which it has
-    scales
-    of its own (None: one scale for the tensor)."""
+    scales of its own (None: one scale for the tensor)."""
 
     tensor: str
     nodes: tuple[str, ...]

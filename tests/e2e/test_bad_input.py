@@ -16,7 +16,7 @@ from tests.e2e.program import Program
 def test_model_files(program: Program) -> None:
     """One program, many broken files: each is named, with what is wrong with it."""
     good = DIGITS.read_bytes()
-    files = {"text.onnx": b"this is no model\n" * 20, "half.onnx": good[: len(good) // 2], "empty.onnx": b""}
+    files = {"text.onnx": b"this is no model\n" * 20, "half.onnx": good[: len(good) // 2]}
     for name, data in files.items():
         (program.cwd / name).write_bytes(data)
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(program.cwd / "picture.png")
@@ -45,10 +45,7 @@ HOLED[7, 0, 3, 3] = np.nan
         ({"images": np.zeros((400, 9, 9, 1), np.uint8)}, "takes [N, 1, 8, 8] float32, but a sample is [N, 1, 9, 9]"),
         ({"images": IMAGES.reshape(400, 64)}, "takes [N, 1, 8, 8] float32, but a sample is [N, 64]"),
         ({"images": np.array(["seven"] * 400)}, "legal are numbers"),
-        ({"images": FLOATS.astype(np.complex64)}, "legal are numbers"),
         ({"labels": LABELS + 1}, "legal are 0 to 9"),
-        ({"labels": LABELS - 1}, "legal are 0 to 9"),
-        ({"labels": LABELS + 0.5}, "legal are integers"),
         ({"labels": LABELS[:-1]}, "400 images but 399 labels"),
         ({"images": IMAGES[:0], "labels": LABELS[:0]}, "holds no samples"),
         ({"images": IMAGES[:1], "labels": LABELS[:1]}, "leave none to"),
@@ -79,7 +76,6 @@ def test_data_files(program: Program) -> None:
         (["foo"], "Error parsing override 'foo'"),
         (["seed=-1"], "seed: is -1"),
         (["stages=[x]"], "legal are annotate, calibrate, search, realize, evaluate"),
-        (["stages=[]"], "stages: names no stage"),
         (["command=x"], "command: is 'x'; legal are run, replay"),
         (["command=replay"], "command=replay needs strategy=FILE"),
         (["verify=x"], "verify: is 'x'; legal are fail, warn"),
@@ -89,16 +85,11 @@ def test_data_files(program: Program) -> None:
         (["annotate.float_nodes=[stem.cnv]"], "did you mean 'stem.conv'"),
         (["annotate.float_ops=[Foo]"], "no node is a 'Foo'"),
         (["search.max_evaluations=0"], "search.max_evaluations: 0 is not legal"),
-        (["search.max_seconds=0"], "search.max_seconds: 0 is not legal"),
         (["objective.metric=x"], "one of accuracy, kl, mse"),
-        (["objective.cost=x"], "one of bits, weight_bytes, bops, cycles"),
-        (["objective.tolerance=-1"], "objective.tolerance: -1 is not legal"),
         (["threshold.weights.method=x"], "threshold.weights.method: is 'x'; legal are max_range, mse"),
-        (["evaluate.latency_runs=x"], "evaluate.latency_runs: is 'x'"),
         (["realize.backend=x"], "realize.backend: is 'x'; legal are qdq, qoperator, integer"),
         (["hardware=vta", "realize=qdq"], "legal is integer"),
         (["dataset.samples.calibrate=0"], "dataset.samples.calibrate"),
-        (["dataset.search.share=2"], "dataset.search.share"),
         (["dataset._target_=subprocess.run"], "dataset._target_: the target 'subprocess.run' is not allowed"),
         (["search.algorithm._target_=os.system"], "legal are classes of quantpipe"),
         (["search.algorithm._target_=quantpipe.search.Nope"], "search.algorithm"),

@@ -54,7 +54,7 @@ def test_hago_sample(program: Program) -> None:
     assert all(reasons.values())
 
 
-@pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
+@pytest.mark.parametrize("backend", ["qoperator", "integer"])
 def test_output_forms_on_ort_cpu(program: Program, backend: str) -> None:
     result = program.run(f"realize={backend}")
     assert result.code == 0, result.err
@@ -76,6 +76,7 @@ def test_schemas_run_or_are_refused_with_the_legal_ones(program: Program, hardwa
     assert result.report["run"]["schema"] == schema
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "experiments").glob("*.yaml")))
 def test_experiments_run(program: Program, name: str) -> None:
     result = program.run(f"experiments={name}", "search.max_evaluations=3")

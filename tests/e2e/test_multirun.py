@@ -52,6 +52,7 @@ def test_one_parent_and_a_child_for_each_job(program: Program) -> None:
     assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_run_is_told_and_the_others_are_kept(program: Program) -> None:
     result = program.bare("-m", "hardware=vta,ort_cpu", "schema=asymmetric", *QUICK)
     assert result.code == 2
