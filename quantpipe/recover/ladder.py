@@ -44,8 +44,8 @@ class RecoverOptions:
                 raise ConfigError(
                     f"has {step!r}{nearest(step, legal)}; legal are {', '.join(legal)}", where="recover.steps"
                 )
-        for name, least in (("rows", 64), ("ridge", 0.0), ("damping", 1e-6)):
-            if getattr(self, name) < least:
+        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6)):
+            if not getattr(self, name) >= least:
                 raise ConfigError(f"is {getattr(self, name)}; at least {least}", where=f"recover.{name}")
 
     def layer(self, step: str) -> LayerOptions:

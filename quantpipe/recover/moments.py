@@ -27,7 +27,8 @@ class Moments:
 
 
 class MomentCollector:
-    """Sums rows; the state has the size of one layer's moments."""
+    """Sums rows, as they differ from the first batch's mean: large means cost no precision, constants leave exactly
+    0. The state has the size of one layer's moments."""
 
     def __init__(self, groups: int, width: int) -> None:
         self._hessian = np.zeros((groups, width, width))
@@ -35,13 +36,18 @@ class MomentCollector:
         self._float = np.zeros((groups, width))
         self._quantized = np.zeros((groups, width))
         self._rows = 0
+        self._center_float = np.zeros((groups, 1, width), np.float32)
+        self._center_quantized = np.zeros((groups, 1, width), np.float32)
 
     def add(self, x: NDArray[Any], quantized: NDArray[Any]) -> None:
         """Include rows `[n, G, K]` of both inputs."""
         a = np.ascontiguousarray(np.moveaxis(x, 1, 0), dtype=np.float32)
         b = np.ascontiguousarray(np.moveaxis(quantized, 1, 0), dtype=np.float32)
-        bt = b.transpose(0, 2, 1)
-        self._hessian += bt @ b
+        if not self._rows and len(x):
+            self._center_float = a.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+            self._center_quantized = b.mean(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        a, b = a - self._center_float, b - self._center_quantized
+        self._hessian += b.transpose(0, 2, 1) @ b
         self._cross += a.transpose(0, 2, 1) @ b
         self._float += a.sum(axis=1, dtype=np.float64)
         self._quantized += b.sum(axis=1, dtype=np.float64)
@@ -52,4 +58,10 @@ class MomentCollector:
         mean_float, mean_quantized = self._float / n, self._quantized / n
         hessian = self._hessian / n - mean_quantized[:, :, None] * mean_quantized[:, None, :]
         cross = self._cross / n - mean_float[:, :, None] * mean_quantized[:, None, :]
-        return Moments(hessian, cross, mean_float, mean_quantized, self._rows)
+        return Moments(
+            hessian,
+            cross,
+            mean_float + self._center_float[:, 0],
+            mean_quantized + self._center_quantized[:, 0],
+            self._rows,
+        )

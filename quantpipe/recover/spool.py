@@ -34,7 +34,7 @@ class Spool:
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
         if self._used + array.nbytes <= self._limit:
-            self._memory[tensor, batch] = np.ascontiguousarray(array)
+            self._memory[tensor, batch] = np.asarray(array, order="C")
             self._used += array.nbytes
             return
         self._number += 1

@@ -28,11 +28,13 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
 
 
 def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology, where: str) -> Overrides:
-    """The inverse. Raises ArtifactError for tensors that the topology does not have."""
+    """The inverse. Raises ArtifactError for tensors and nodes that the topology does not have."""
     found = Overrides({}, {})
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
         if kind == "bias":
+            if name not in topology.kernel_of:
+                raise ArtifactError(f"holds a bias of {name}, which does not fit this model", where=where)
             found.biases[name] = array
         elif kind == "weight":
             site = topology.weight_of.get(name)

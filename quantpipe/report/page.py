@@ -29,6 +29,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         sentence=sentence,
         plot=best_so_far((report.get("search") or {}).get("trace")),
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
+        recover=_rows(report.get("recover")),
         choices=_rows(report.get("choices")),
         float_nodes=_rows(report.get("float_nodes")),
         rescales=_rows(report.get("rescales")),
@@ -55,6 +56,7 @@ def _template() -> jinja2.Template:
         "size": text.size,
         "seconds": text.seconds,
         "milliseconds": text.milliseconds,
+        "yes": text.yes,
         "cell": _cell,
         "columns": _columns,
     }

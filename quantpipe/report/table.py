@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,8 +14,14 @@ from quantpipe.report import text
 _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
-def summary_table(report: Mapping[str, Any]) -> Table:
-    """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency. Tolerates missing keys."""
+def summary_table(report: Mapping[str, Any]) -> Table | Group:
+    """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency; below it the steps of
+    recovery, where there were any. Tolerates missing keys."""
+    steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
+    return Group(_models(report), _recovery(steps)) if steps else _models(report)
+
+
+def _models(report: Mapping[str, Any]) -> Table:
     tone, sentence = text.verdict(report.get("agreement"))
     # Text, not str: names may hold what rich would read as markup.
     table = Table(title=Text(_title(report)), caption=Text(sentence, style=_TONES[tone]), caption_justify="left")
@@ -37,6 +44,18 @@ def summary_table(report: Mapping[str, Any]) -> Table:
     if latency:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
         _add(table, "latency, batch 1", next(pair), "", next(pair))
+    return table
+
+
+def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:
+    """One row per step: KL on the search samples before and after, whether it was kept, seconds."""
+    table = Table(title="recovery, judged on the search samples")
+    table.add_column("step")
+    for name in ("KL before", "KL after", "kept", "time"):
+        table.add_column(name, justify="right")
+    for step in steps:
+        kl = (text.number(step.get(key)) for key in ("kl_before", "kl_after"))
+        _add(table, text.number(step.get("step")), *kl, text.yes(step.get("kept")), text.seconds(step.get("seconds")))
     return table
 
 

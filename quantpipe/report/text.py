@@ -60,6 +60,10 @@ def milliseconds(value: Any) -> str:
     return f"{value:.3g} ms" if _is_number(value) else _other(value)
 
 
+def yes(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else _other(value)
+
+
 def times(value: Any, base: Any, less: str, more: str) -> str:
     """How many times `value` is less or more than `base`: "3.9x smaller"."""
     if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:

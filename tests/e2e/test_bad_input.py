@@ -10,7 +10,7 @@ from PIL import Image
 
 from quantpipe.data.digits import digits_arrays
 from tests.e2e.models import DIGITS, SCALED, npz, with_op
-from tests.e2e.program import Program
+from tests.e2e.program import ROOT, Program
 
 
 def test_model_files(program: Program) -> None:
@@ -66,10 +66,13 @@ def test_data_files(program: Program) -> None:
     assert "dataset.path" in program.run(*SCALED).paragraph
 
 
+HARDWARE = " ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*.yaml")))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["hardware=nope"], "Available options in 'hardware': hago_sample ort_cpu vta"),
+        (["hardware=nope"], f"Available options in 'hardware': {HARDWARE}"),
         (["experiments=nope"], "Available options in 'experiments'"),
         (["nope=1"], "Could not override 'nope'"),
         (["+objective.nope=1"], "objective: is 'nope'; legal are metric, form"),

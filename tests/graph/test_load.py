@@ -14,8 +14,8 @@ from quantpipe.errors import ModelError
 from quantpipe.graph import normalize
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, model_bytes, model_proto, read_model
-from quantpipe.graph.normalize import load_graph, require_float_inputs
-from quantpipe.graph.view import Graph, view
+from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.view import Graph
 from tests.ops.line import Net, line, load, normal_samples
 
 
@@ -237,15 +237,6 @@ def test_external_data_count_in_the_hash(tmp_path: Path) -> None:
     assert made.agree(made.plan(), "qdq").differing == 0
     (tmp_path / "0" / "data.bin").unlink()
     assert "its external data cannot be read (FileNotFoundError" in refused(paths[0])
-
-
-def test_a_model_without_float_inputs_is_refused() -> None:
-    net = Net()
-    net.output(net.node("Cast", net.node("Cast", net.input(None, 3), to=7), to=1))
-    proto = net.proto()
-    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    with pytest.raises(ModelError, match="the model has no float input"):
-        require_float_inputs(view(ir.from_proto(proto), "", "m.onnx"))
 
 
 # --- the view -------------------------------------------------------------------------------------------------------

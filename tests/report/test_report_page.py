@@ -48,6 +48,10 @@ REPORT: dict[str, Any] = {
         "space_size": 4**90,
         "trace": [[i, 1 - 1 / (i + 1)] for i in range(60)],
     },
+    "recover": [
+        {"step": "rounding", "kl_before": 0.25, "kl_after": 0.125, "kept": True, "seconds": 3.21},
+        {"step": "propagation", "kl_before": 0.125, "kl_after": 0.5, "kept": False, "seconds": 4.32},
+    ],
     "model": {
         "float_bytes": 14_000_000,
         "realized_bytes": 3_500_000,
@@ -147,6 +151,19 @@ def test_the_page_shows_the_report() -> None:
     ):
         assert expected in words, expected
     assert words.index("worst") < words.index("fine") < words.index("unknown")
+
+
+def test_the_steps_of_recovery_are_shown() -> None:
+    words, _ = page(REPORT)
+    assert "rounding 0.25 0.125 yes 3.21 s" in words and "propagation 0.125 0.5 no 4.32 s" in words
+    rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed(REPORT).splitlines()]
+    assert ["rounding", "0.25", "0.125", "yes", "3.21 s"] in rows
+    assert ["propagation", "0.125", "0.5", "no", "4.32 s"] in rows
+
+
+def test_without_recovery_there_is_no_table_of_it() -> None:
+    report = REPORT | {"recover": []}
+    assert "Recovery" not in page(report)[0] and "recovery" not in printed(report)
 
 
 def test_the_page_is_self_contained() -> None:

@@ -1,0 +1,78 @@
+"""Recovery as a user starts it: through run.py, with its files, a second run and a replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.program import Program, Result, contents
+
+FOUR = ("hardware=ort_cpu", "hardware.weights.bits=4")
+
+
+def good(result: Result) -> Result:
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    return result
+
+
+@pytest.mark.parametrize("target", [("hardware=vta",), FOUR], ids=["vta", "four bits"])
+def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str, ...]) -> None:
+    plain = good(program.run(*target, folder="plain"))
+    first = good(program.run(*target, "recover=default"))
+    steps = first.report["recover"]
+    assert [s["step"] for s in steps] == ["rounding", "propagation"] and any(s["kept"] for s in steps)
+    assert first.report["metrics"]["simulated"]["kl"] < plain.report["metrics"]["simulated"]["kl"]
+    assert first.report["metrics"]["simulated"] == first.report["metrics"]["realized"]
+    assert plain.report["recover"] == []
+
+    before = contents(first.folder)
+    second = good(program.run(*target, "recover=default"))
+    assert second.err.count("from an earlier run in this folder") == 3  # calibrate, recover, evaluate
+    assert contents(second.folder) == before
+
+    other = good(program.run(*target, "recover=default", folder="other"))
+    assert contents(other.folder)["realize/model.onnx"] == before["realize/model.onnx"]  # same seed, same weights
+
+    strategy = first.folder / "search" / "strategy.json"
+    replay = ("command=replay", f"strategy={strategy}", *target)
+    again = good(program.run(*replay, folder="again"))
+    assert again.report["metrics"] == first.report["metrics"]
+    assert contents(again.folder)["realize/model.onnx"] == before["realize/model.onnx"]
+
+    weights = first.folder / "recover" / "weights.npz"
+    weights.write_bytes((plain.folder / "calibrate" / "stats.npz").read_bytes())
+    assert "recover/weights.npz" in program.run(*replay, folder="swapped").paragraph
+    weights.unlink()
+    refused = program.run(*replay, folder="refused")
+    assert "its weights were recovered" in refused.paragraph and str(weights) in refused.paragraph
+
+
+def test_the_stages_one_by_one_recover_too(program: Program) -> None:
+    whole = good(program.run("hardware=vta", "recover=default", folder="whole"))
+    program.run("hardware=vta", "recover=default", "stages=[calibrate,search]")
+    rest = good(program.run("hardware=vta", "recover=default", "stages=[realize,evaluate]"))
+    assert contents(rest.folder)["realize/model.onnx"] == contents(whole.folder)["realize/model.onnx"]
+    assert rest.report["metrics"] == whole.report["metrics"]
+
+
+def test_no_step_kept_leaves_the_plain_model(program: Program) -> None:
+    """Regression on next to nothing (two rows a layer) must be found out by the search samples."""
+    plain = good(program.run("hardware=ort_cpu", "schema=asymmetric", folder="plain"))
+    tried = good(program.run("hardware=ort_cpu", "recover=default", "recover.steps=[bias]", "recover.ridge=0.001"))
+    (step,) = tried.report["recover"]
+    assert step["kept"] == (step["kl_after"] < step["kl_before"])
+    same = tried.report["metrics"]["simulated"]["kl"] == plain.report["metrics"]["simulated"]["kl"]
+    assert same != step["kept"]
+
+
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        ("recover.steps=[roundin]", "recover.steps"),
+        ("recover.rows=3", "recover.rows"),
+        ("recover.damping=0", "recover.damping"),
+        ("+recover.spin=1", "recover"),
+    ],
+)
+def test_wrong_options_are_refused(program: Program, option: str, key: str) -> None:
+    assert key in program.run("recover=default", option).paragraph

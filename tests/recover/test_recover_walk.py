@@ -1,0 +1,113 @@
+"""The walk over whole networks: it helps, it repeats, it fits into any memory, and what it leaves can be realized."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantpipe.data.digits import digits_arrays
+from quantpipe.evaluate.metrics import kl_divergence
+from quantpipe.graph.normalize import load_graph
+from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.recover import LayerOptions, Recovery, recover
+from tests.ops.cases import CASES
+from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, normal_samples, schema_for
+from tests.ops.test_every_op import NOTHING_TO_DO, graph_of
+
+DIGITS = Path(__file__).resolve().parents[2] / "quantpipe" / "assets" / "digits.onnx"
+
+
+@cache
+def digits(name: str, bits: int = 8) -> Line:
+    data = hardware_data(name)
+    data["weights"]["bits"] = bits
+    images, _ = digits_arrays()
+    x = (images[:128] / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    graph = load_graph(DIGITS, lambda raw: {raw.inputs[0].name: x[:4]})
+    spec = hardware(name, weights=data["weights"])
+    return Line(graph, spec, schema_for(spec), ArraySamples({graph.inputs[0].name: x}))
+
+
+def walk(
+    made: Line,
+    options: LayerOptions = LayerOptions(),  # noqa: B008  (frozen)
+    *,
+    memory_mb: int = 256,
+    seed: int = 0,
+    bits: int = 8,
+) -> Recovery:
+    strategy = made.strategy(bits)
+    return recover(
+        made.graph, made.topology, made.schema, strategy, made.planner, made.samples, options, 2048, memory_mb, seed
+    )
+
+
+def kl(made: Line, overrides: Overrides, bits: int = 8) -> float:
+    plan = made.planner.plan(made.strategy(bits), overrides)
+    realized = made.realize(plan, "integer")
+    (name,) = made.graph.output_names
+    return kl_divergence(made.outputs()[name], made.outputs(realized.model)[name])
+
+
+def same(a: Overrides, b: Overrides) -> bool:
+    return (
+        list(a.weights) == list(b.weights)
+        and list(a.biases) == list(b.biases)
+        and all(np.array_equal(a.weights[t].values, b.weights[t].values) for t in a.weights)
+        and all(np.array_equal(a.weights[t].scale, b.weights[t].scale) for t in a.weights)
+        and all(np.array_equal(a.biases[n], b.biases[n]) for n in a.biases)
+    )
+
+
+@pytest.mark.parametrize(("name", "bits"), [("vta", 8), ("ort_cpu", 4)])
+def test_it_helps_and_repeats(name: str, bits: int) -> None:
+    made = digits(name, bits)
+    found = walk(made, bits=bits)
+    assert kl(made, found.overrides, bits) < 0.5 * kl(made, NO_OVERRIDES, bits)
+    assert same(found.overrides, walk(made, bits=bits).overrides)
+    assert not same(found.overrides, walk(made, bits=bits, seed=1).overrides)
+    assert same(found.overrides, walk(made, bits=bits, memory_mb=0).overrides)  # everything on disk
+    assert [entry["node"] for entry in found.layers] == [k.node for k in made.topology.kernels if k.weight is not None]
+    assert all(entry["error_recovered"] >= 0 for entry in found.layers)
+
+
+@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
+    if hw == "hago_sample" and name in NOTHING_TO_DO:
+        pytest.skip("hago_sample runs every node of it in float")
+    graph = graph_of(name)
+    made = line(graph, hw, samples=normal_samples(graph, 24))
+    bits = 5
+    found = walk(made, bits=bits)
+    plan = made.planner.plan(made.strategy(bits), found.overrides)
+    solved = {k.weight for k in made.topology.kernels if k.weight is not None}
+    assert set(found.overrides.weights) == solved
+    for tensor, weight in found.overrides.weights.items():
+        before = made.plan(bits).weights[tensor]
+        assert (weight.values.dtype, weight.values.shape) == (before.values.dtype, before.values.shape)
+        assert (weight.scale.shape, weight.axis, weight.bits) == (before.scale.shape, before.axis, before.bits)
+        assert np.abs(weight.values.astype(int)).max() < 1 << (weight.bits - 1)
+    backend = "qdq" if hw == "ort_cpu" else "integer"
+    assert made.agree(plan, backend).differing == 0
+
+
+def test_an_accumulator_with_two_readers_is_solved_once() -> None:
+    net = Net()
+    x = net.input(None, 4, 6, 6)
+    shared = net.conv(x, 4, 4, name="shared")
+    net.output(net.node("Concat", net.node("Add", shared, x), net.node("Add", shared, shared), axis=1))
+    for hw in ("hago_sample", "vta"):
+        made = line(net, hw)
+        assert [entry["node"] for entry in walk(made).layers] == ["shared"]
+
+
+def test_a_fixed_batch() -> None:
+    net = Net()
+    net.output(net.conv(net.node("Relu", net.conv(net.input(None, 3, 5, 5), 3, 4, 3, 3)), 4, 2))
+    net.fix_batch(3)
+    made = line(net, "ort_cpu")
+    assert len(walk(made).layers) == 2
