@@ -51,6 +51,12 @@ class AgreementError(QuantpipeError):
     exit_code = 3
 
 
+class TargetError(QuantpipeError):
+    """Everything was done and written, but `strict=true` asked for more than could be reached."""
+
+    exit_code = 3
+
+
 class Interrupted(QuantpipeError):
     """Stopped by the user; what was found so far is on disk and the run can be resumed."""
 

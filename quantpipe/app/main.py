@@ -25,7 +25,7 @@ from rich.console import Console
 
 from quantpipe.app.console import RichConsole
 from quantpipe.app.settings import build_settings
-from quantpipe.errors import Interrupted, QuantpipeError
+from quantpipe.errors import Interrupted, QuantpipeError, TargetError
 from quantpipe.report import summary_table
 from quantpipe.runner import run
 from quantpipe.settings import Settings
@@ -111,6 +111,9 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     finally:
         console.finish()
     _show(report, settings)
+    missed = report.get("search", {}).get("shortfall")
+    if missed and settings.annotate.strict:
+        raise TargetError(f"strict=true, and {missed}", stage="search")
 
 
 def _show(report: dict[str, object], settings: Settings) -> None:

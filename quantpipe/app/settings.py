@@ -37,10 +37,17 @@ GROUPS = (
     "tracking",
 )
 
+KEYS = ("command", "strategy", "stages", "seed", "strict", "verify", "annotate", "calibrate", "evaluate")
+
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
     plain = _plain(config)
+    for key in plain:
+        if key not in (*GROUPS, *KEYS):
+            raise ConfigError(
+                f"is no key{nearest(key, (*GROUPS, *KEYS))}; legal are {', '.join((*GROUPS, *KEYS))}", where=key
+            )
     spec = load_hardware(plain["hardware"])
     schema = resolve_schema(spec, plain["schema"], shipped_schemas())
     backend = _backend(plain["realize"], spec)

@@ -55,7 +55,8 @@ def recover(
 ) -> Recovery:
     """Recover every layer with integer weights, in graph order. `rows`: sampled rows per layer for its moments."""
     parts = segments(graph, topology)
-    last_reader = {t: i for i, part in enumerate(parts) for t in part.inputs}
+    # A layer's data can be made anew inside its own segment (an accumulator that is also read narrowed).
+    last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
     rng = np.random.default_rng(seed)
     with Spool(memory_mb << 19) as real, Spool(memory_mb << 19) as stored:
         walk = _Walk(graph, topology, schema, strategy, planner, options, rows, rng, real, stored)
@@ -215,6 +216,10 @@ class _Walk:
             return real
         q = self._plan.quantizers[tensor]
         return intmath.quantize(real, q.scale, q.zero_point, q.qmin, q.qmax, q.dtype)
+
+
+def _layer_data(part: Segment) -> list[str]:
+    return [k.operands[0].tensor for k in part.kernels if k.weight is not None]
 
 
 def _batches(samples: Samples, size: int) -> list[Batch]:

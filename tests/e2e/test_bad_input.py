@@ -107,3 +107,15 @@ def test_nothing_is_written_for_a_wrong_configuration(program: Program) -> None:
     program.run("seed=-1")
     left = [p for p in Path(program.cwd / "run").rglob("*") if p.is_file() and ".hydra" not in p.parts]
     assert [p.name for p in left if p.suffix != ".log"] == []
+
+
+def test_an_unknown_key_at_the_top_is_refused(program: Program) -> None:
+    assert "sed: is no key (did you mean 'seed'" in program.run("+sed=1").paragraph
+
+
+def test_a_missed_target_is_an_error_where_strict(program: Program) -> None:
+    """Everything is written all the same."""
+    done = program.run("hardware=vta", "threshold=max_range", "objective.tolerance=1e-6", "strict=true")
+    assert done.code == 3
+    assert "objective.tolerance" in done.err
+    assert done.report["agreement"]["differing"] == 0

@@ -62,7 +62,7 @@ def same(a: Overrides, b: Overrides) -> bool:
     )
 
 
-@pytest.mark.parametrize(("name", "bits"), [("vta", 8), ("ort_cpu", 4)])
+@pytest.mark.parametrize(("name", "bits"), [("vta", 8), ("ort_cpu", 4), ("hago_sample", 8)])
 def test_it_helps_and_repeats(name: str, bits: int) -> None:
     made = digits(name, bits)
     found = walk(made, bits=bits)
