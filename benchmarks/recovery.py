@@ -160,7 +160,9 @@ def main() -> None:
     print("# Accuracy recovery, recover=default\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
     print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed 0. Samples: calibration/search split.")
-    print("KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of")
+    print(
+        "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"
+    )
     print("the float model over the calibration images; peak RSS of the process before recovery and after it.\n")
     print("| model | setting | samples | float top-1 | before | after | KL | s | float passes | peak RSS, MiB |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)

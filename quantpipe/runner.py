@@ -104,6 +104,7 @@ class Run:
         made = {
             self._files.topology: self._annotated,
             self._files.stats: self._calibrated,
+            self._files.recovered: self._recovered(""),
             self._files.model: self._realized(""),
             self._files.report: self._evaluated(""),
         }
@@ -210,12 +211,7 @@ class Run:
         settings, options = self._settings, self._settings.recover
         if not options.steps:
             return found
-        data = {
-            "strategy": self._files.digest_of(found.strategy, NO_OVERRIDES),
-            "calibrate_data": self._inputs.calibrate.digest,
-            "search_data": self._inputs.search.digest,
-        }
-        origin = self._origin("recover", data, (*ANNOTATE, "recover", "seed"))
+        origin = self._recovered(self._files.digest_of(found.strategy, NO_OVERRIDES))
         stored = self._files.read_recovered(origin, self._topology)
         if stored is not None:
             self._console.stage("recover", "from an earlier run in this folder")
@@ -268,9 +264,10 @@ class Run:
         results = payload.get("results", {})
         found = Found(strategy, results.get("search", {}), results.get("rectified", []))
         recovery = results.get("recover", {})
-        if settings.command != "replay" or not recovery.get("weights"):
+        if settings.command != "replay" or not recovery:
             return found
-        return replace(found, overrides=replayed_overrides(path, recovery, self._topology), recovery=recovery)
+        stored = replayed_overrides(path, recovery, self._topology) if recovery.get("weights") else NO_OVERRIDES
+        return replace(found, overrides=stored, recovery=recovery)
 
     def _finish(self, found: Found, profile: Profile | None) -> dict[str, Any]:
         """Realize, and evaluate when asked for."""
@@ -346,6 +343,10 @@ class Run:
         config = {k: self._settings.config.get(k) for k in keys}
         return Origin(kind, {**self._base, **inputs}, config)
 
+    def _recovered(self, strategy: str) -> Origin:
+        samples = {"calibrate_data": self._inputs.calibrate.digest, "search_data": self._inputs.search.digest}
+        return self._origin("recover", {"strategy": strategy} | samples, (*ANNOTATE, "recover", "seed"))
+
     def _realized(self, strategy: str) -> Origin:
         return self._origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
@@ -372,7 +373,9 @@ class Run:
             "stopped": result.stopped.value,
             "space_size": float(self._space.size),
             "metrics": dict(result.score.metrics),
+            "form": objective.form.value,
             "trace": [[t.number, t.score.value] for t in result.trace],
+            "trace_cost": [[t.number, t.score.cost] for t in result.trace],
         }
 
     def _strategy_results(self, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, HardwareError, nearest
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.walk import Recovery
@@ -72,18 +72,26 @@ class Climbed:
 def climb(
     options: RecoverOptions, walk: Callable[[LayerOptions], Recovery], measure: Callable[[Overrides], float]
 ) -> Climbed:
-    """Try the steps in order. `measure` gives the KL of a plan with some overrides (lower is better)."""
+    """Try the steps in order. `measure` gives the KL of a plan with some overrides (lower is better).
+
+    A step whose weights the device cannot express is not kept, and its row says why.
+    """
     best = measure(NO_OVERRIDES)
     kept = NO_OVERRIDES
     layers: tuple[Mapping[str, Any], ...] = ()
     table: list[Mapping[str, Any]] = []
     for step in options.steps:
         started = time.perf_counter()
-        found = walk(options.layer(step))
-        value = measure(found.overrides)
+        row: dict[str, Any] = {"step": step, "kl_before": best, "kl_after": None, "kept": False}
+        table.append(row)
+        try:
+            found = walk(options.layer(step))
+            value = measure(found.overrides)
+        except HardwareError as error:
+            row |= {"seconds": time.perf_counter() - started, "reason": str(error)}
+            continue
         helps = value < best
-        seconds = time.perf_counter() - started
-        table.append({"step": step, "kl_before": best, "kl_after": value, "kept": helps, "seconds": seconds})
+        row |= {"kl_after": value, "kept": helps, "seconds": time.perf_counter() - started}
         if helps:
             best, kept, layers = value, found.overrides, found.layers
     return Climbed(kept, tuple(table), layers)

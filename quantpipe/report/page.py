@@ -20,6 +20,8 @@ def render_html(report: Mapping[str, Any]) -> str:
     """The page of a report.json dict. Keys may be missing and values None: the page then shows a dash."""
     tone, sentence = text.verdict(report.get("agreement"))
     metrics = report.get("metrics") or {}
+    search = report.get("search") or {}
+    by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
     return _template().render(
         r=report,
         run={key: value for key, value in (report.get("run") or {}).items() if value is not None},
@@ -27,7 +29,8 @@ def render_html(report: Mapping[str, Any]) -> str:
         labelled=any((metrics.get(name) or {}).get("top1") is not None for name in _MODELS),
         tone=tone,
         sentence=sentence,
-        plot=best_so_far((report.get("search") or {}).get("trace")),
+        plot=best_so_far(search.get("trace_cost" if by_cost else "trace")),
+        plotted="Cost of the best candidate so far" if by_cost else "Best value found so far",
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
         recover=_rows(report.get("recover")),
         choices=_rows(report.get("choices")),

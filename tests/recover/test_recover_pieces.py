@@ -157,8 +157,9 @@ def test_overrides_come_back_from_their_arrays(hw: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(found.values, weight.values)
         np.testing.assert_array_equal(found.scale, weight.scale)
         assert found.scale.shape == weight.scale.shape
-        np.testing.assert_array_equal(after.biases[topology_node(topology, tensor)], before.biases[
-            topology_node(topology, tensor)])
+        np.testing.assert_array_equal(
+            after.biases[topology_node(topology, tensor)], before.biases[topology_node(topology, tensor)]
+        )
 
 
 def topology_node(topology: Topology, tensor: str) -> str:

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quantpipe import stages
 from quantpipe.data.digits import digits_arrays
+from quantpipe.errors import HardwareError
 from quantpipe.evaluate.metrics import kl_divergence
 from quantpipe.graph.normalize import load_graph
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import LayerOptions, Recovery, recover
+from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
 from tests.ops.cases import CASES
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, normal_samples, schema_for
 from tests.ops.test_every_op import NOTHING_TO_DO, graph_of
@@ -75,7 +77,7 @@ def test_it_helps_and_repeats(name: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "wide_sums")) for n in CASES])
 def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
     if hw == "hago_sample" and name in NOTHING_TO_DO:
         pytest.skip("hago_sample runs every node of it in float")
@@ -111,3 +113,33 @@ def test_a_fixed_batch() -> None:
     net.fix_batch(3)
     made = line(net, "ort_cpu")
     assert len(walk(made).layers) == 2
+
+
+def test_a_device_that_cannot_shift_further_keeps_its_plain_weights() -> None:
+    """The plain plan uses the device's longest shift; smaller weight scales would need a longer one."""
+    net = Net()
+    weight = net.rng.uniform(-0.9, 0.9, (4, 16, 1, 1)).astype(np.float32)
+    weight[0, 0] = 1.01  # just beyond a power of two: half the scale clips it a little and serves all the others
+    net.output(net.node("Conv", net.input(None, 16, 5, 5), net.constant(weight), name="conv"))
+    made = line(net, "vta")
+    (kernel,) = made.plan().kernels.values()
+    spec = hardware("vta", requantize={"kind": "shift", "max_shift": kernel.output.shift})  # type: ignore[union-attr]
+    tight = Line(made.graph, spec, made.schema, made.samples)
+    with pytest.raises(HardwareError, match="right shift"):  # that is what this test is about
+        walk(tight, LayerOptions(propagate=False))
+    climbed = stages.recover(
+        tight.graph,
+        tight.topology,
+        spec,
+        tight.schema,
+        tight.strategy(),
+        tight.samples,
+        tight.samples,
+        RecoverOptions(("rounding",)),
+        256,
+        0,
+        lambda *_: None,
+    )
+    (step,) = climbed.steps
+    assert not step["kept"] and step["kl_after"] is None and "right shift" in step["reason"]
+    assert climbed.overrides is NO_OVERRIDES

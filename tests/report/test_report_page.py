@@ -161,6 +161,11 @@ def test_the_steps_of_recovery_are_shown() -> None:
     assert ["propagation", "0.125", "0.5", "no", "4.32 s"] in rows
 
 
+def test_a_step_that_could_not_be_made_says_why() -> None:
+    row = {"step": "rounding", "kl_before": 0.25, "kl_after": None, "kept": False, "seconds": 1.0, "reason": "no <i>"}
+    assert "rounding no <i> 0.25 – no 1.00 s" in page(REPORT | {"recover": [row]})[0]
+
+
 def test_without_recovery_there_is_no_table_of_it() -> None:
     report = REPORT | {"recover": []}
     assert "Recovery" not in page(report)[0] and "recovery" not in printed(report)
@@ -303,3 +308,14 @@ def test_long_traces_are_thinned_out_and_keep_their_end() -> None:
 )
 def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("form", "caption"),
+    [("least_cost_within_tolerance", "Cost of the best candidate"), ("best_value_within_cost", "Best value found")],
+)
+def test_the_plot_shows_what_the_search_was_after(form: str, caption: str) -> None:
+    search = {"form": form, "trace": [[0, -0.1], [3, -0.2]], "trace_cost": [[0, 90.0], [3, 70.0]]}
+    page = render_html({"search": search})
+    assert caption in page
+    assert ("90" in page) == (form == "least_cost_within_tolerance")
