@@ -7,6 +7,10 @@ from quantpipe.search.algorithm import Algorithm, Evaluate, Measure
 from quantpipe.search.annealing import Annealing
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.greedy import Greedy
+from quantpipe.search.greedy_backward import GreedyBackward
+from quantpipe.search.greedy_edge import GreedyEdge
+from quantpipe.search.grid import Grid
+from quantpipe.search.knapsack import Knapsack
 from quantpipe.search.log import JsonlLog, TrialLog
 from quantpipe.search.objective import CostKind, Form, Metric, Objective
 from quantpipe.search.origin import search_origin
@@ -22,7 +26,11 @@ __all__ = [
     "Evaluator",
     "Form",
     "Greedy",
+    "GreedyBackward",
+    "GreedyEdge",
+    "Grid",
     "JsonlLog",
+    "Knapsack",
     "Measure",
     "Metric",
     "Objective",

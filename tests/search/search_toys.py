@@ -12,6 +12,10 @@ from quantpipe.search import (
     Evaluator,
     Form,
     Greedy,
+    GreedyBackward,
+    GreedyEdge,
+    Grid,
+    Knapsack,
     Objective,
     RandomSearch,
     SearchResult,
@@ -26,6 +30,10 @@ ALGORITHMS: dict[str, Algorithm] = {
     "greedy": Greedy(),
     "greedy_topological": Greedy(order="topological"),  # type: ignore[arg-type]
     "annealing": Annealing(),
+    "knapsack": Knapsack(),
+    "grid": Grid(batch=4),
+    "greedy_edge": GreedyEdge(),
+    "greedy_backward": GreedyBackward(),
 }
 
 

@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 from search_toys import ALGORITHMS, TOYS, WITHIN_TOLERANCE, Counting, Toy, bits, make_space, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Annealing, Form, Greedy, Objective, RandomSearch, Stopped
+from quantpipe.search import Annealing, Form, Greedy, Grid, Knapsack, Objective, RandomSearch, Stopped
 from quantpipe.types import Point
 
 PAIRS = list(itertools.product(ALGORITHMS, TOYS))
+
+MISSED = {
+    ("greedy_topological", "within_cost"),  # both lower in the order of the space, whatever that loses
+    ("greedy_edge", "within_cost"),
+    ("greedy_backward", "interaction"),  # the first raise that makes it feasible ends it
+}
 
 
 @pytest.mark.parametrize(("name", "toy"), PAIRS)
@@ -43,12 +49,12 @@ def test_result_is_the_best_of_what_was_measured(name: str, toy: str) -> None:
 
 
 @pytest.mark.parametrize("toy", TOYS)
-@pytest.mark.parametrize("name", ["random", "greedy", "greedy_topological", "annealing"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "uniform"])
 def test_finds_the_optimum_of_a_small_space(name: str, toy: str) -> None:
     t = TOYS[toy]
     result = search(t, ALGORITHMS[name])
-    if name == "greedy_topological" and toy == "within_cost":
-        assert result.feasible  # it lowers in the order of the space, whatever that loses
+    if (name, toy) in MISSED:
+        assert result.feasible
         return
     assert t.objective.key(result.score) == t.objective.key(t.optimum)
     assert result.stopped is Stopped.DONE
@@ -186,6 +192,8 @@ def test_annealing_needs_no_more_than_the_schedule() -> None:
     [
         (lambda: Greedy(order="post"), "search.algorithm.order"),  # type: ignore[arg-type]
         (lambda: RandomSearch(batch=0), "search.algorithm.batch"),
+        (lambda: Grid(batch=0), "search.algorithm.batch"),
+        (lambda: Knapsack(rounds=0), "search.algorithm.rounds"),
         (lambda: Annealing(cooling=1.0), "search.algorithm.cooling"),
         (lambda: Annealing(start_temperature=-1), "search.algorithm.start_temperature"),
         (lambda: Annealing(end_temperature=0), "search.algorithm.end_temperature"),

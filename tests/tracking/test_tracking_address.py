@@ -57,7 +57,7 @@ def _closed_port() -> int:
     ("uri", "reason"),
     [
         ("./mlruns", "plain folders"),
-        ("file:///tmp/mlruns", "plain folders"),
+        ("file:///srv/mlruns", "plain folders"),
         ("nonsense://host/x", "unsupported URI"),
         ("sqlite:///{tmp}/text.db", "not a database"),
         ("sqlite:///{tmp}/text.db/x.db", "cannot be used as a database"),

@@ -1,0 +1,126 @@
+"""Knapsack, grid and the two other greedy walks: what each of them promises beyond the common suite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_toys import TOYS, WITHIN_TOLERANCE, Counting, Toy, bits, make_space, search
+
+from quantpipe.errors import ConfigError
+from quantpipe.search import Form, GreedyBackward, GreedyEdge, Grid, Knapsack, Objective
+from quantpipe.types import Point
+
+SIZES = (4, 3, 4, 2)
+LOSSES = st.lists(st.lists(st.integers(0, 40), min_size=3, max_size=3), min_size=4, max_size=4)
+
+
+def additive(losses: list[list[int]], objective: Objective, factor: float = 1.0) -> Toy:
+    """Losses in thousandths, rising from option to option; jointly `factor` times their sum."""
+    table = [[0.0, *itertools.accumulate(x / 1000 for x in row)] for row in losses]
+    space = make_space(*SIZES[: len(losses)])
+
+    def value(p: Point) -> float:
+        joint = factor if sum(i > 0 for i in p) > 1 else 1.0
+        return 0.9 - joint * sum(row[i] for row, i in zip(table, p, strict=True))
+
+    return Toy(space, value, lambda p: bits(space, p), objective)
+
+
+@given(losses=LOSSES, tolerance=st.sampled_from([0.0, 0.01, 0.03, 0.06]))
+@settings(max_examples=30, deadline=None)
+def test_exact_within_a_tolerance_where_losses_add_up(losses: list[list[int]], tolerance: float) -> None:
+    toy = additive(losses, Objective(reference_value=0.9, tolerance=tolerance))
+    assert search(toy, Knapsack()).score.cost == toy.optimum.cost
+
+
+@given(losses=LOSSES, limit=st.integers(23, 32))
+@settings(max_examples=30, deadline=None)
+def test_exact_within_a_cost_where_losses_add_up(losses: list[list[int]], limit: int) -> None:
+    objective = Objective(form=Form.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=float(limit))
+    toy = additive(losses, objective)
+    result = search(toy, Knapsack())
+    assert result.feasible
+    assert result.score.value == pytest.approx(toy.optimum.value, abs=1e-6)
+
+
+@given(losses=LOSSES, factor=st.sampled_from([0.5, 1.3, 3.0]))
+@settings(max_examples=30, deadline=None)
+def test_repaired_where_the_joint_loss_is_a_multiple_of_the_sum(losses: list[list[int]], factor: float) -> None:
+    toy = additive(losses, Objective(reference_value=0.9, tolerance=0.03), factor)
+    result = search(toy, Knapsack())
+    assert result.feasible
+    assert result.score.cost <= search(toy, Knapsack(rounds=1)).score.cost + 1
+    assert result.evaluations <= sum(SIZES) - len(SIZES) + 30
+
+
+def test_all_probes_are_one_batch_and_no_plan_is_measured_twice() -> None:
+    measure = Counting(TOYS["additive"])
+    search(TOYS["additive"], Knapsack(), measure=measure, batch_size=99)
+    assert len(measure.points) - 11 == measure.calls - 2, "the start, ten probes at once, then one by one"
+    assert all(sum(i > 0 for i in point) == 1 for point in measure.points[1:11])
+    assert measure.points[11] == (2, 0, 2, 2, 2), "the first plan is the optimum"
+
+
+def test_an_option_whose_probe_is_broken_is_never_planned() -> None:
+    space = make_space(3, 3)
+    toy = Toy(space, lambda p: math.nan if p[0] == 2 else 0.9, lambda p: bits(space, p), WITHIN_TOLERANCE)
+    measure = Counting(toy)
+    assert search(toy, Knapsack(), measure=measure).best == (1, 2)
+    assert [p for p in measure.points if p[0] == 2] == [(2, 0)], "the probe only"
+
+
+def test_a_gain_is_taken_but_pays_for_nothing() -> None:
+    """Choice 0 gains 0.05 alone and for the same cost; the 0.02 of choice 1 still is more than the tolerance."""
+    space = make_space(2, 2, 2)
+    toy = Toy(space, lambda p: 0.9 + 0.05 * p[0] - 0.02 * p[1], lambda p: 15.0 - p[1] - p[2], WITHIN_TOLERANCE)
+    measure = Counting(toy)
+    result = search(toy, Knapsack(), measure=measure)
+    assert measure.points[4] == (1, 0, 1), "the first plan"
+    assert result.best == (1, 1, 1), "what was evaluated decides"
+
+
+def test_grid_goes_level_by_level() -> None:
+    toy = TOYS["flat_value"]
+    measure = Counting(toy)
+    search(toy, Grid(), measure=measure)
+    everything = set(itertools.product(range(3), range(4), range(3)))
+    assert set(measure.points) == everything
+    assert measure.points == sorted(everything, key=lambda p: (sum(p), p))
+
+
+def test_grid_in_a_space_too_large_ends_with_the_budget() -> None:
+    space = make_space(*[8] * 600)
+    toy = Toy(space, lambda p: 0.9, lambda p: float(-sum(p)), WITHIN_TOLERANCE)
+    assert search(toy, Grid(), max_evaluations=700).evaluations == 700
+
+
+def test_greedy_edge_takes_the_best_option_of_each_choice() -> None:
+    measure = Counting(TOYS["interaction"])
+    search(TOYS["interaction"], GreedyEdge(), measure=measure, batch_size=99)
+    options = (1, 2, 3)
+    batches = [[(i, 0, 0) for i in options], [(3, i, 0) for i in options], [(3, 0, i) for i in options]]
+    assert measure.points[1:] == [point for batch in batches for point in batch]
+    assert measure.calls == 4
+
+
+def test_greedy_backward_raises_what_loses_most() -> None:
+    measure = Counting(TOYS["additive"])
+    result = search(TOYS["additive"], GreedyBackward(), measure=measure)
+    assert measure.points[1:6] == [tuple(2 * (i == j) for j in range(5)) for i in range(5)], "one probe per choice"
+    assert measure.points[6:] == [(2, 2, 2, 2, 2), (2, 1, 2, 2, 2), (2, 0, 2, 2, 2)]
+    assert result.best == (2, 0, 2, 2, 2)
+
+
+def test_greedy_backward_leaves_alone_what_saves_nothing() -> None:
+    space = make_space(3, 3)
+    toy = Toy(space, lambda p: 0.9 - 0.1 * p[0], lambda p: float(space.decode(p)["bits:1"]), WITHIN_TOLERANCE)
+    assert search(toy, GreedyBackward()).best == (0, 2)
+
+
+def test_greedy_backward_refuses_a_decay_below_one() -> None:
+    with pytest.raises(ConfigError, match=r"search\.algorithm\.decay"):
+        GreedyBackward(decay=0.5)
