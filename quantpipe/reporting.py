@@ -44,6 +44,7 @@ def build_report(
             "schema": settings.schema.name,
             "realize": settings.backend,
             "samples": evaluation.samples,
+            **(_replayed(search) if settings.command == "replay" else {}),
         },
         "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
         "agreement": evaluation.agreement.as_dict(),
@@ -90,15 +91,14 @@ def shortfall(objective: Objective, best: Score) -> str | None:
 _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
+def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:
+    """A replay has the search of the strategy's own run; its objective and estimator are not known here."""
+    return {"search": search.get("algorithm"), "objective": None, "threshold": None}
+
+
 def _calibrate(profile: Profile | None) -> dict[str, Any]:
-    if profile is None:
-        return {}
-    return {
-        "seconds": profile.seconds,
-        "samples": profile.samples,
-        "float_pass_seconds": profile.float_pass_seconds,
-        "peak_rss_mb": profile.peak_rss_mb,
-    }
+    names = ("seconds", "samples", "float_pass_seconds", "peak_rss_mb")
+    return {name: getattr(profile, name, None) for name in names}
 
 
 def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:

@@ -147,7 +147,12 @@ class RunFolder:
         """Store recovered weights; returns what the report and the strategy say of them."""
         arrays = overrides_arrays(climbed.overrides)
         weights = digest_arrays(arrays) if arrays else None
-        record = {"steps": list(climbed.steps), "layers": list(climbed.layers), "weights": weights}
+        record: dict[str, Any] = {
+            "steps": list(climbed.steps),
+            "layers": list(climbed.layers),
+            "weights": weights,
+            "metrics": dict(climbed.metrics),
+        }
         write_npz(self.recovered, arrays, origin)
         write_json(self.recovered.with_name("steps.json"), record, origin)
         return record
@@ -159,7 +164,7 @@ class RunFolder:
             return None
         arrays = read_npz(self.recovered, origin)
         record = read_json(steps, origin)
-        known = {k: record[k] for k in ("steps", "layers", "weights")}
+        known = {k: record[k] for k in ("steps", "layers", "weights", "metrics")}
         return overrides_from_arrays(arrays, topology, str(self.recovered)), known
 
     def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:

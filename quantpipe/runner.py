@@ -15,7 +15,7 @@ from quantpipe import stages
 from quantpipe.artifacts import Origin, digest_json, is_current, read_json
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import AgreementError, ArtifactError, Interrupted
-from quantpipe.evaluate.candidate import CandidateMeasure
+from quantpipe.evaluate.candidate import CandidateMeasure, objective_value
 from quantpipe.evaluate.reference import Reference, reference_of
 from quantpipe.filing import file_report, file_trials
 from quantpipe.graph.execute import Session
@@ -27,7 +27,7 @@ from quantpipe.runfolder import RunFolder, replayed_overrides
 from quantpipe.search import JsonlLog, Objective, SearchResult, Stopped, search_origin
 from quantpipe.settings import Console, Settings
 from quantpipe.strategyfile import read_strategy
-from quantpipe.types import Profile, QuantPlan, Strategy
+from quantpipe.types import Profile, QuantPlan, Score, Strategy
 
 ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
@@ -94,8 +94,11 @@ class Run:
             profile = self._calibrate(stored) if wanted & {"calibrate", "search"} else stored
             found = self._search(profile, aim) if aim is not None and profile is not None else None
             if not {"realize", "evaluate"} & set(wanted):
+                if found is not None and aim is not None:
+                    self._judged(found, aim.objective)
                 return {}
-            return self._finish(self._recover(found or self._stored_strategy()), profile)
+            recovered = self._recover(found or self._stored_strategy())
+            return self._finish(self._judged(recovered, aim.objective) if aim is not None else recovered, profile)
 
     # --- stages -----------------------------------------------------------------------------------------------------
 
@@ -202,9 +205,18 @@ class Run:
                 f"{self._files.strategy}. Resume with: {settings.resume_command}",
                 stage="search",
             )
-        if found.report["shortfall"]:
-            self._console.warn(found.report["shortfall"])
         return found
+
+    def _judged(self, found: Found, objective: Objective) -> Found:
+        """Whether the target is met, after recovery; says so when it is not."""
+        report = dict(found.report)
+        if found.recovery.get("metrics"):
+            value = objective_value(objective.metric, found.recovery["metrics"])
+            score = Score(value, float(report["best_cost"]))
+            report |= {"feasible": objective.feasible(score), "shortfall": shortfall(objective, score)}
+        if report["shortfall"]:
+            self._console.warn(report["shortfall"])
+        return replace(found, report=report)
 
     def _recover(self, found: Found) -> Found:
         """Better weights and biases for the strategy as it is, kept where they help."""

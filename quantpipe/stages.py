@@ -6,8 +6,10 @@ No stage reads or writes files, talks to MLflow or knows of configuration; the r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -19,7 +21,7 @@ from quantpipe.evaluate.candidate import CandidateMeasure
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
-from quantpipe.evaluate.reference import Reference, outputs_of, reference_of
+from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
@@ -213,11 +215,14 @@ def recover(
             graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress
         )
 
-    def measure_kl(overrides: Overrides) -> float:
+    def outputs(overrides: Overrides) -> NDArray[Any]:
         session, parameters = simulator.prepare(planner.plan(strategy, overrides))
-        return kl_divergence(reference.outputs, outputs_of(session, judged_on, graph.batch_size, parameters))
+        return outputs_of(session, judged_on, graph.batch_size, parameters)
 
-    return climb(options, walk, measure_kl)
+    climbed = climb(options, walk, lambda overrides: kl_divergence(reference.outputs, outputs(overrides)))
+    if not climbed.overrides.weights:
+        return climbed
+    return replace(climbed, metrics=output_metrics(reference, outputs(climbed.overrides)))
 
 
 def plan_of(

@@ -146,6 +146,7 @@ def _parameters(settings: Settings) -> dict[str, object]:
         "objective.tolerance": settings.objective["tolerance"],
         "min_bits": settings.annotate.min_bits,
         "memory_mb": settings.memory_mb,
+        **({"search": "replay", "objective": "replay", "threshold": "replay"} if settings.command == "replay" else {}),
     }
 
 

@@ -9,7 +9,7 @@ cascade: every difference that is counted is made where it is found.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Agreement:
     behind_float: int
     max_lsb: float
     first_tensor: str | None
+    samples: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,7 +78,7 @@ def compare(
             if name not in stored:
                 found = _without_noise(expected, found)
             count.add(name, expected, found, tensor=False)
-    return count.result(len(shared))
+    return replace(count.result(len(shared)), samples=len(samples))
 
 
 def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:

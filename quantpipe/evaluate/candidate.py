@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.evaluate.metrics import kl_divergence, relative_mse, top1
-from quantpipe.evaluate.reference import Reference, outputs_of
+from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.plan import Planner
@@ -48,9 +47,11 @@ class CandidateMeasure:
         plan = self._planner.plan(self._table.strategy(self._space.decode(point)))
         session, parameters = self._simulator.prepare(plan)
         outputs = outputs_of(session, self._samples, self._graph.batch_size, parameters)
-        kl = kl_divergence(self._reference.outputs, outputs)
-        mse = relative_mse(self._reference.outputs, outputs)
-        accuracy = top1(outputs, self._reference.labels)
-        metrics = {"kl": kl, "mse": mse} | ({} if accuracy is None else {"top1": accuracy})
-        value = {"accuracy": accuracy if accuracy is not None else float("nan"), "kl": -kl, "mse": -mse}[self._metric]
+        metrics = output_metrics(self._reference, outputs)
+        value = objective_value(self._metric, metrics)
         return Score(value, self.cost(point), tuple(metrics.items()))
+
+
+def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
+    """What a search maximizes: top1, -kl or -mse (NaN for accuracy without labels)."""
+    return metrics.get("top1", float("nan")) if metric == "accuracy" else -metrics[metric]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import DataError
+from quantpipe.evaluate.metrics import kl_divergence, relative_mse, top1
 from quantpipe.graph.execute import Session, collect
 from quantpipe.types import Samples
 
@@ -38,3 +39,10 @@ def reference_of(session: Session, samples: Samples, size: int) -> Reference:
     parts = [batch.labels for batch in samples.batches(256)] if samples.labelled else []
     labels = [part for part in parts if part is not None]
     return Reference(outputs, np.concatenate(labels) if labels else None)
+
+
+def output_metrics(reference: Reference, outputs: NDArray[Any]) -> dict[str, float]:
+    """kl, mse and, with labels, top1 of some outputs."""
+    found = {"kl": kl_divergence(reference.outputs, outputs), "mse": relative_mse(reference.outputs, outputs)}
+    accuracy = top1(outputs, reference.labels)
+    return found if accuracy is None else found | {"top1": accuracy}

@@ -67,6 +67,8 @@ class Climbed:
     overrides: Overrides
     steps: tuple[Mapping[str, Any], ...]
     layers: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """kl, mse and (with labels) top1 of the result on the samples that judged it; empty when no step was kept."""
 
 
 def climb(

@@ -36,6 +36,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         choices=_rows(report.get("choices")),
         float_nodes=_rows(report.get("float_nodes")),
         rescales=_rows(report.get("rescales")),
+        raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),
         warnings=[str(item) for item in report.get("warnings") or () if item is not None],
         shown=_SHOWN_ROWS,

@@ -82,7 +82,10 @@ def verdict(agreement: Any) -> tuple[str, str]:
         return "open", "Simulated and realized model were not compared"
     if not elements and not differing:
         return "open", "No integer element to compare"
-    sentence = f"{number(differing)} of {number(elements)} elements differ between the simulated and the realized model"
+    samples = f" on {number(found['samples'])} samples" if _is_number(found.get("samples")) else ""
+    sentence = (
+        f"{number(differing)} of {number(elements)} elements differ between simulated and realized model{samples}"
+    )
     if not differing:
         return "good", sentence
     where = f", first in {found['first_tensor']}" if found.get("first_tensor") else ""

@@ -62,7 +62,7 @@ def test_counts_are_of_every_element_of_every_stored_tensor() -> None:
     assert found.elements == len(made.samples) * sum(int(np.prod(made.graph.shapes[t])) for t in stored)
     assert found.as_dict() == {
         "tensors": found.tensors, "elements": found.elements, "differing": 0, "behind_float": 0, "max_lsb": 0.0,
-        "first_tensor": None,
+        "first_tensor": None, "samples": len(made.samples),
     }  # fmt: skip
 
 

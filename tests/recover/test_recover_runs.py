@@ -85,3 +85,11 @@ def test_a_step_that_hurts_leaves_no_trace(program: Program) -> None:
 )
 def test_wrong_options_are_refused(program: Program, option: str, key: str) -> None:
     assert key in program.run("recover=default", option).paragraph
+
+
+def test_the_target_is_judged_after_recovery(program: Program) -> None:
+    """Power-of-two int8 misses the tolerance on this model; recovered, it meets it."""
+    missed = program.run("hardware=vta", "strict=true", folder="plain")
+    assert missed.code == 3 and "allowed is 0.02" in missed.err
+    met = good(program.run("hardware=vta", "recover=default", "strict=true"))
+    assert met.report["search"]["feasible"] and not met.report["warnings"] and "warning" not in met.err
