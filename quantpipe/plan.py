@@ -284,7 +284,13 @@ class _Draft:
         if real is None:
             real = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
         steps = intmath.round_real(real / acc_scale.astype(np.float64))
-        return np.clip(steps, self._spec.bias.qmin, self._spec.bias.qmax).astype(np.int64)
+        if np.any(np.abs(steps) > self._spec.bias.qmax):
+            raise HardwareError(
+                f"its bias needs {np.abs(steps).max():.4g} steps, {self._spec.bias} holds {self._spec.bias.qmax}",
+                stage="plan",
+                where=kernel.node,
+            )
+        return steps.astype(np.int64)
 
     def _constant(self, tensor: str) -> NDArray[Any]:
         q = self._quantizers[tensor]
