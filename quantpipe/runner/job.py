@@ -1,0 +1,88 @@
+"""What all stages of one run share, and where each artifact of it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantpipe import stages
+from quantpipe.artifacts import Origin
+from quantpipe.graph.view import Graph
+from quantpipe.inputs import Inputs
+from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.runfolder import RunFolder
+from quantpipe.settings import Console, Settings
+from quantpipe.types import ChoiceSpace, Strategy, Topology
+
+ANNOTATE = ("hardware", "schema", "annotate")
+"""The configuration that the topology follows from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What the search stage hands on: the strategy, and how it was found (nothing for a replay)."""
+
+    strategy: Strategy
+    report: Mapping[str, Any]
+    rectified: list[dict[str, Any]]
+    overrides: Overrides = NO_OVERRIDES
+    recovery: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run over its folder: what it was asked for, and what follows from that alone."""
+
+    settings: Settings
+    inputs: Inputs
+    console: Console
+    files: RunFolder
+    topology: Topology
+    space: ChoiceSpace
+
+    @classmethod
+    def of(cls, settings: Settings, inputs: Inputs, console: Console) -> Job:
+        topology, space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate)
+        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space)
+
+    @property
+    def graph(self) -> Graph:
+        return self.inputs.graph
+
+    def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
+        """Of an artifact made from the model, from `inputs` (digests by name), and by the configuration at `keys`."""
+        config = {key: self.settings.config.get(key) for key in keys}
+        return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
+
+    @property
+    def annotated(self) -> Origin:
+        return self.origin("annotate", {}, ANNOTATE)
+
+    @property
+    def calibrated(self) -> Origin:
+        return self.origin("calibrate", {"calibrate_data": self.inputs.calibrate.digest}, ANNOTATE)
+
+    @property
+    def searched(self) -> Origin:
+        return self.origin("search", self.fitted_on, (*ANNOTATE, "threshold", "search", "objective", "seed"))
+
+    def recovered(self, strategy: str) -> Origin:
+        return self.origin("recover", {"strategy": strategy} | self.fitted_on, (*ANNOTATE, "recover", "seed"))
+
+    def realized(self, strategy: str) -> Origin:
+        return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
+
+    def evaluated(self, strategy: str) -> Origin:
+        data = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
+        return self.origin("evaluate", data, (*ANNOTATE, "realize", "evaluate"))
+
+    @property
+    def fitted_on(self) -> dict[str, str]:
+        """The samples that decisions may be made by."""
+        return {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
+
+    def write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
+        """strategy.json; `measured` is what evaluation adds to its results."""
+        results = {"search": found.report, "rectified": found.rectified, "recover": found.recovery, **measured}
+        self.files.write_strategy(self.settings, self.graph, self.topology, found.strategy, results, origin)

@@ -1,0 +1,85 @@
+"""The order of the stages over a run folder: skip, resume, refuse.
+
+A stage whose artifact is in the run folder with the same origin is skipped; an artifact of another model or
+configuration is refused by name before anything is written. Everything is written atomically. An interrupted search
+leaves its best strategy so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantpipe import stages
+from quantpipe.inputs import load
+from quantpipe.runner.finish import finish
+from quantpipe.runner.job import Job
+from quantpipe.runner.recover import recover
+from quantpipe.runner.search import Aim, judged, search
+from quantpipe.runner.stored import replayed_strategy, stored_strategy
+from quantpipe.settings import Console, Settings
+from quantpipe.types import Profile
+
+
+def run(settings: Settings, console: Console) -> dict[str, Any]:
+    """Execute the stages and return the report (of the last stage that ran; complete after evaluate).
+
+    Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
+    """
+    console.stage("model", str(settings.model))
+    inputs = load(settings)
+    for note in inputs.graph.notes:
+        console.warn(note)
+    job = Job.of(settings, inputs, console)
+    with job.files.lock():
+        return _execute(job)
+
+
+def _execute(job: Job) -> dict[str, Any]:
+    wanted = set(job.settings.stages)
+    _refuse_another_run(job)
+    replayed = replayed_strategy(job) if job.settings.command == "replay" else None
+    aim = Aim.of(job) if "search" in wanted and replayed is None else None
+    job.files.write_config(job.settings.config, job.origin("config", {}, ()))
+    _annotate(job)
+    if replayed is not None:
+        return finish(job, replayed, None)
+    stored = job.files.read_profile(job.calibrated)
+    profile = _calibrate(job, stored) if wanted & {"calibrate", "search"} else stored
+    found = search(job, aim, profile) if aim is not None and profile is not None else None
+    if not {"realize", "evaluate"} & wanted:
+        if found is not None and aim is not None:
+            judged(job, found, aim.objective)
+        return {}
+    recovered = recover(job, found or stored_strategy(job))
+    return finish(job, judged(job, recovered, aim.objective) if aim is not None else recovered, profile)
+
+
+def _refuse_another_run(job: Job) -> None:
+    """Whatever the folder holds must be of this model, data and configuration."""
+    made = {
+        job.files.topology: job.annotated,
+        job.files.stats: job.calibrated,
+        job.files.recovered: job.recovered(""),
+        job.files.model: job.realized(""),
+        job.files.report: job.evaluated(""),
+    }
+    for path, origin in made.items():
+        job.files.refuse_other(path, origin)
+
+
+def _annotate(job: Job) -> None:
+    integer = sum(job.topology.node_conds.values())
+    job.console.stage("annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices")
+    job.files.write_annotation(job.topology, job.space, job.annotated)
+
+
+def _calibrate(job: Job, stored: Profile | None) -> Profile:
+    if stored is not None:
+        job.console.stage("calibrate", f"{stored.samples} samples, from an earlier run in this folder")
+        return stored
+    samples = job.inputs.calibrate
+    job.console.stage("calibrate", f"{len(samples)} samples")
+    progress = job.console.progress("calibrate")
+    profile = stages.calibrate(job.graph, job.topology, samples, job.settings.memory_mb, progress)
+    job.files.write_profile(profile, job.calibrated)
+    return profile
