@@ -19,7 +19,8 @@ from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay")
+COMMANDS = ("run", "replay", "check", "lint")
+FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = ("metric", "form", "tolerance", "cost", "cost_limit")
 LEAST_MEMORY_MB = 16
@@ -72,6 +73,23 @@ class EvaluateSettings:
             raise ConfigError(f"is {self.latency_seconds}; legal is a number above 0", where="evaluate.latency_seconds")
 
 
+@dataclass(frozen=True)
+class CheckSettings:
+    """How `command=check` and `command=lint` answer; `shapes` by input name, where the model leaves them free."""
+
+    format: str = "text"
+    shapes: Mapping[str, Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _legal("check.format", self.format, FORMATS)
+        object.__setattr__(self, "shapes", self.shapes or {})
+        if not isinstance(self.shapes, Mapping):
+            raise ConfigError(f"is {self.shapes!r}; legal is {{input: [1,3,224,224]}}", where="check.shapes")
+        for name, shape in self.shapes.items():
+            if isinstance(shape, str) or not isinstance(shape, Sequence):
+                raise ConfigError(f"is {shape!r}; legal is a list such as [1,3,224,224]", where=f"check.shapes.{name}")
+
+
 class Console(Protocol):
     """Where a run tells how far it is."""
 
@@ -102,6 +120,7 @@ class Settings:
     backend: str
     annotate: AnnotateOptions
     evaluate: EvaluateSettings
+    check: CheckSettings
     memory_mb: int
     verify: str
     seed: int

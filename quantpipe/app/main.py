@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
 from quantpipe.app.settings import build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
@@ -33,6 +34,10 @@ from quantpipe.settings import Settings
 PACKAGE = Path(__file__).resolve().parents[1]
 PLUGINS = "quantpipe.conf"
 """Entry point group: a plug-in package names its conf package there, e.g. `npu = "my_npu.conf"`."""
+
+
+_exit_codes: list[int] = []
+"""Of the commands that answered in this process."""
 
 
 def folder_of(name: str) -> Path:
@@ -62,7 +67,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
-    raise SystemExit(0)
+    raise SystemExit(max(_exit_codes, default=0))
 
 
 def _with_search_path(arguments: list[str]) -> list[str]:
@@ -97,6 +102,9 @@ def _task(config: DictConfig) -> None:
 
 def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     settings = build_settings(config, hydra_config)
+    if settings.command in COMMANDS:
+        _leave(COMMANDS[settings.command](settings), hydra_config)
+        return
     console = RichConsole()
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker
@@ -114,6 +122,13 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     missed = report.get("search", {}).get("shortfall")
     if missed and settings.annotate.strict:
         raise TargetError(f"strict=true, and {missed}", stage="search")
+
+
+def _leave(code: int, hydra_config: HydraConf) -> None:
+    """With the command's own exit code; the jobs of a sweep leave together, with the worst one."""
+    _exit_codes.append(code)
+    if hydra_config.mode != RunMode.MULTIRUN:
+        raise SystemExit(code)
 
 
 def _show(report: dict[str, object], settings: Settings) -> None:

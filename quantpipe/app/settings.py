@@ -21,7 +21,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
-from quantpipe.settings import CalibrateSettings, EvaluateSettings, SearchSettings, Settings
+from quantpipe.settings import CalibrateSettings, CheckSettings, EvaluateSettings, SearchSettings, Settings
 from quantpipe.types import HardwareSpec, RequantizeKind
 
 GROUPS = (
@@ -37,7 +37,7 @@ GROUPS = (
     "tracking",
 )
 
-KEYS = ("command", "strategy", "stages", "seed", "strict", "verify", "annotate", "calibrate", "evaluate")
+KEYS = ("command", "strategy", "stages", "seed", "strict", "verify", "annotate", "calibrate", "evaluate", "check")
 
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
@@ -75,6 +75,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
             AnnotateOptions, plain["annotate"] | {"strict": _expect(plain["strict"], False, "strict")}, "annotate"
         ),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
+        check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
         memory_mb=_options(CalibrateSettings, plain["calibrate"], "calibrate").memory_mb,
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
@@ -109,13 +110,20 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
     """A dataclass of options whose defaults say what kind of value each one takes."""
     fields = kind.__dataclass_fields__
-    for name, value in given.items():
+    for name, value in _known(kind, given, key).items():
+        _expect(value, fields[name].default, f"{key}.{name}")
+    return kind(**given)
+
+
+def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The options, all of which the dataclass has; ConfigError otherwise."""
+    fields = kind.__dataclass_fields__
+    for name in given:
         if name not in fields:
             raise ConfigError(
                 f"is no option{nearest(name, fields)}; legal are {', '.join(fields)}", where=f"{key}.{name}"
             )
-        _expect(value, fields[name].default, f"{key}.{name}")
-    return kind(**given)
+    return given
 
 
 def _expect(value: Any, default: Any, key: str) -> Any:

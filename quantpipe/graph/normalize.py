@@ -65,6 +65,16 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
     return _measure(view(cleaned, model_hash, str(path), tuple(notes)), feeds)
 
 
+def load_as_written(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
+    """Read and measure a model without changing anything in it (nodes without a name get one)."""
+    raw = read_model(path)
+    model_hash = file_hash(path, raw)
+    load_external(raw, path)
+    _name_nodes(raw)
+    graph = view(raw, model_hash, str(path))
+    return _measure(graph, example(graph))
+
+
 def _raise_opset(model: ir.Model) -> ir.Model:
     version = model.graph.opset_imports.get("", 0)
     if version >= LEAST_OPSET:

@@ -52,7 +52,7 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             total += work / spec.cost.macs_per_cycle["float32"]
             continue
         widest = max(bits[kernel.weight], bits[topology.group_of[kernel.operands[0].tensor].key])
-        total += work * _padding(node, graph, spec.cost.channel_block) / _rate(spec, widest)
+        total += work * alignment(node, graph, spec) / _rate(spec, widest)
         total += prod(graph.shapes[kernel.weight]) * bits[kernel.weight] / 8 / spec.cost.bytes_per_cycle
     return total
 
@@ -77,9 +77,9 @@ def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
     return bits[kernel.weight] * bits.get(kernel.operands[0].tensor, FLOAT_BITS)
 
 
-def _padding(node: Node, graph: Graph, block: int) -> float:
-    """How much work alignment adds: padded channels over real ones, of both sides of the weight."""
-    shape = graph.shapes[node.inputs[1]]
+def alignment(node: Node, graph: Graph, spec: HardwareSpec) -> float:
+    """Work of the device over work that counts: padded channels over real ones, of both sides of the weight."""
+    shape, block = graph.shapes[node.inputs[1]], spec.cost.channel_block
     return prod(ceil(c / block) * block / c for c in shape[:2])
 
 

@@ -1,0 +1,43 @@
+"""The commands that look and do not run: each prints its answer on standard output and gives an exit code.
+
+0: nothing to object to; 3: the hardware takes it with reservations; 2: it cannot run it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+from quantpipe.check import check_model, made_up
+from quantpipe.lint import lint_model
+from quantpipe.report import fit_tables, lint_table
+from quantpipe.settings import Settings
+
+
+def check(settings: Settings) -> int:
+    """`command=check`: whether the hardware can run the model, and what it would leave in float."""
+    fit = check_model(settings.model, settings.spec, settings.schema, settings.annotate, settings.check.shapes or {})
+    _answer(settings, fit.as_dict(), fit_tables)
+    return fit.exit_code
+
+
+def lint(settings: Settings) -> int:
+    """`command=lint`: what the hardware would refuse of an integer model, whoever wrote it."""
+    shapes = settings.check.shapes or {}
+    found = lint_model(settings.model, settings.spec, lambda inputs: made_up(inputs, shapes))
+    _answer(settings, found.as_dict(), lint_table)
+    return found.exit_code
+
+
+COMMANDS: Mapping[str, Callable[[Settings], int]] = {"check": check, "lint": lint}
+
+
+def _answer(settings: Settings, found: Mapping[str, Any], show: Callable[[Mapping[str, Any]], RenderableType]) -> None:
+    if settings.check.format == "json":
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    else:
+        Console().print(show(found))

@@ -1,0 +1,159 @@
+"""What a device would make of a model: what it refuses and why, what that costs, which sums and biases are near their
+limits. No data, no ranges, no search: the topology and the weights say it all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.topology import analyze
+from quantpipe.check.islands import Island, computes_reals, conversions, islands
+from quantpipe.check.sample import made_up
+from quantpipe.check.sums import Accumulation, accumulations
+from quantpipe.errors import ModelError
+from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.view import Graph
+from quantpipe.hardware.cost import alignment, macs
+from quantpipe.types import HardwareSpec, Overflow, Schema, Topology
+
+LARGE_THRESHOLD = 0.1
+"""A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
+
+
+class Verdict(StrEnum):
+    FITS = "fits"
+    FALLS_BACK = "falls_back"
+    CANNOT_RUN = "cannot_run"
+
+
+EXIT_CODES: Mapping[Verdict, int] = {Verdict.FITS: 0, Verdict.FALLS_BACK: 3, Verdict.CANNOT_RUN: 2}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A node that computes real numbers and stays in float."""
+
+    node: str
+    op: str
+    reason: str
+    macs: int
+
+
+@dataclass(frozen=True)
+class Waste:
+    """A layer whose channels the device pads: `factor` is the work it does over the work that counts."""
+
+    node: str
+    factor: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The answer. `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work
+    of all integer layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers."""
+
+    model: str
+    hardware: str
+    schema: str
+    verdict: Verdict
+    nodes: int
+    integer_nodes: int
+    mac_share: float
+    refused: tuple[Refused, ...]
+    islands: tuple[Island, ...]
+    conversions_at_ends: int
+    conversions_inside: int
+    accumulators: tuple[Accumulation, ...]
+    wasted: tuple[Waste, ...]
+    alignment: float
+    arithmetic_on_shapes: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def overflowing(self) -> tuple[Accumulation, ...]:
+        """Sums that could leave the accumulator, in the worst case of their inputs."""
+        return tuple(a for a in self.accumulators if a.overflows)
+
+    @property
+    def tight_biases(self) -> tuple[Accumulation, ...]:
+        return tuple(a for a in self.accumulators if a.bias_threshold > LARGE_THRESHOLD)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for `check.format=json`."""
+        return asdict(self) | {
+            "verdict": self.verdict.value,
+            "tight_biases": [asdict(a) for a in self.tight_biases],
+            "exit_code": self.exit_code,
+        }
+
+
+def check_model(
+    path: Path, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, shapes: Mapping[str, Sequence[int]]
+) -> Fit:
+    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`).
+
+    Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
+    """
+    try:
+        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes))
+    except ModelError as error:
+        raise ModelError(
+            f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "
+            "'check.shapes={input: [1, 3, 48, 320]}'",
+            stage="check",
+        ) from error
+    return check(graph, analyze(graph, spec, schema, options), spec, schema)
+
+
+def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> Fit:
+    """The fit of a model on a device under a schema that it can run."""
+    reals = [n for n in graph.nodes if computes_reals(graph, n.name)]
+    work = {n.name: macs(n, graph) for n in graph.nodes}
+    refused = tuple(
+        Refused(n.name, n.op, topology.float_nodes[n.name], work[n.name])
+        for n in reals
+        if n.name in topology.float_nodes
+    )
+    sums = accumulations(graph, topology, spec, schema)
+    total = sum(work.values())
+    integer = sum(work[k.node] for k in topology.kernels)
+    factors = {k.node: alignment(graph.by_name[k.node], graph, spec) for k in topology.kernels if k.weight is not None}
+    padded = sum(work[node] * factor for node, factor in factors.items())
+    ends, inside = conversions(graph, topology)
+    return Fit(
+        model=graph.source,
+        hardware=spec.name,
+        schema=schema.name,
+        verdict=_verdict(topology, refused, sums, spec),
+        nodes=len(reals),
+        integer_nodes=len(reals) - len(refused),
+        mac_share=integer / total if total else 0.0,
+        refused=refused,
+        islands=islands(graph, topology),
+        conversions_at_ends=ends,
+        conversions_inside=inside,
+        accumulators=sums,
+        wasted=tuple(Waste(node, factor) for node, factor in factors.items() if factor > 1),
+        alignment=padded / real if (real := sum(work[node] for node in factors)) else 1.0,
+        arithmetic_on_shapes=len(graph.nodes) - len(reals),
+        notes=graph.notes,
+    )
+
+
+def _verdict(
+    topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
+) -> Verdict:
+    """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
+    if not topology.kernels:
+        return Verdict.CANNOT_RUN
+    if spec.accumulator.overflow is Overflow.NEVER and any(a.overflows for a in sums):
+        return Verdict.CANNOT_RUN
+    return Verdict.FALLS_BACK if refused else Verdict.FITS

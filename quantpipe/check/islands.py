@@ -1,0 +1,92 @@
+"""Float islands: connected parts of the graph that stay in float, and the conversions that their borders cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quantpipe.annotate.unionfind import UnionFind
+from quantpipe.graph.view import Graph
+from quantpipe.types import Form, Topology
+
+REAL = "float32"
+
+
+@dataclass(frozen=True)
+class Island:
+    """`nodes` in graph order. `place`: entry (fed by the model's inputs only), exit (read by its outputs only), inside.
+
+    `conversions`: tensors that are dequantized for it or quantized behind it, once each per run.
+    """
+
+    nodes: tuple[str, ...]
+    place: str
+    conversions: int
+
+
+def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
+    """All islands of nodes that compute real numbers in float, in graph order."""
+    float_nodes = [n for n in graph.nodes if n.name in topology.float_nodes and computes_reals(graph, n.name)]
+    classes = UnionFind()
+    names = {n.name for n in float_nodes}
+    for node in float_nodes:
+        classes.add(node.name)
+        for tensor in (*node.inputs, *node.captured):
+            producer = graph.producers.get(tensor)
+            if producer is not None and producer.name in names:
+                classes.union(producer.name, node.name)
+    made = stored_as(topology)
+    return tuple(_island(graph, topology, made, nodes) for nodes in classes.sets())
+
+
+def computes_reals(graph: Graph, node: str) -> bool:
+    """Whether a node's result is real numbers (arithmetic on shapes and indices is not)."""
+    outputs = graph.by_name[node].outputs
+    return any(graph.dtypes.get(t, REAL) == REAL for t in outputs if t)
+
+
+def stored_as(topology: Topology) -> Mapping[str, Form]:
+    """Tensor -> the form in which its kernel makes it."""
+    return {k.output: k.form for k in topology.kernels}
+
+
+def conversions(graph: Graph, topology: Topology) -> tuple[int, int]:
+    """(at the model's ends, between nodes): how many tensors change their form in a run."""
+    made = stored_as(topology)
+    inputs = {i.name for i in graph.inputs}
+    ends = inner = 0
+    wanted: dict[str, set[Form]] = {}
+    for kernel in topology.kernels:
+        for operand in kernel.operands:
+            if not graph.is_constant(operand.tensor):
+                wanted.setdefault(operand.tensor, set()).add(operand.form)
+    for node in graph.nodes:
+        if node.name in topology.float_nodes:
+            for tensor in node.inputs:
+                if tensor in made:
+                    wanted.setdefault(tensor, set()).add(Form.FLOAT)
+    for tensor, forms in wanted.items():
+        changed = len(forms - {made.get(tensor, Form.FLOAT)})
+        if tensor in inputs:
+            ends += changed
+        else:
+            inner += changed
+    ends += sum(t in made and Form.FLOAT not in wanted.get(t, set()) for t in graph.output_names)
+    return ends, inner
+
+
+def _island(graph: Graph, topology: Topology, made: Mapping[str, Form], nodes: tuple[str, ...]) -> Island:
+    own = set(nodes)
+    read = dict.fromkeys(t for n in nodes for t in (*graph.by_name[n].inputs, *graph.by_name[n].captured) if t)
+    written = [t for n in nodes for t in graph.by_name[n].outputs if t]
+    stored = {o.tensor for k in topology.kernels for o in k.operands}
+    entering = [t for t in read if t in made]
+    leaving = [t for t in written if t in stored]
+    fed = [n for t in read if (n := _producer(graph, t)) is not None and n not in own and computes_reals(graph, n)]
+    place = "entry" if not fed else "exit" if not leaving else "inside"
+    return Island(nodes, place, len(entering) + len(leaving))
+
+
+def _producer(graph: Graph, tensor: str) -> str | None:
+    node = graph.producers.get(tensor)
+    return node.name if node is not None else None

@@ -1,0 +1,54 @@
+"""A made-up sample, for measuring the shapes of a model whose data are not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.types import TensorInfo
+
+FREE = 64
+"""Size of a free axis other than the batch axis, where the user gives none."""
+
+
+def made_up(
+    inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]], seed: int = 0
+) -> dict[str, NDArray[Any]]:
+    """One sample per input: normal values for reals, zeros for integers (legal indices everywhere).
+
+    `shapes` gives whole shapes by input name, batch axis included; free axes of other inputs are 1 (the first) and
+    FREE. ConfigError for a name that is no input, or a shape that the input does not have.
+    """
+    names = [i.name for i in inputs]
+    for name in shapes:
+        if name not in names:
+            raise ConfigError(
+                f"the model has no input {name!r}{nearest(name, names)}; it has {', '.join(names)}",
+                where="check.shapes",
+            )
+    rng = np.random.default_rng(seed)
+    found = {}
+    for port in inputs:
+        shape = _shape(port, shapes.get(port.name))
+        dtype = np.dtype(port.dtype)
+        found[port.name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
+    return found
+
+
+def _shape(port: TensorInfo, given: Sequence[int] | None) -> tuple[int, ...]:
+    if given is None:
+        return tuple(d if d is not None else 1 if axis == 0 else FREE for axis, d in enumerate(port.shape))
+    fits = len(given) == len(port.shape) and all(
+        isinstance(g, int) and g > 0 and d in (None, g) for g, d in zip(given, port.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join("?" if d is None else str(d) for d in port.shape)
+        raise ConfigError(
+            f"is {list(given)}; the model's input takes [{wanted}], where ? is any size",
+            where=f"check.shapes.{port.name}",
+        )
+    return tuple(given)

@@ -1,0 +1,155 @@
+"""Linting a whole model: every rule on every op, and the nodes that compute with real numbers in its middle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from quantpipe.errors import ModelError
+from quantpipe.graph.normalize import load_as_written
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.legality import has_float
+from quantpipe.lint.forms import CAST, MULTIPLY
+from quantpipe.lint.reading import Reading, read
+from quantpipe.lint.rules import RULES, Place
+from quantpipe.types import HardwareSpec, RequantizeKind, TensorInfo
+
+Feeds = Mapping[str, Any]
+
+
+class Severity(StrEnum):
+    """`refused`: the device cannot run it as written. `note`: it runs, but not as an integer model should."""
+
+    REFUSED = "refused"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`where` is a tensor or a node; `rule` the name of what was broken."""
+
+    severity: Severity
+    rule: str
+    node: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The answer: counts of what was read, and every finding in graph order."""
+
+    model: str
+    hardware: str
+    quantized_ops: int
+    real_ops: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def refused(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.severity is Severity.REFUSED)
+
+    @property
+    def exit_code(self) -> int:
+        """0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
+        return 2 if not self.quantized_ops else 3 if self.refused else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for `check.format=json`."""
+        return asdict(self) | {"exit_code": self.exit_code}
+
+
+def lint_model(path: Path, spec: HardwareSpec, example: Any) -> Findings:
+    """The findings of a model file. `example` makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds).
+
+    Raises ModelError for files that cannot be read or run.
+    """
+
+    def feeds(raw: Graph) -> Feeds:
+        inputs: Sequence[TensorInfo] = raw.inputs
+        made: Feeds = example(inputs)
+        return made
+
+    try:
+        graph = load_as_written(path, feeds)
+    except ModelError as error:
+        raise ModelError(
+            f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "
+            "'check.shapes={input: [1, 3, 48, 320]}'",
+            stage="lint",
+        ) from error
+    return lint(graph, spec)
+
+
+def lint(graph: Graph, spec: HardwareSpec) -> Findings:
+    """The findings of a graph that was read as written."""
+    reading = read(graph)
+    found: list[tuple[str, Finding]] = []
+    told: set[tuple[str, str]] = set()
+    for op in reading.ops:
+        place = Place(op, graph, spec)
+        for rule, where, message in (o for check in RULES for o in check(place)):
+            if (rule, where) not in told:  # a tensor with several readers is one finding
+                told.add((rule, where))
+                found.append((op.node.name, Finding(Severity.REFUSED, rule, op.node.name, where, message)))
+    found += [(f.node, f) for f in _real_nodes(reading, spec)]
+    order = {n.name: i for i, n in enumerate(graph.nodes)}
+    findings = tuple(f for _, f in sorted(found, key=lambda pair: order[pair[0]]))
+    return Findings(graph.source, spec.name, len(reading.ops), len(reading.real), findings)
+
+
+def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
+    """Multipliers on a device that only shifts, and nodes in float between integer ones."""
+    below, above = _reach(reading)
+    found = []
+    for node in reading.real:
+        if spec.requantize.kind is RequantizeKind.SHIFT and _rescales(node, reading.graph):
+            text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
+            found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
+        elif node.name in below and node.name in above:
+            could = any(s.is_integer for s in spec.ops.get(node.op, ()))
+            text = f"{node.op} computes in float between integer ops"
+            text += ", and could be in integers" if could else "" if has_float(spec, node.op) else ", on the host"
+            found.append(Finding(Severity.NOTE, "float_island", node.name, node.name, text))
+    return found
+
+
+def _rescales(node: Node, graph: Graph) -> bool:
+    """Whether a node multiplies what was an int32 a moment ago, and the product goes back into integers."""
+    if node.op != MULTIPLY:
+        return False
+    makers = [graph.producers.get(t) for t in node.inputs]
+    if not any(m is not None and m.op == CAST and graph.dtypes.get(m.inputs[0]) == "int32" for m in makers):
+        return False
+    return any(r.name != node.name and _goes_back(r, graph) for r, _ in graph.consumers.get(node.outputs[0], ()))
+
+
+def _goes_back(node: Node, graph: Graph) -> bool:
+    """Whether a chain of single readers ends in a cast to integers."""
+    while True:
+        if node.op == CAST:
+            return not str(graph.dtypes.get(node.outputs[0], "float32")).startswith("float")
+        readers = graph.consumers.get(node.outputs[0], ())
+        if len(readers) != 1:
+            return False
+        node = readers[0][0]
+
+
+def _reach(reading: Reading) -> tuple[set[str], set[str]]:
+    """(nodes below some integer op, nodes above one), along the graph."""
+    integer = {op.node.name for op in reading.ops}
+    graph = reading.graph
+    below: set[str] = set()
+    for node in graph.nodes:
+        makers = [graph.producers[t].name for t in (*node.inputs, *node.captured) if t in graph.producers]
+        if any(m in integer or m in below for m in makers):
+            below.add(node.name)
+    above: set[str] = set()
+    for node in reversed(graph.nodes):
+        readers = [r.name for t in node.outputs for r, _ in graph.consumers.get(t, ())]
+        if any(r in integer or r in above for r in readers):
+            above.add(node.name)
+    return below, above

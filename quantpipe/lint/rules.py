@@ -1,0 +1,168 @@
+"""The rules: each looks at one op on stored tensors and names what the device would refuse of it.
+
+A rule is a generator of (rule name, tensor, message). Messages say what was found and what would be legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph
+from quantpipe.hardware.legality import refusal
+from quantpipe.lint.reading import QuantizedOp, Stored
+from quantpipe.oprules import Family, rule_of
+from quantpipe.types import DType, Granularity, HardwareSpec, OpSignature, Scales
+
+Objection = tuple[str, str, str]
+KNOWN = frozenset(d.value for d in DType)
+BIAS_TOLERANCE = 1e-6
+"""Relative: s_x·s_w formed in float32 differs from the exact product by less than 2^-23."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What a rule looks at."""
+
+    op: QuantizedOp
+    graph: Graph
+    spec: HardwareSpec
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """Activations: operands and result."""
+        return (*self.op.operands, *([self.op.output] if self.op.output is not None else []))
+
+    @property
+    def clamps_only(self) -> bool:
+        """A clip on stored integers is part of storing them."""
+        rule = rule_of(self.op.node)
+        return rule is not None and rule.family is Family.CLAMP
+
+
+def declared(place: Place) -> Iterator[Objection]:
+    """The device runs the op, on these types and with these attributes."""
+    node, spec = place.op.node, place.spec
+    rule = rule_of(node)
+    if place.clamps_only or rule is None:
+        return
+    signatures = [s for s in spec.ops.get(node.op, ()) if s.is_integer]
+    if not signatures:
+        known = "in float only" if node.op in spec.ops else "not at all"
+        yield "op", node.name, f"{spec.name} runs {node.op} {known}, here it is in integers"
+        return
+    fitting = [s for s in signatures if _takes(s, place)]
+    if not fitting:
+        found = ", ".join(str(t.dtype) for t in (*place.op.operands, *_weight(place)))
+        legal = " or ".join(" x ".join(s.inputs) + " -> " + "|".join(s.outputs) for s in signatures)
+        stored = f" -> {place.op.output.dtype}" if place.op.output is not None else ""
+        yield "dtype", node.name, f"{node.op} on {found}{stored}; legal is {legal}"
+        return
+    reasons = [refusal(s, node, place.graph, rule) for s in fitting]
+    if all(reasons):
+        yield "attribute", node.name, f"{node.op}: {reasons[-1]}"
+
+
+def zero_points(place: Place) -> Iterator[Objection]:
+    """Symmetric means a zero point of 0."""
+    if place.spec.activations.symmetric:
+        for tensor in place.stored:
+            if tensor.zero is not None and np.any(tensor.zero != 0):
+                yield "zero_point", tensor.tensor, f"activation zero point {tensor.zero[0]}; legal is 0"
+    for weight in _weight(place) if place.spec.weights.symmetric else ():
+        if weight.zero is not None and np.any(weight.zero != 0):
+            worst = weight.zero[np.argmax(np.abs(weight.zero))]
+            yield "zero_point", weight.tensor, f"weight zero point {worst}; legal is 0"
+
+
+def powers_of_two(place: Place) -> Iterator[Objection]:
+    """Scales that are powers of two, where the device only shifts."""
+    if place.spec.scales is not Scales.POWER_OF_TWO:
+        return
+    for tensor in (*place.stored, *_weight(place)):
+        if tensor.scale is not None and len(wrong := tensor.scale[~_is_power(tensor.scale)]):
+            yield "power_of_two", tensor.tensor, f"scale {wrong[0]:.9g} is no power of two ({len(wrong)} such)"
+
+
+def granularity(place: Place) -> Iterator[Objection]:
+    """One scale per tensor, where the device has no more."""
+    for tensor in place.stored:
+        if tensor.scale is not None and tensor.scale.size > 1:
+            yield "granularity", tensor.tensor, f"{tensor.scale.size} scales for an activation; legal is one"
+    for weight in _weight(place):
+        legal = place.spec.weights.granularity
+        if weight.scale is not None and weight.scale.size > 1 and Granularity.PER_CHANNEL not in legal:
+            yield "granularity", weight.tensor, f"{weight.scale.size} scales, one per channel; legal is per_tensor"
+
+
+def weight_values(place: Place) -> Iterator[Objection]:
+    """Weights within the device's bits, without the most negative integer where it is not allowed."""
+    for weight in _weight(place):
+        if weight.values is None or weight.zero is None or weight.dtype not in KNOWN:
+            continue
+        limits, dtype = place.spec.weights, DType(weight.dtype)
+        low = -(1 << (limits.bits - 1)) if dtype.signed else 0
+        high = (1 << (limits.bits - 1)) - 1 if dtype.signed else (1 << limits.bits) - 1
+        low += bool(limits.narrow and dtype.signed)
+        values = np.asarray(weight.values).astype(np.int64)
+        if values.size and (values.min() < low or values.max() > high):
+            what = f"integers from {values.min()} to {values.max()}"
+            yield "weight_range", weight.tensor, f"{what}; legal is {low} to {high} ({limits.bits} bits)"
+
+
+def bias(place: Place) -> Iterator[Objection]:
+    """A bias of the device's type, with zero point 0, at the scale of the accumulator: s_x·s_w."""
+    found, spec = place.op.bias, place.spec
+    if found is None:
+        return
+    if found.dtype != spec.bias:
+        yield "bias_dtype", found.tensor, f"bias in {found.dtype}; legal is {spec.bias}"
+        return
+    if found.zero is not None and np.any(found.zero != 0):
+        yield "bias_scale", found.tensor, f"bias zero point {found.zero[0]}; legal is 0"
+    data, weight = place.op.operands[0], place.op.weight
+    if found.scale is None or data.scale is None or weight is None or weight.scale is None:
+        return
+    wanted = data.scale[0] * weight.scale
+    if np.any(np.abs(found.scale - wanted) > BIAS_TOLERANCE * wanted):
+        yield "bias_scale", found.tensor, f"bias scale {found.scale[0]:.9g}; legal is s_x·s_w = {wanted[0]:.9g}"
+
+
+RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (
+    declared,
+    zero_points,
+    powers_of_two,
+    granularity,
+    weight_values,
+    bias,
+)
+
+
+def _weight(place: Place) -> tuple[Stored, ...]:
+    return (place.op.weight,) if place.op.weight is not None else ()
+
+
+def _takes(signature: OpSignature, place: Place) -> bool:
+    """Whether the types of operands, weight and result are the signature's."""
+    wanted = [signature.input(number) for number in range(len(place.op.operands))]
+    operands = all(_holds(w, t) for w, t in zip(wanted, place.op.operands, strict=True))
+    weights = all(_holds(signature.input(1), w) for w in _weight(place))
+    result = place.op.output is None or any(_holds(d, place.op.output) for d in signature.outputs)
+    return operands and weights and result
+
+
+def _holds(wanted: DType, tensor: Stored) -> bool:
+    """Whether a stored type is the wanted one, or a wider one that holds values of it (4 bits live in bytes)."""
+    if tensor.dtype not in KNOWN:
+        return False
+    found = DType(tensor.dtype)
+    narrower = wanted.bits < 8 and found.bits == 8 and wanted.signed == found.signed
+    return found is wanted or narrower or (found.bits < wanted.bits and found.signed == wanted.signed)
+
+
+def _is_power(scale: NDArray[np.float64]) -> NDArray[np.bool_]:
+    mantissa, _ = np.frexp(scale)
+    return np.asarray(mantissa == 0.5)
