@@ -25,7 +25,8 @@ from rich.console import Console
 
 from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
-from quantpipe.app.settings import build_settings
+from quantpipe.app.hints import in_our_words
+from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
 from quantpipe.report import summary_table
 from quantpipe.runner import run
@@ -173,8 +174,13 @@ def _report(error: BaseException) -> int:
     if isinstance(cause, QuantpipeError):
         _say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
         return cause.exit_code
-    _say(" ".join(str(error).split()))
+    _say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
     return 2
+
+
+def _hint(error: HydraException) -> str | None:
+    chosen = [a for a in sys.argv[1:] if a.split("=")[0] in GROUPS and "," not in a]
+    return in_our_words(error, str(folder_of("conf")), [*chosen, *search_path()])
 
 
 def _say(text: str, head: str = "error: ") -> None:

@@ -66,15 +66,21 @@ def test_data_files(program: Program) -> None:
     assert "dataset.path" in program.run(*SCALED).paragraph
 
 
-HARDWARE = " ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*.yaml")))
+HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*.yaml")))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["hardware=nope"], f"Available options in 'hardware': {HARDWARE}"),
-        (["experiments=nope"], "Available options in 'experiments'"),
-        (["nope=1"], "Could not override 'nope'"),
+        (["hardware=nope"], f"hardware: has no option 'nope'; legal are {HARDWARE}"),
+        (["experiments=nope"], "experiments: has no option 'nope'; legal are "),
+        (["nope=1"], "at the top there are annotate, calibrate, check, command"),
+        (["search.max_evals=3"], "search.max_evals: is no key (did you mean 'search.max_evaluations'"),
+        (
+            ["dataset=npz", "dataset.pth=a"],
+            "below dataset there are _convert_, _target_, calibrate, evaluate, keys, path",
+        ),
+        (["search=gredy"], "search: has no option 'gredy' (did you mean 'greedy'"),
         (["+objective.nope=1"], "objective: is 'nope'; legal are metric, form"),
         (["foo"], "Error parsing override 'foo'"),
         (["seed=-1"], "seed: is -1"),
