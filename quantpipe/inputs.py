@@ -42,7 +42,7 @@ def load(settings: Settings) -> Inputs:
             raise DataError("there are no calibration samples", stage="data")
         return first.inputs
 
-    graph = load_graph(settings.model, example)
+    graph = load_graph(settings.model, example, settings.resident_mb)
     splits = made[0]
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
 

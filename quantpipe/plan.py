@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
+from quantpipe.graph.outside import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, OpRule, rule_of
 from quantpipe.types import (
@@ -78,9 +79,20 @@ class Planner:
             scale, _, qmin, qmax = intmath.scales_zero_points(-limits, limits, bits, site.dtype, self._schema.weights)
             if site.axis is None:
                 scale = scale.reshape(())
-            values = intmath.quantize(self._graph.constant(tensor), scale, 0, qmin, qmax, site.dtype, site.axis)
+            values = self._integers(tensor, scale, (qmin, qmax))
             self._weights[key] = WeightTensor(tensor, values, scale, site.axis, site.dtype, bits)
         return self._weights[key]
+
+    def _integers(self, tensor: str, scale: NDArray[np.float32], bounds: tuple[int, int]) -> NDArray[Any]:
+        """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
+        site, weight = self._topology.weight_of[tensor], self._graph.constant(tensor)
+        if place_of(self._graph.constant_tensor(tensor)) is None:
+            return intmath.quantize(weight, scale, 0, *bounds, site.dtype, site.axis)
+        values = file_array(weight.shape, site.dtype.numpy)
+        for rows in row_blocks(weight):
+            own = scale[rows] if site.axis == 0 else scale
+            values[rows] = intmath.quantize(weight[rows], own, 0, *bounds, site.dtype, site.axis)
+        return values
 
 
 class _Draft:
@@ -344,8 +356,9 @@ class _Draft:
 
 def _reach(weight: WeightTensor, channel_axis: int, data: Quantizer) -> NDArray[np.int64]:
     """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
-    sums = np.abs(weight.values.astype(np.int64))
-    per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
+    others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
+    blocks = (np.abs(weight.values[rows].astype(np.int64)).sum(axis=others) for rows in row_blocks(weight.values))
+    per_channel = np.concatenate(list(blocks)) if channel_axis == 0 else sum(blocks)
     return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
 
 

@@ -22,7 +22,6 @@ from quantpipe.artifacts import (
     read_json,
     read_npz,
     read_origin,
-    write_bytes,
     write_json,
     write_npz,
     write_text,
@@ -30,7 +29,7 @@ from quantpipe.artifacts import (
 from quantpipe.artifacts.write import digest_arrays
 from quantpipe.calibrate.profile import profile_from_arrays, profile_yaml, stats_arrays
 from quantpipe.errors import ArtifactError
-from quantpipe.graph.io import model_bytes
+from quantpipe.graph.store import write_model
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides
 from quantpipe.recover import Climbed, overrides_arrays, overrides_from_arrays
@@ -137,7 +136,7 @@ class RunFolder:
 
     def write_realized(self, plan: QuantPlan, realized: Rendered, origin: Origin) -> None:
         write_json(self.root / "realize" / "plan.json", plan_payload(plan), origin)
-        write_bytes(self.model, model_bytes(realized.model), origin)
+        write_model(self.model, realized.model, origin)
 
     def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
         write_json(self.report, report, origin)

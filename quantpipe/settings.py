@@ -122,6 +122,7 @@ class Settings:
     evaluate: EvaluateSettings
     check: CheckSettings
     memory_mb: int
+    resident_mb: int
     verify: str
     seed: int
     folder: Path
@@ -136,6 +137,8 @@ class Settings:
         _legal("verify", self.verify, VERIFY)
         for stage in self.stages:
             _legal("stages", stage, STAGES)
+        if self.resident_mb < 0:
+            raise ConfigError(f"is {self.resident_mb}; legal is 0 and above", where="model.resident_mb")
         if not self.stages:
             raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
         _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))

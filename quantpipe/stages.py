@@ -23,7 +23,7 @@ from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
 from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
 from quantpipe.graph.execute import Session
-from quantpipe.graph.io import model_bytes
+from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import Overrides, Planner
@@ -152,7 +152,8 @@ def evaluate(
         graph, plan, simulate(graph, topology, plan), First(samples, _whole_batches(graph, layer_samples))
     )
     one = next(iter(samples.batches(1))).inputs
-    times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if _free_batch(graph) else {}
+    timed = _free_batch(graph) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
+    times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
     return Evaluation(metrics, agreement, layers, times, len(samples))
 
 
@@ -177,8 +178,8 @@ def describe_model(
     """Sizes, operations and bits: the report's `model` part."""
     integer = sum(topology.node_conds.values())
     return {
-        "float_bytes": len(model_bytes(graph.model)),
-        "realized_bytes": len(model_bytes(realized.model)),
+        "float_bytes": model_size(graph.model),
+        "realized_bytes": model_size(realized.model),
         "macs": sum(macs(node, graph) for node in graph.nodes),
         "bops": COSTS["bops"](topology, graph, spec, strategy.bits),
         "mean_weight_bits": plan.mean_weight_bits,

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.app.instances import make
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
@@ -77,6 +78,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
         check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
         memory_mb=_options(CalibrateSettings, plain["calibrate"], "calibrate").memory_mb,
+        resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=folder,

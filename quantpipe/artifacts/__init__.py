@@ -9,7 +9,7 @@ from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_file, 
 from quantpipe.artifacts.lock import FileLock, RunLock
 from quantpipe.artifacts.origin import Origin
 from quantpipe.artifacts.read import is_current, read_bytes, read_json, read_npz, read_origin, read_text
-from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_origin, write_text
+from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_origin, write_pieces, write_text
 
 __all__ = [
     "FileLock",
@@ -30,5 +30,6 @@ __all__ = [
     "write_json",
     "write_npz",
     "write_origin",
+    "write_pieces",
     "write_text",
 ]

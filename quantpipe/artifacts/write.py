@@ -7,12 +7,13 @@ other file in a side file `<name>.origin.json`. A file is written beside its tar
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
 import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: 
     between leaves an old side file whose content digest does not fit, so the artifact counts as not current.
     Raises StorageError, with the old file untouched, when the disk is full or the folder cannot be written.
     """
-    target = Path(path)
+    write_pieces(path, [data], origin)
+
+
+def write_pieces(
+    path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview], origin: Origin | None = None
+) -> None:
+    """`write_bytes` for what is too large to hold: the pieces come one after the other, and are hashed on the way."""
+    target, content = Path(path), _Hashed(pieces)
     temp = target.with_name(f".{target.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}{TEMP_SUFFIX}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _write_synced(temp, data)
+            _write_synced(temp, content)
             temp.replace(target)
         except BaseException:
             temp.unlink(missing_ok=True)
@@ -48,12 +56,12 @@ def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: 
         _sync_folder(target.parent)
     except OSError as error:
         raise StorageError(
-            f"its {len(data)} bytes could not be written ({error.strerror or error}); what was there before is "
+            f"it could not be written whole ({error.strerror or error}); what was there before is "
             "untouched. Free some space or choose another folder (hydra.run.dir), then run the same command again",
             where=str(target),
         ) from error
     if origin is not None:
-        write_origin(target, origin, digest_bytes(data))
+        write_origin(target, origin, content.digest)
 
 
 def write_origin(path: str | os.PathLike[str], origin: Origin, content: str | None = None) -> None:
@@ -113,12 +121,30 @@ def _write_json(path: str | os.PathLike[str], payload: Mapping[str, Any]) -> Non
     write_bytes(path, (json.dumps(payload, indent=1, allow_nan=False) + "\n").encode())
 
 
-def _write_synced(path: Path, data: bytes | memoryview) -> None:
+class _Hashed:
+    """Pieces of a file, and the digest of those that have been handed out."""
+
+    def __init__(self, pieces: Iterable[bytes | memoryview]) -> None:
+        self._pieces, self._hash = pieces, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            view = memoryview(piece)
+            self._hash.update(view)
+            yield view
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def _write_synced(path: Path, pieces: Iterable[memoryview]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        rest = memoryview(data)
-        while rest:  # the kernel takes at most 2 GB a call, and less when the disk fills up
-            rest = rest[os.write(descriptor, rest) :]
+        for piece in pieces:
+            rest = piece
+            while rest:  # the kernel takes at most 2 GB a call, and less when the disk fills up
+                rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,15 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.outside import is_heavy, skeleton
 from quantpipe.types import Samples
 
 log = logging.getLogger(__name__)
 
 Feeds = Mapping[str, NDArray[Any]]
+
+COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "MatMul_BatchNormalization_Fusion")
+"""onnxruntime's optimizers, by its own names, that make new weights from old ones."""
 
 
 class Session:
@@ -28,6 +34,10 @@ class Session:
     stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
     as integers that are graph outputs. `spin=False` lets idle workers sleep at once, for use in turn with other
     multi-threaded code (they would keep its cores for a while after each run).
+
+    A model whose weights lie in files, or are too many for one protobuf, is given to the runtime as a skeleton that
+    refers to them, and the runtime maps them itself. What would copy weights is then off: constant folding, fusions
+    into weights, blocked layouts, prepacking; so is the arena, which would keep the largest temporary for ever.
     """
 
     def __init__(
@@ -50,11 +60,14 @@ class Session:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
-        data = model if isinstance(model, bytes) else model_bytes(model)
-        try:
-            self._session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises its own family of types
-            raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
+        with tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True) as spool:
+            data, off = _prepare(model, options, Path(spool))
+            try:
+                self._session = ort.InferenceSession(
+                    data, options, providers=["CPUExecutionProvider"], disabled_optimizers=off
+                )
+            except Exception as error:  # onnxruntime raises its own family of types
+                raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self.outputs = tuple(o.name for o in self._session.get_outputs())
         self._where = where
@@ -67,6 +80,24 @@ class Session:
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
         return dict(zip(names, values, strict=True))
+
+
+def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, spool: Path) -> tuple[bytes, list[str]]:
+    """(what the runtime reads, optimizers to leave out); sets the options that a skeleton needs.
+
+    Files in `spool` may go once the session stands: it has mapped them.
+    """
+    if isinstance(model, bytes):
+        return model, []
+    if not is_heavy(model):
+        return model_bytes(model), []
+    data, folder = skeleton(model, spool)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
+    if options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return data, list(COPY_WEIGHTS)
 
 
 def run_batches(

@@ -8,14 +8,13 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.io import model_proto
 from quantpipe.graph.view import Graph, view
 
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     """The nodes between `inputs` and `outputs`, as a model with exactly these ports (batch axis free)."""
-    extracted = ir.convenience.extract(graph.model.graph, list(inputs), list(outputs))
-    copy = ir.from_proto(model_proto(ir.Model(extracted, ir_version=graph.model.ir_version)))
+    extracted = ir.convenience.extract(graph.model.graph, list(inputs), list(outputs))  # a copy that shares weights
+    copy = ir.Model(extracted, ir_version=graph.model.ir_version)
     for value in [*copy.graph.inputs, *copy.graph.outputs]:
         name = value.name or ""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))

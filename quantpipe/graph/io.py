@@ -12,6 +12,12 @@ from quantpipe.errors import ModelError
 
 STAGE = "model"
 
+RESIDENT_MB = 1024
+"""MiB of external data that are loaded into memory; beyond it weights stay in their files."""
+
+SMALL = 1 << 16
+"""Bytes up to which a constant lies in the model itself: shapes, biases and bounds are read all the time."""
+
 
 def read_model(path: Path) -> ir.Model:
     """Read an ONNX file; large external data stay on disk until they are asked for.
@@ -35,34 +41,84 @@ def read_model(path: Path) -> ir.Model:
 
 
 def file_hash(path: Path, model: ir.Model) -> str:
-    """`sha256:` of the file's bytes, and of its external data files where it has any."""
-    digest = hashlib.sha256(path.read_bytes())
-    externals = {
-        Path(tensor.path)
-        for value in model.graph.initializers.values()
-        if isinstance(tensor := value.const_value, ir.ExternalTensor)
-    }
-    for file in sorted(f for f in externals if f.is_file()):
+    """`sha256:` of the file's bytes, and of its external data files where it has any, read in pieces."""
+    digest = hashlib.sha256()
+    for file in [path, *sorted({Path(tensor.path) for tensor in external_tensors(model)})]:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     return f"sha256:{digest.hexdigest()}"
 
 
-def load_external(model: ir.Model, path: Path) -> None:
-    """Bring external data into memory, in place: the runtime gets models as bytes and could not find the files.
+def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
+    """Every tensor of the model that lies in a file: initializers and attributes, those of sub-graphs included."""
+    found = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
+    for node in model.graph.all_nodes():
+        for attribute in node.attributes.values():
+            if attribute.type is ir.AttributeType.TENSOR:
+                found.append(attribute.value)
+            elif attribute.type is ir.AttributeType.TENSORS:
+                found += list(attribute.value)
+    return [t for t in found if isinstance(t, ir.ExternalTensor)]
 
-    Raises ModelError when a data file is missing or too short.
+
+def check_external(model: ir.Model, path: Path) -> None:
+    """Raise ModelError, naming the tensor and the file, where external data are missing, too short or unreadable.
+
+    Files are mapped, not read.
     """
+    for tensor in external_tensors(model):
+        fault = _fault(tensor)
+        if fault:
+            raise ModelError(
+                f"the data of its tensor {tensor.name!r} cannot be read from {tensor.path}: {fault}; legal is a data "
+                "file in the model's own folder, or below it, that holds every byte the model refers to",
+                stage=STAGE,
+                where=str(path),
+            )
+
+
+def _fault(tensor: ir.ExternalTensor) -> str:
+    """What is wrong with a tensor's data file, or nothing."""
+    file, offset, length = Path(tensor.path), tensor.offset or 0, tensor.nbytes
+    if not file.is_file():
+        return "there is no such file"
+    if tensor.length is not None and tensor.length != length:
+        return f"the model says {tensor.length} bytes, {tensor.dtype.name} of shape {list(tensor.shape)} takes {length}"
+    size = file.stat().st_size
+    if offset + length > size:
+        return f"it ends at byte {size}, the tensor needs bytes {offset} to {offset + length} (the file was cut short)"
+    try:
+        if tensor.dtype.bitwidth >= 8:  # smaller types would be unpacked, that is, read
+            tensor.numpy()
+    except Exception as error:  # a link out of the folder, no permission, no address space
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return ""
+
+
+def load_external(model: ir.Model, path: Path, resident: int) -> None:
+    """Bring external data into memory, in place, if they take at most `resident` bytes in all.
+
+    Else weights of the main graph above `SMALL` bytes stay in their files, mapped at need, and only the rest is
+    loaded. Raises ModelError when a data file cannot be read.
+    """
+    large = {}
+    if sum(t.nbytes for t in external_tensors(model)) > resident:
+        for name, value in model.graph.initializers.items():
+            if isinstance(value.const_value, ir.ExternalTensor) and value.const_value.nbytes > SMALL:
+                large[name] = value.const_value
+                value.const_value = None
     try:
         ir.external_data.load_to_model(model)
-    except Exception as error:  # missing file, short file, no permission: all mean the same to the user
+    except Exception as error:  # whatever check_external could not foresee
         raise ModelError(
             f"its external data cannot be read ({type(error).__name__}: {_first_line(error)}); "
             "the data files must lie beside the model",
             stage=STAGE,
             where=str(path),
         ) from error
+    for name, tensor in large.items():
+        model.graph.initializers[name].const_value = tensor
 
 
 def model_proto(model: ir.Model) -> onnx.ModelProto:

@@ -23,7 +23,8 @@ import onnxslim
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
-from quantpipe.graph.io import file_hash, load_external, model_proto, read_model
+from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
+from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.view import Graph, view
 
 log = logging.getLogger(__name__)
@@ -33,19 +34,21 @@ TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a
 Feeds = Mapping[str, NDArray[Any]]
 
 
-def load_graph(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
+def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int = RESIDENT_MB) -> Graph:
     """Read, clean and measure a model.
 
-    `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`.
+    `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`. External
+    data beyond `resident_mb` MiB stay in their files.
     """
     raw = read_model(path)
+    check_external(raw, path)
     model_hash = file_hash(path, raw)
-    load_external(raw, path)
+    load_external(raw, path, resident_mb << 20)
     _name_nodes(raw)
     original = view(raw, model_hash, str(path))
     feeds = example(original)
     reference = Session(raw, where=str(path)).run(feeds)
-    notes: list[str] = []
+    notes = _outside_notes(raw)
     cleaned = raw
     for step in (_raise_opset, _slim, _rewrite):
         try:
@@ -79,19 +82,21 @@ def _raise_opset(model: ir.Model) -> ir.Model:
     version = model.graph.opset_imports.get("", 0)
     if version >= LEAST_OPSET:
         return model
-    converted = onnx.version_converter.convert_version(model_proto(model), LEAST_OPSET)
-    return ir.from_proto(converted)
+    proto, held = without_weights(model)
+    return with_weights(onnx.version_converter.convert_version(proto, LEAST_OPSET), held)
 
 
 def _slim(model: ir.Model) -> ir.Model:
+    """onnxslim's clean-up; weights that lie in files are inputs to it, so it folds nothing into them."""
+    proto, held = without_weights(model)
     with contextlib.redirect_stdout(io.StringIO()):
-        slimmed: onnx.ModelProto = onnxslim.slim(model_proto(model))
-    return ir.from_proto(slimmed)
+        slimmed: onnx.ModelProto = onnxslim.slim(proto)
+    return with_weights(slimmed, held)
 
 
 def _rewrite(model: ir.Model) -> ir.Model:
     """Our own small rewrites, on a copy."""
-    copy = ir.from_proto(model_proto(model))
+    copy = copied(model)
     common_passes.TopologicalSortPass()(copy)
     for node in list(copy.graph):
         _pool_to_global(node)
@@ -189,22 +194,37 @@ def _measure(graph: Graph, feeds: Feeds) -> Graph:
     one = {name: array[: fixed.get(name) or 1] for name, array in feeds.items()}
     model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
     values = {**one, **Session(model, where=graph.source, optimize=False).run(one)}
-    for name in graph.constant_names():
-        values[name] = graph.constant(name)
     shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
     dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}
+    for name in graph.constant_names():
+        tensor = graph.constant_tensor(name)
+        shapes[name] = tuple(tensor.shape.numpy())
+        dtypes[name] = tensor.dtype.numpy().name
     return replace(graph, shapes=shapes, dtypes=dtypes)
 
 
 def expose(model: ir.Model, tensors: list[str]) -> ir.Model:
-    """A copy of the model with more tensors as graph outputs (those that already are stay)."""
-    proto = model_proto(model)
-    known = {o.name for o in proto.graph.output}
+    """A copy of the model, weights shared, with more tensors as graph outputs (those that already are stay)."""
+    copy = copied(model)
+    values = {v.name: v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
+    values |= {v.name: v for node in copy.graph for v in node.outputs}
+    known = {o.name for o in copy.graph.outputs}
     for tensor in tensors:
         if tensor not in known:
-            proto.graph.output.append(onnx.ValueInfoProto(name=tensor))
+            copy.graph.outputs.append(values[tensor])
             known.add(tensor)
-    return ir.from_proto(proto)
+    return copy
+
+
+def _outside_notes(model: ir.Model) -> list[str]:
+    """What is different for a model whose weights stay in their files."""
+    if not is_outside(model):
+        return []
+    return [
+        f"{weight_bytes(model) / 2**30:.2f} GiB of weights stay in their files and are mapped at need: sessions run "
+        "without rearranged copies of them (slower), BatchNormalization is not folded into them, latency is not "
+        "measured; model.resident_mb sets from which size on"
+    ]
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.graph.outside import turned
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.rendering.walk import Context
@@ -46,7 +47,7 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
 
 def matrix_weight(node: Node, values: Array) -> Array:
     """A dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
-    return np.ascontiguousarray(values.T) if values.ndim == 2 and node.attr("transB", 0) else values
+    return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
 
 
 def integer_product(context: Context, node: Node, data: ir.Value, zero: ir.Value | None, weight: ir.Value) -> ir.Value:

@@ -9,6 +9,7 @@ from quantpipe import stages
 from quantpipe.artifacts import is_current, read_json
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
+from quantpipe.graph.store import is_model_current
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
 from quantpipe.runner.job import Found, Job
@@ -22,7 +23,7 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)
     strategy = job.files.digest_of(found.strategy, found.overrides)
-    if not is_current(job.files.model, job.realized(strategy)):
+    if not is_model_current(job.files.model, job.realized(strategy)):
         job.files.write_realized(plan, realized, job.realized(strategy))
     if "evaluate" not in settings.stages:
         return {}

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.outside import is_mapped
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.rendering import Context, Lowering
@@ -30,6 +31,7 @@ from quantpipe.types import (
     Requantize,
     RequantizeKind,
     Sum,
+    WeightTensor,
 )
 
 Array = NDArray[Any]
@@ -174,10 +176,18 @@ class Simulated:
     def _float_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         weight = context.plan.weights[plan.weight]
         data = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
-        inputs = [data, self._weight(context, f"{weight.tensor}.q", weight.values.astype(np.float32))]
+        inputs = [data, self._float_weight(context, weight)]
         if plan.bias is not None:
             inputs.append(self._weight(context, f"{node.name}.bias", plan.bias.astype(np.float32)))
         return context.builder.copy(node, inputs, [f"{node.outputs[0]}_acc"])[0]
+
+    def _float_weight(self, context: Context, weight: WeightTensor) -> ir.Value:
+        """Integer weights as float32; those that lie in a file are bound as they are and cast in every run, so that
+        a model whose weights do not fit into memory needs one of them at a time."""
+        if not is_mapped(weight.values):
+            return self._weight(context, f"{weight.tensor}.q", weight.values.astype(np.float32))
+        stored = self._weight(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)
+        return context.builder.op("Cast", stored, name=f"{weight.tensor}.q", to=int(ir.DataType.FLOAT))
 
     def _integer_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """The same sum in int32, for sums that float32 cannot hold; the result is float64."""

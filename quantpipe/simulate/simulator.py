@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -78,5 +79,5 @@ def _key(simulation: Simulation) -> bytes:
     digest = hashlib.blake2b(model_bytes(simulation.rendered.model), digest_size=16)
     for name, array in simulation.weights.items():
         digest.update(name.encode())
-        digest.update(array.tobytes())
+        digest.update(np.ascontiguousarray(array).data)
     return digest.digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_EXTERNAL_ABOVE_BYTES = 1_500_000_000
+_log = logging.getLogger(__name__)
 _EXAMPLE_ELEMENTS = 20_000
 """MLflow writes an example as JSON and runs it: beyond a small image that costs more than it tells."""
 
@@ -24,11 +25,22 @@ def log_onnx(
     params: Mapping[str, str],
     example: Mapping[str, NDArray[Any]] | None,
 ) -> None:
-    """File the model at `path` as the logged model `model` of the MLflow run entity `run`."""
+    """File the model at `path` as the logged model `model` of the MLflow run entity `run`.
+
+    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load
+    it whole.
+    """
     import mlflow
     import mlflow.onnx
     import onnx
 
+    if any(t.external_data for t in onnx.load(path, load_external_data=False).graph.initializer):
+        _log.warning(
+            "MLflow: %s is too large to be logged as a model (its weights lie in a data file, and MLflow would load "
+            "them all); model and data file are among the run's artifacts, under realize",
+            path,
+        )
+        return
     proto = onnx.load(path)
     # Made here and not by log_model, which would take the experiment from MLflow's global state.
     logged = client.create_logged_model(
@@ -45,7 +57,7 @@ def log_onnx(
             # Said here, because MLflow would otherwise load the model in a new process to find out.
             pip_requirements=[f"{package}=={version(package)}" for package in ("onnx", "onnxruntime", "numpy")],
             onnx_execution_providers=["CPUExecutionProvider"],
-            save_as_external_data=proto.ByteSize() > _EXTERNAL_ABOVE_BYTES,
+            save_as_external_data=False,
         )
 
 

@@ -236,7 +236,7 @@ def test_external_data_count_in_the_hash(tmp_path: Path) -> None:
     made = line(graph)
     assert made.agree(made.plan(), "qdq").differing == 0
     (tmp_path / "0" / "data.bin").unlink()
-    assert "its external data cannot be read (FileNotFoundError" in refused(paths[0])
+    assert "data.bin: there is no such file; legal is a data file in the model's own folder" in refused(paths[0])
 
 
 # --- the view -------------------------------------------------------------------------------------------------------

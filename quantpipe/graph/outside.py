@@ -1,0 +1,249 @@
+"""Weights that stay in files: where they lie, arrays of our own that lie in files, models written without them.
+
+A model whose external data are too large to hold is kept as a skeleton: nodes and small constants in memory, large
+weights as references to the files they came in, mapped at need. New integer weights of such a model lie in temporary
+files of their own. So what is in memory at a time is one weight, whatever the model's size; pages of mapped files are
+the operating system's to drop.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.errors import StorageError
+from quantpipe.graph.io import SMALL, model_bytes, model_proto
+
+MOST_INSIDE = 1 << 30
+"""Bytes of weights that one protobuf may carry; its own limit is 2 GiB, and writing it takes as much again."""
+
+PAGE = 4096
+"""Weights begin at whole pages of a data file, so that they can be mapped where they lie."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`length` bytes from `offset` on in the file `path`."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
+    """Where a tensor's bytes lie in a file; None for a tensor in memory."""
+    if isinstance(tensor, ir.ExternalTensor):
+        return Place(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
+    raw = getattr(tensor, "raw", None)
+    return _place_of_array(raw) if isinstance(raw, np.ndarray) else None
+
+
+def is_mapped(array: NDArray[Any]) -> bool:
+    """Whether an array is (a contiguous part of) one that `file_array` made."""
+    return _place_of_array(array) is not None
+
+
+def is_outside(model: ir.Model) -> bool:
+    """Whether any weight of the model lies in a file."""
+    return any(place_of(v.const_value) for v in model.graph.initializers.values())
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers, wherever they lie."""
+    return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+
+
+def is_heavy(model: ir.Model) -> bool:
+    """Whether the model must be handled without its weights: they lie in files, or are too many for a protobuf."""
+    return is_outside(model) or weight_bytes(model) > MOST_INSIDE
+
+
+def model_size(model: ir.Model) -> int:
+    """Bytes of the model as files; large weights are not serialized to be counted."""
+    if not is_heavy(model):
+        return len(model_bytes(model))
+    held = heavy_weights(model)
+    places = {n: Place(Path("weights"), 0, t.nbytes) for n, t in held.items()}
+    return len(relocated(model, places, Path())) + sum(t.nbytes for t in held.values())
+
+
+def heavy_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """Initializers above `SMALL` bytes, and those in files, by name."""
+    tensors = {name: v.const_value for name, v in model.graph.initializers.items()}
+    return {n: t for n, t in tensors.items() if t is not None and (t.nbytes > SMALL or place_of(t))}
+
+
+# --- arrays in files ------------------------------------------------------------------------------------------------
+
+
+def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
+    """An array of zeros in a temporary file (under TMPDIR) that vanishes with the array's last user.
+
+    Raises StorageError when the disk cannot hold it: space is reserved now, since a write into a mapped file cannot
+    fail later in any other way than by ending the process.
+    """
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    handle, name = tempfile.mkstemp(prefix="quantpipe-", suffix=".weights")
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(handle, 0, max(size, 1))
+        array = np.memmap(name, dtype, "r+" if size else "w+", shape=tuple(shape))
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise StorageError(
+            f"no room for {size} bytes of integer weights ({error.strerror or error}); free some space or point "
+            "TMPDIR to a larger disk",
+            where=name,
+        ) from error
+    finally:
+        os.close(handle)
+    weakref.finalize(array, Path(name).unlink, missing_ok=True)
+    return array
+
+
+def row_blocks(array: NDArray[Any], values: int = 1 << 22) -> Iterator[slice]:
+    """Slices of axis 0 that hold about `values` elements each; one for an array of few."""
+    rows = max(1, values // max(array[:1].size, 1))
+    return (slice(i, i + rows) for i in range(0, len(array), rows))
+
+
+def turned(matrix: NDArray[Any]) -> NDArray[Any]:
+    """A matrix transposed, its elements in C order; in a file again if it was in one."""
+    if not is_mapped(matrix):
+        return np.ascontiguousarray(matrix.T)
+    found = file_array(matrix.shape[::-1], matrix.dtype)
+    for rows in row_blocks(matrix):
+        found[:, rows] = matrix[rows].T
+    return found
+
+
+def _place_of_array(array: NDArray[Any]) -> Place | None:
+    root: Any = array
+    found: np.memmap[Any, Any] | None = None
+    while isinstance(root, np.ndarray):
+        found = root if isinstance(root, np.memmap) else found
+        root = root.base
+    if found is None or found.filename is None or not array.flags.c_contiguous:
+        return None
+    start = array.__array_interface__["data"][0] - found.__array_interface__["data"][0]
+    return Place(Path(found.filename).resolve(), int(found.offset) + start, array.nbytes)
+
+
+# --- models without their weights -----------------------------------------------------------------------------------
+
+
+def copied(model: ir.Model) -> ir.Model:
+    """A copy of a model that shares its heavy weights."""
+    held = heavy_weights(model)
+    copy = ir.from_proto(_relocated(model, {n: Place(Path("weights"), 0, t.nbytes) for n, t in held.items()}, Path()))
+    for name, tensor in held.items():
+        copy.graph.initializers[name].const_value = tensor
+    return copy
+
+
+def relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> bytes:
+    """The bytes of the model whose initializers named in `places` lie there, in files under `folder`."""
+    data: bytes = _relocated(model, places, folder).SerializeToString()
+    return data
+
+
+def _relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> onnx.ModelProto:
+    # Not by way of `clone`: sub-graphs of a rendered model name values of the graph they were written for.
+    values = {name: model.graph.initializers[name] for name in places}
+    held = {name: value.const_value for name, value in values.items()}
+    try:
+        for name, place in places.items():
+            tensor = held[name]
+            if tensor is not None:
+                where = os.path.relpath(place.path, folder)
+                values[name].const_value = ir.ExternalTensor(
+                    where, place.offset, place.length, tensor.dtype, shape=_shape(tensor), name=name
+                )
+        return model_proto(model)
+    finally:
+        for name, value in values.items():
+            value.const_value = held[name]
+
+
+def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
+    """(the model's bytes without its heavy weights, the folder their locations start from).
+
+    Weights that lie in files are referred to where they are; others are written to a file in `spool`.
+    """
+    held = heavy_weights(model)
+    inside = {name: tensor for name, tensor in held.items() if place_of(tensor) is None}
+    places = {name: place for name, tensor in held.items() if (place := place_of(tensor))}
+    if inside:
+        path = (spool / "weights.data").resolve()
+        with path.open("wb") as file:
+            for chunk in packed(inside):
+                file.write(chunk)
+        places |= {n: Place(path, *span) for n, span in layout(inside).items()}
+    folder = Path(os.path.commonpath([p.path.parent for p in places.values()]))
+    return relocated(model, places, folder), folder
+
+
+def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
+    """Name -> (offset, length) of tensors that are written one behind the other, each at a whole page."""
+    found, offset = {}, 0
+    for name, tensor in tensors.items():
+        found[name] = (offset, tensor.nbytes)
+        offset += -(-tensor.nbytes // PAGE) * PAGE
+    return found
+
+
+def packed(tensors: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
+    """The bytes of a data file in the order of `layout`; at most one tensor is in memory at a time."""
+    for tensor in tensors.values():
+        yield _raw(tensor)
+        yield bytes(-tensor.nbytes % PAGE)
+
+
+def _raw(tensor: ir.TensorProtocol) -> bytes | memoryview:
+    """A tensor's bytes, little-endian; without a copy where NumPy holds them so."""
+    array = tensor.numpy() if tensor.dtype.bitwidth >= 8 else None
+    if array is None or array.size == 0 or not array.flags.c_contiguous or array.dtype.byteorder == ">":
+        return tensor.tobytes()
+    return array.reshape(-1).view(np.uint8).data
+
+
+# --- weights as inputs ----------------------------------------------------------------------------------------------
+
+
+def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+    """A protobuf in which weights that lie in files are graph inputs, and those weights by name.
+
+    Tools that take a whole model can then work on the graph; what needs the weights' values they leave alone.
+    """
+    copy = copied(model)
+    held = {n: t for n, v in copy.graph.initializers.items() if (t := v.const_value) is not None and place_of(t)}
+    for name, tensor in held.items():
+        value = copy.graph.initializers.pop(name)
+        value.const_value, value.type, value.shape = None, ir.TensorType(tensor.dtype), _shape(tensor)
+        if value not in copy.graph.inputs:
+            copy.graph.inputs.append(value)
+    return model_proto(copy), held
+
+
+def with_weights(proto: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) -> ir.Model:
+    """The inverse: the inputs that `held` names are initializers again."""
+    model = ir.from_proto(proto)
+    for value in [v for v in model.graph.inputs if v.name in held]:
+        model.graph.inputs.remove(value)
+        value.const_value = held[value.name or ""]
+        model.graph.register_initializer(value)
+    return model
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    return ir.Shape(tensor.shape.numpy())
