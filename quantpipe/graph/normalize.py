@@ -23,6 +23,7 @@ import onnxslim
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
+from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.view import Graph, view
@@ -68,11 +69,12 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int =
     return _measure(view(cleaned, model_hash, str(path), tuple(notes)), feeds)
 
 
-def load_as_written(path: Path, example: Callable[[Graph], Feeds]) -> Graph:
+def load_as_written(path: Path, example: Callable[[Graph], Feeds], resident_mb: int = RESIDENT_MB) -> Graph:
     """Read and measure a model without changing anything in it (nodes without a name get one)."""
     raw = read_model(path)
+    check_external(raw, path)
     model_hash = file_hash(path, raw)
-    load_external(raw, path)
+    load_external(raw, path, resident_mb << 20)
     _name_nodes(raw)
     graph = view(raw, model_hash, str(path))
     return _measure(graph, example(graph))
@@ -98,6 +100,7 @@ def _rewrite(model: ir.Model) -> ir.Model:
     """Our own small rewrites, on a copy."""
     copy = copied(model)
     common_passes.TopologicalSortPass()(copy)
+    fold_batch_norms(copy.graph)
     for node in list(copy.graph):
         _pool_to_global(node)
         _matmul_bias_to_gemm(copy.graph, node)
@@ -222,8 +225,8 @@ def _outside_notes(model: ir.Model) -> list[str]:
         return []
     return [
         f"{weight_bytes(model) / 2**30:.2f} GiB of weights stay in their files and are mapped at need: sessions run "
-        "without rearranged copies of them (slower), BatchNormalization is not folded into them, latency is not "
-        "measured; model.resident_mb sets from which size on"
+        "without rearranged copies of them (slower), and latency is not measured; model.resident_mb sets from which "
+        "size on"
     ]
 
 

@@ -47,8 +47,6 @@ def is_model_current(path: Path, origin: Origin) -> bool:
 
 def data_files(path: Path) -> list[Path]:
     """The files that hold the weights of the model at `path`; none for a model in one piece."""
-    if not _beside(path):  # spares reading the model
-        return []
     tensors = onnx.load(path, load_external_data=False).graph.initializer
     return sorted({path.with_name(e.value) for t in tensors for e in t.external_data if e.key == "location"})
 

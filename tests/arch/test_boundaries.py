@@ -15,7 +15,16 @@ ROOT = Path(__file__).resolve().parents[2] / "quantpipe"
 FILES = sorted(p for p in ROOT.rglob("*.py") if "assets" not in p.parts)
 NAMES = [str(p.relative_to(ROOT)) for p in FILES]
 
-OP_TABLES = ("oprules/", "realize/", "simulate/", "rendering/", "graph/normalize.py", "recover/", "lint/forms.py")
+OP_TABLES = (
+    "oprules/",
+    "realize/",
+    "simulate/",
+    "rendering/",
+    "graph/normalize.py",
+    "graph/fold.py",
+    "recover/",
+    "lint/forms.py",
+)
 """Where op names may stand: the joined tables, the pieces of graph they write, and the clean-up of models."""
 
 OUTSIDE = {

@@ -1,0 +1,143 @@
+"""Models whose weights stay in their files, as a user runs them; and how much memory a model of 3 GiB takes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from tests.e2e.program import NO_TRACKING, RUN, Program, environment, read
+from tests.graph.outside_nets import dense_net, saved
+
+LAYERS, WIDTH = 12, 8192
+MODEL_BYTES = LAYERS * WIDTH * WIDTH * 4
+"""3 GiB of float32."""
+
+MOST_ANONYMOUS = 900 << 20
+"""Measured: 360 MiB for the whole line, 100 MiB up to calibration. One layer's weights are 256 MiB."""
+
+DISK = 8 << 30
+"""The model, its integers in temporary files, the realized model, and some room."""
+
+
+def features(path: Path, count: int, width: int) -> str:
+    """Random rows as a file; gives dataset.path=…"""
+    np.save(path, np.random.default_rng(5).standard_normal((count, width), dtype=np.float32))
+    return f"dataset.path={path}"
+
+
+def test_a_run_with_the_weights_left_in_their_file(program: Program) -> None:
+    path = saved(dense_net(), program.cwd / "model")
+    data = features(program.cwd / "x.npy", 64, 64)
+    arguments = (f"model.path={path}", "model.resident_mb=0", "dataset=npz", data, "threshold.weights.method=max_range")
+    first = program.run(*arguments)
+    assert first.code == 0, first.err
+    report = first.report
+    assert report["agreement"]["differing"] == 0 and report["agreement"]["elements"] > 1000
+    assert not report["latency"] and "stay in their files" in first.err
+    size = path.with_name("net.data").stat().st_size
+    assert report["model"]["float_bytes"] == pytest.approx(size, rel=0.02)
+    realized = first.folder / "realize" / "model.onnx"
+    (weights,) = realized.parent.glob("*.data")
+    assert report["model"]["realized_bytes"] == pytest.approx(
+        realized.stat().st_size + weights.stat().st_size, rel=0.05
+    )
+    session = ort.InferenceSession(str(realized), providers=["CPUExecutionProvider"])
+    assert session.run(None, {"x": np.zeros((2, 64), np.float32)})[0].shape == (2, 96)
+    written = weights.stat().st_mtime_ns
+    assert program.run(*arguments).code == 0 and weights.stat().st_mtime_ns == written  # the stage was skipped
+    weights.unlink()
+    assert program.run(*arguments).code == 0 and weights.is_file()  # and is made anew where a file is missing
+    path.with_name("net.data").unlink()
+    assert "net.data: there is no such file" in program.run(*arguments, folder="other").paragraph
+
+
+@pytest.mark.parametrize("value,wanted", [("-1", "legal is 0 and above"), ("all", "legal is a whole number")])
+def test_resident_mb_is_checked(program: Program, value: str, wanted: str) -> None:
+    paragraph = program.run(f"model.resident_mb={value}").paragraph
+    assert "model.resident_mb" in paragraph and wanted in paragraph
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="memory by kind is measured through Linux's /proc")
+def test_a_model_of_3_gib_takes_the_memory_of_one_layer(tmp_path: Path) -> None:
+    """Calibrate, search, realize and evaluate; bounded is anonymous memory, which only swap could take back.
+
+    Pages of mapped files count as resident, too, but the operating system drops them when it needs room.
+    """
+    if (free := shutil.disk_usage(tmp_path).free) < DISK:
+        pytest.skip(f"{tmp_path} has {free >> 20} MiB free, the test writes files of {DISK >> 20} MiB")
+    try:
+        model = huge_model(tmp_path)
+        assert (tmp_path / "huge.data").stat().st_size == MODEL_BYTES > 2 << 30
+        folder = tmp_path / "run"
+        arguments = [
+            NO_TRACKING, f"model.path={model}", "dataset=npz", features(tmp_path / "x.npy", 24, WIDTH),
+            "threshold=max_range", "threshold.weights.method=max_range", f"hydra.run.dir={folder}",
+        ]  # fmt: skip
+        code, peak, text = watched([sys.executable, str(RUN), *arguments], tmp_path)
+        assert code == 0, text
+        assert peak["RssAnon"] < MOST_ANONYMOUS, peak
+        assert peak["RssFile"] > MODEL_BYTES, peak  # the weights were used, where they lie
+        report = read(folder / "evaluate" / "report.json")
+        assert report["agreement"]["differing"] == 0 and report["agreement"]["elements"] > 12 * WIDTH * LAYERS
+        assert report["model"]["integer_nodes"] == 2 * LAYERS and report["model"]["float_nodes"] == 0
+        assert report["metrics"]["realized"]["sqnr_db"] > 20
+        (weights,) = (folder / "realize").glob("*.data")
+        assert weights.stat().st_size == MODEL_BYTES // 4
+        assert not list(tmp_path.glob("quantpipe-*"))  # nothing is left of the temporary files
+    finally:
+        shutil.rmtree(tmp_path, ignore_errors=True)  # pytest would keep it for three sessions
+
+
+def huge_model(folder: Path) -> Path:
+    """`LAYERS` dense layers with Relu, random weights, written one layer at a time."""
+    rng = np.random.default_rng(0)
+    nodes, tensors, x = [], [], "x"
+    with (folder / "huge.data").open("wb") as file:
+        for number in range(LAYERS):
+            weight = rng.random((WIDTH, WIDTH), dtype=np.float32)
+            weight -= np.float32(0.5)
+            weight *= np.float32(np.sqrt(24 / WIDTH))  # variance 2 / WIDTH: Relu keeps the scale of its input
+            tensor = TensorProto(name=f"w{number}", data_type=TensorProto.FLOAT, dims=weight.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", "huge.data"), ("offset", file.tell()), ("length", weight.nbytes)):
+                tensor.external_data.add(key=key, value=str(value))
+            tensors.append(tensor)
+            file.write(weight.data)
+            nodes.append(helper.make_node("MatMul", [x, f"w{number}"], [f"sum{number}"], name=f"dense{number}"))
+            nodes.append(helper.make_node("Relu", [f"sum{number}"], [f"relu{number}"], name=f"relu{number}"))
+            x = f"relu{number}"
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in ("x", x)]
+    graph = helper.make_graph(nodes, "huge", ports[:1], ports[1:], tensors)
+    path = folder / "huge.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    onnx.checker.check_model(str(path))
+    return path
+
+
+def watched(command: list[str], folder: Path) -> tuple[int, Counter[str], str]:
+    """(exit code, the highest RssAnon and RssFile seen in bytes, what it wrote), looked at every 5 ms."""
+    peak: Counter[str] = Counter()
+    with (folder / "output").open("w") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment({"TMPDIR": str(folder)}), stdout=output, stderr=output
+        )
+        status = Path(f"/proc/{process.pid}/status")
+        while process.poll() is None:
+            for line in status.read_text().splitlines() if status.is_file() else ():
+                key, _, value = line.partition(":")
+                if key in ("RssAnon", "RssFile"):
+                    peak[key] = max(peak[key], int(value.split()[0]) << 10)
+            time.sleep(0.005)
+    return process.returncode, peak, (folder / "output").read_text()
