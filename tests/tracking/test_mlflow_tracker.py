@@ -147,6 +147,23 @@ def test_log_model_can_be_switched_off(launch: Path, tmp_path: Path) -> None:
     assert not client(launch).get_run(tracker.run_id).outputs.model_outputs
 
 
+def test_a_model_with_a_data_file_is_left_to_the_artifacts(
+    launch: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model(tmp_path / "small.onnx")
+    path = tmp_path / "run" / "realize" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    onnx.save(onnx.load(tmp_path / "small.onnx"), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    with started(launch) as tracker, caplog.at_level(logging.WARNING):
+        tracker.log_artifacts(tmp_path / "run")
+        tracker.log_model(path)
+    (record,) = [r.getMessage() for r in caplog.records if "data file" in r.getMessage()]
+    assert str(path) in record and "under realize" in record
+    assert not client(launch).get_run(tracker.run_id).outputs.model_outputs
+    kept = client(launch).list_artifacts(tracker.run_id, "realize")
+    assert {Path(entry.path).name for entry in kept} == {"model.onnx", "m.data"}
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(RuntimeError(), "FAILED"), (KeyboardInterrupt(), "KILLED"), (Interrupted("x"), "KILLED")]
 )
