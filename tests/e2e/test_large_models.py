@@ -36,6 +36,7 @@ def features(path: Path, count: int, width: int) -> str:
 
 
 def test_a_run_with_the_weights_left_in_their_file(program: Program) -> None:
+    program.env["TMPDIR"] = str(program.cwd)  # forked runs end without clean-up
     path = saved(dense_net(), program.cwd / "model")
     data = features(program.cwd / "x.npy", 64, 64)
     arguments = (f"model.path={path}", "model.resident_mb=0", "dataset=npz", data, "threshold.weights.method=max_range")
