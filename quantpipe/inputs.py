@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quantpipe.data.splits import ROLES, Splits
+from quantpipe.data.carry import carry
+from quantpipe.data.divide import ROLES
+from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import DataError
+from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.settings import Settings
-from quantpipe.types import Samples
+from quantpipe.types import Samples, TensorInfo
 
 CHECK_SAMPLES = 4
 
@@ -25,6 +29,10 @@ class Inputs:
     search: Samples
     evaluate: Samples
 
+    def data_record(self) -> dict[str, Any]:
+        """Which samples serve which split: source, count, digest, indices, what was left out (docs/artifacts.md)."""
+        return {role: record_of(getattr(self, role)) for role in ROLES}
+
 
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
@@ -34,17 +42,63 @@ def load(settings: Settings) -> Inputs:
         outputs = raw.outputs[0].shape
         classes = outputs[-1] if len(outputs) == 2 else None
         splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
-        size = raw.inputs[0].shape[0] if raw.inputs and raw.inputs[0].shape else None
+        states = set(splits.state.values())
+        size = fixed_batch([i for i in raw.inputs if i.name not in states])
+        if splits.state:
+            if size not in (None, 1):
+                raise DataError(
+                    f"the model takes batches of exactly {size} samples, and dataset.state goes from sample to sample; "
+                    "give a model whose batch axis is free or 1",
+                    stage="data",
+                )
+            splits = carry(splits, raw.inputs, Session(raw.model, where=raw.source).run)
         splits = _whole_batches(splits, size or 1)
         made.append(splits)
         first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
         if first is None:
             raise DataError("there are no calibration samples", stage="data")
+        if size is not None and len(first) < size:
+            raise DataError(
+                f"the model takes batches of exactly {size} samples, and samples of unequal shapes do not share one; "
+                "give samples of one shape, or a model whose batch axis is free or 1",
+                stage="data",
+            )
         return first.inputs
 
     graph = load_graph(settings.model, example, settings.resident_mb)
     splits = made[0]
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
+
+
+def fixed_batch(inputs: Sequence[TensorInfo]) -> int | None:
+    """The batch size that a model with these inputs insists on; None where it is free."""
+    sizes = {i.name: i.shape[0] for i in inputs if i.shape and i.shape[0] is not None}
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
+        raise DataError(
+            f"the first axes of the model's inputs differ ({text}), and samples are stacked on the first axis",
+            stage="data",
+        )
+    return next(iter(sizes.values()), None)
+
+
+def record_of(samples: Samples) -> dict[str, Any]:
+    """What is known of a split's samples, whatever class they are of."""
+    if isinstance(samples, First):
+        known = record_of(samples.samples)
+        cut = {"indices": _head(known["indices"], len(samples))} if "indices" in known else {}
+        return {**known, "samples": len(samples), "digest": samples.digest, **cut}
+    return {"samples": len(samples), "digest": samples.digest, **getattr(samples, "record", {})}
+
+
+def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The first `count` indices of some ranges `[first, last]`."""
+    found = []
+    for first, last in ranges:
+        if count > 0:
+            found.append([first, min(last, first + count - 1)])
+        count -= last - first + 1
+    return found
 
 
 def _whole_batches(splits: Splits, size: int) -> Splits:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.divide import DEFAULT_SHARE, Part, set_aside
 from quantpipe.data.memory import MemorySource
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.splits import DEFAULT_SHARE, Part, Splits, build, set_aside
+from quantpipe.data.splits import Splits, build
 from quantpipe.types import TensorInfo
 
 TRAIN_SHARE = 0.55

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import SourceLayout
-from quantpipe.data.source import Hasher
+from quantpipe.data.source import SINGLE, Hasher, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +21,12 @@ class MemorySource:
     images: NDArray[Any]
     labels: NDArray[np.int64] | None
     layout: SourceLayout
+    sequences: NDArray[np.int64] | None = None
+    cheap: bool = True
+
+    @property
+    def fields(self) -> Mapping[str, SourceLayout]:
+        return {SINGLE: self.layout}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -27,8 +34,8 @@ class MemorySource:
     def name(self, index: int) -> str:
         return f"sample {index} of {self.where}"
 
-    def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        return self.images[indices]
+    def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        return {SINGLE: self.images[indices]}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         chosen = self.images[indices]

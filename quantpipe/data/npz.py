@@ -1,6 +1,7 @@
 """Samples from arrays: a .npz file with images and labels, or a plain .npy file without labels.
 
-Takes images of any kind (uint8 pictures, float features, flat vectors); `source_layout` says what the axes mean.
+Takes images of any kind (uint8 pictures, float features, flat vectors); `source_layout` says what the axes mean. A
+model with several inputs takes one array for each.
 """
 
 from __future__ import annotations
@@ -15,24 +16,41 @@ from numpy.typing import NDArray
 
 from quantpipe.data.arrays import ArrayFile, member_names
 from quantpipe.data.labels import as_labels
+from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout, one_of
-from quantpipe.data.source import Hasher
-from quantpipe.data.splits import ROLES, Splits, build, divide, source_paths
+from quantpipe.data.source import SINGLE, Hasher, Rows
+from quantpipe.data.splits import Splits
+from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import TensorInfo
 
-DEFAULT_KEYS: Mapping[str, Any] = {"images": "images", "labels": "labels"}
+DEFAULT_KEYS: Mapping[str, Any] = {"images": "images", "labels": "labels", "inputs": None, "sequence": None}
 HASH_ROWS = 256  # rows in memory at once while hashing
 
 
 class ArraySource:
-    """The rows of a stored array. A missing array of labels is legal only under its default name."""
+    """The rows of stored arrays, one per field. A missing array of labels is legal only under its default name.
 
-    def __init__(self, path: Path, keys: Mapping[str, Any], layout: SourceLayout) -> None:
+    `arrays` maps fields to names in the file.
+    """
+
+    cheap = True
+
+    def __init__(
+        self, path: Path, arrays: Mapping[str, str | None], keys: Mapping[str, Any], layout: SourceLayout
+    ) -> None:
         names = member_names(path)
-        self._images = ArrayFile(path, None if names is None else str(keys["images"]))
+        self._arrays = {name: ArrayFile(path, key) for name, key in arrays.items()}
         self.where = str(path)
-        self.layout = layout.resolve(self._images.shape, self._images.dtype)
+        self.fields = {name: _layout(file, layout, name) for name, file in self._arrays.items()}
+        self._refuse_unequal()
         self.labels = self._read_labels(path, names, keys["labels"])
+        self.sequences = self._read_sequences(path, keys["sequence"])
+
+    def _refuse_unequal(self) -> None:
+        counts = {file.where: file.shape[0] for file in self._arrays.values()}
+        if len(set(counts.values())) > 1:
+            text = ", ".join(f"{where} has {count}" for where, count in counts.items())
+            raise DataError(f"the inputs' arrays must have one row per sample each; {text} rows.", stage="data")
 
     def _read_labels(self, path: Path, names: tuple[str, ...] | None, key: Any) -> NDArray[np.int64] | None:
         if names is None or key is None or (key == DEFAULT_KEYS["labels"] and key not in names):
@@ -40,31 +58,47 @@ class ArraySource:
         file = ArrayFile(path, str(key))
         return as_labels(file.rows(np.arange(file.shape[0])), len(self), file.where)
 
+    def _read_sequences(self, path: Path, key: Any) -> NDArray[np.int64] | None:
+        """Numbers of sequences from an array of integers, one per row."""
+        if key is None:
+            return None
+        file = ArrayFile(path, str(key))
+        if file.shape != (len(self),) or file.dtype.kind not in "iu":
+            raise DataError(
+                f"is {file.dtype} {list(file.shape)}; dataset.keys.sequence takes an integer for each sample, "
+                f"[{len(self)}].",
+                stage="data",
+                where=file.where,
+            )
+        return file.rows(np.arange(len(self))).astype(np.int64)
+
     def __len__(self) -> int:
-        return self._images.shape[0]
+        return next(iter(self._arrays.values())).shape[0]
 
     def name(self, index: int) -> str:
-        return f"sample {index} of {self._images.where}"
+        return f"sample {index} of {next(iter(self._arrays.values())).where if SINGLE in self._arrays else self.where}"
 
-    def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        return self._images.rows(indices)
+    def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        return {name: file.rows(indices) for name, file in self._arrays.items()}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        hasher.update(f"{self._images.dtype.str}{self._images.shape[1:]}".encode())
-        for start in range(0, len(indices), HASH_ROWS):
-            hasher.update(self._images.rows(indices[start : start + HASH_ROWS]).tobytes())
+        for name, file in sorted(self._arrays.items()):
+            hasher.update(f"{name}{file.dtype.str}{file.shape[1:]}".encode())
+            for start in range(0, len(indices), HASH_ROWS):
+                hasher.update(file.rows(indices[start : start + HASH_ROWS]).tobytes())
+
+
+def _layout(file: ArrayFile, layout: SourceLayout, name: str) -> SourceLayout:
+    """Of several arrays, those that cannot be images are taken as they are."""
+    if name != SINGLE and layout is not SourceLayout.AUTO and len(file.shape) != (3 if layout == "NHW" else 4):
+        return SourceLayout.AS_IS
+    return layout.resolve(file.shape, file.dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class NpzDataset:
+class NpzDataset(FileOptions):
     """See conf/dataset/npz.yaml for the keys; those left out have the defaults given there."""
 
-    path: str | None = None
-    calibrate: Mapping[str, Any] = field(default_factory=dict)
-    search: Mapping[str, Any] = field(default_factory=dict)
-    evaluate: Mapping[str, Any] = field(default_factory=dict)
-    split: Mapping[str, Any] = field(default_factory=dict)
-    samples: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Any] = field(default_factory=dict)
     source_layout: str = SourceLayout.AUTO
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +107,33 @@ class NpzDataset:
         """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
         preprocess = Preprocess.of(self.preprocess)
         layout = one_of(SourceLayout, self.source_layout, "dataset.source_layout")
-        paths = source_paths(self.path, dict(zip(ROLES, (self.calibrate, self.search, self.evaluate), strict=True)))
-        sources = {role: ArraySource(path, {**DEFAULT_KEYS, **self.keys}, layout) for role, path in paths.items()}
-        parts = divide(sources, self.split, self.search, seed)
-        return build(parts, self.samples, preprocess, inputs, outputs_classes)
+        keys = {**DEFAULT_KEYS, **self.keys}
+        needed = [i.name for i in self.data_inputs(inputs)]
+        every = [i.name for i in inputs]
+        sources = {
+            role: ArraySource(path, _arrays(path, needed, every, keys), keys, layout)
+            for role, path in self.paths().items()
+        }
+        return self.assemble(sources, preprocess, inputs, outputs_classes, seed)
+
+
+def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mapping[str, Any]) -> dict[str, str | None]:
+    """Field -> array: by `keys.inputs`; for a single input `keys.images`, if it is there; else by the input's name.
+
+    First values of inputs that carry state (in `every`, not in `needed`) are taken where there are some.
+    """
+    names = member_names(path)
+    given = keys["inputs"] or {}
+    for name in given:
+        if name not in every:
+            raise ConfigError(
+                f"is no input of the model{nearest(str(name), every)}; its inputs are {', '.join(every)}.",
+                where=f"dataset.keys.inputs.{name}",
+            )
+    if names is None:
+        return {SINGLE: None}
+    found = {name: str(given.get(name, name)) for name in every if name in given or name in names}
+    if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
+        state = {name: array for name, array in found.items() if name != needed[0]}
+        return {needed[0] if state else SINGLE: str(keys["images"]), **state}
+    return dict(found) or {name: name for name in names if name not in (keys["labels"], keys["sequence"])}

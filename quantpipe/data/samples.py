@@ -1,34 +1,53 @@
-"""One split as the rest of the program sees it: a source's samples, read lazily, fitted to the model's input port."""
+"""One split as the rest of the program sees it: a source's samples, read lazily, fitted to the model's inputs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
-from quantpipe.data.source import Source
+from quantpipe.data.fit import Feed, cast, check_shape, shapes_of
+from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
-from quantpipe.types import Batch, TensorInfo
+from quantpipe.types import Batch
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A sample that was left out (`dataset.on_error=skip`), and why."""
+
+    index: int
+    name: str
+    reason: str
 
 
 class SourceSamples:
-    """The samples of `source` at sorted `indices`, preprocessed for the input `port`. Implements `types.Samples`.
+    """The samples of `source` at `indices`, in that order, made into the model's inputs. Implements `types.Samples`.
 
     Nothing is kept between batches. `Batch.indices` are positions in the source, so that a sample can be named.
+    `sequences` `[len(source)]` tells which samples follow one another in time (None: none does).
     """
 
-    def __init__(self, source: Source, indices: NDArray[np.int64], preprocess: Preprocess, port: TensorInfo) -> None:
-        self._source, self._preprocess, self._port = source, preprocess, port
+    def __init__(
+        self,
+        source: Source,
+        indices: NDArray[np.int64],
+        feeds: Sequence[Feed],
+        sequences: NDArray[np.int64] | None = None,
+        skipped: Sequence[Skipped] = (),
+    ) -> None:
+        self._source, self._feeds = source, tuple(feeds)
         self._indices = np.asarray(indices, dtype=np.int64)
+        self._sequences, self.skipped = sequences, tuple(skipped)
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """Positions in the source, ascending."""
+        """Positions in the source."""
         return self._indices
 
     @property
@@ -39,6 +58,14 @@ class SourceSamples:
     def labelled(self) -> bool:
         return self._source.labels is not None
 
+    @property
+    def starts(self) -> NDArray[np.bool_]:
+        """Whether each sample begins a new sequence, `[len(self)]`."""
+        if self._sequences is None:
+            return np.ones(len(self), dtype=np.bool_)
+        chosen = self._sequences[self._indices]
+        return np.concatenate([np.ones(min(len(chosen), 1), np.bool_), chosen[1:] != chosen[:-1]])
+
     def __len__(self) -> int:
         return len(self._indices)
 
@@ -46,126 +73,70 @@ class SourceSamples:
         """See `types.Samples`. DataError names the sample that is broken, not finite, or does not fit the input."""
         if size < 1:
             raise ConfigError(f"a batch of {size} samples; legal is 1 and above.", stage="data")
+        labels = self._source.labels
         for start in range(0, len(self._indices), size):
             chosen = self._indices[start : start + size]
-            labels = self._source.labels
-            yield Batch(
-                {self._port.name: self.values(chosen)}, None if labels is None else labels[chosen].copy(), chosen.copy()
-            )
+            raw = self._source.read(chosen)
+            for begin, end in _runs(raw, self._feeds, len(chosen)):
+                some = chosen[begin:end]
+                rows = {field: values[begin:end] for field, values in raw.items()}
+                yield Batch(self._fitted(rows, some), None if labels is None else labels[some].copy(), some.copy())
 
-    def values(self, chosen: NDArray[np.int64]) -> NDArray[Any]:
-        """Model input `[len(chosen), …]` of the samples at these positions of the source."""
-        raw = self._source.read(chosen)
+    def values(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Model inputs `[len(chosen), …]` of samples of one shape at these positions of the source."""
+        return self._fitted(self._source.read(chosen), chosen)
+
+    def _fitted(self, raw: Mapping[str, Rows], chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         names = [self._source.name(int(i)) for i in chosen]
-        if self._preprocess.size is None:
-            _check_equal_shapes(raw, names)
-        try:
-            values = self._preprocess.apply(raw, self._source.layout)
-        except DataError as error:
-            raise DataError(str(error), stage="data", where=self._source.where) from error
-        self._check_shape(values, names[0])
-        return _cast(values, self._port, names)
+        found = {}
+        for feed in self._feeds:
+            try:
+                values = feed.preprocess.apply(raw[feed.field], feed.layout)
+            except DataError as error:
+                raise DataError(str(error), stage="data", where=self._source.where) from error
+            check_shape(values, feed, names[0])
+            found[feed.port.name] = cast(values, feed.port, names)
+        return found
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:…` over the content and labels of the chosen samples, the preprocessing and the input's dtype."""
+        """`sha256:…` over the content, order and labels of the samples, the preprocessing and the inputs' dtypes."""
         hasher = hashlib.sha256()
-        header = (self._preprocess, self._source.layout.value, self._port.name, self._port.dtype, len(self))
-        hasher.update(repr(header).encode())
+        feeds = [(f.port.name, f.port.dtype, f.layout.value, f.preprocess) for f in self._feeds]
+        hasher.update(repr((len(self), feeds)).encode())
         labels = self._source.labels
         hasher.update(b"unlabelled" if labels is None else labels[self._indices].tobytes())
+        if self._sequences is not None:
+            hasher.update(self.starts.tobytes())
         self._source.hash_into(hasher, self._indices)
         return f"sha256:{hasher.hexdigest()}"
 
-    def _check_shape(self, values: NDArray[Any], name: str) -> None:
-        """Every axis but the first must be the model's, or free there."""
-        wanted, found = self._port.shape[1:], values.shape[1:]
-        if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
-            return
-        raise DataError(
-            f"model input {self._port.name!r} takes {_shape(self._port.shape)} {self._port.dtype}, but a sample is "
-            f"{_shape((None, *found))} after preprocessing (source layout {self._source.layout}, model layout "
-            f"{self._preprocess.layout}). {self._remedy(wanted, found)}",
-            stage="data",
-            where=name,
-        )
-
-    def _remedy(self, wanted: tuple[int | None, ...], found: tuple[int, ...]) -> str:
-        """The configuration key that would mend a wrong shape, as far as it can be told."""
-        layout, as_is = self._preprocess.layout, self._source.layout is SourceLayout.AS_IS
-
-        def fits(shape: tuple[int, ...]) -> bool:
-            return all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
-
-        if len(wanted) == len(found) == 3:
-            if fits((found[2], found[0], found[1])):
-                first = "dataset.source_layout=NHWC and " if as_is else ""
-                return f"Set {first}dataset.preprocess.layout=NCHW."
-            if fits((found[1], found[2], found[0])):
-                first = "dataset.source_layout=NCHW and " if as_is else ""
-                return f"Set {first}dataset.preprocess.layout=NHWC."
-            channel = 0 if layout is Layout.NCHW else 2
-            height, width = wanted[1:] if layout is Layout.NCHW else wanted[:2]
-            if not as_is and wanted[channel] in (None, found[channel]) and height and width:
-                return f"Set dataset.preprocess.size=[{height},{width}]."
-        if len(wanted) == 3 and len(found) == 2:
-            return "Set dataset.source_layout=NHW if these are grey images without a channel axis."
-        return "Give data of that shape, or mend dataset.source_layout or dataset.preprocess.layout and .size."
+    @property
+    def record(self) -> dict[str, Any]:
+        """Which samples these are, as plain data: docs/artifacts.md."""
+        return {
+            "source": self._source.where,
+            "indices": ranges(self._indices),
+            "skipped": [{"index": s.index, "name": s.name, "reason": s.reason} for s in self.skipped],
+        }
 
 
-def _check_equal_shapes(raw: Sequence[NDArray[Any]] | NDArray[Any], names: list[str]) -> None:
-    """Samples of one batch must have one shape, or they cannot be stacked."""
-    for array, name in zip(raw, names, strict=True):
-        if array.shape != raw[0].shape:
-            raise DataError(
-                f"has shape {list(array.shape)} where {names[0]} has {list(raw[0].shape)}; samples must have one "
-                "shape. Set dataset.preprocess.size=[height,width].",
-                stage="data",
-                where=name,
-            )
-
-
-def _cast(values: NDArray[Any], port: TensorInfo, names: list[str]) -> NDArray[Any]:
-    """Values as the input's dtype. Fractions, too large integers, NaN and infinity are errors, never lost."""
-    try:
-        target = np.dtype(port.dtype)
-    except TypeError:
-        raise DataError(
-            f"model input {port.name!r} takes {port.dtype}, which NumPy has not; legal are float, integer and boolean "
-            "inputs.",
-            stage="data",
-        ) from None
-    legal = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}.get(target.kind, "")
-    if values.dtype.kind not in legal:
-        raise DataError(
-            f"model input {port.name!r} takes {port.dtype}, but samples are {values.dtype} after preprocessing, and "
-            "casting would lose their fractions. Set dataset.preprocess.scale=1, mean=0 and std=1, or store the data "
-            f"as {port.dtype}.",
-            stage="data",
-            where=names[0],
-        )
-    if target.kind in "iu" and values.dtype.kind in "iu":
-        limits = np.iinfo(target)
-        _refuse((values < limits.min) | (values > limits.max), values, f"does not fit {port.dtype}", port, names)
-    with np.errstate(over="ignore"):  # an overflow to infinity is reported below, by name
-        cast = values.astype(target, copy=False)
-    if target.kind == "f":
-        _refuse(~np.isfinite(cast), cast, "is not finite", port, names)
-    return cast
-
-
-def _refuse(wrong: NDArray[np.bool_], values: NDArray[Any], what: str, port: TensorInfo, names: list[str]) -> None:
-    """DataError that names the first sample in which `wrong` holds."""
-    if not wrong.any():
+def _runs(raw: Mapping[str, Rows], feeds: Sequence[Feed], count: int) -> Iterator[tuple[int, int]]:
+    """Borders of the longest runs of neighbours of equal shape: nothing is padded, and the order stays."""
+    if all(isinstance(raw[f.field], np.ndarray) for f in feeds):
+        yield 0, count
         return
-    row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
-    raise DataError(
-        f"holds {values[row][wrong[row]].flat[0]} for model input {port.name!r}, which {what} "
-        f"({int(wrong[row].sum())} of {wrong[row].size} elements). Remove or repair the sample.",
-        stage="data",
-        where=names[row],
-    )
+    shapes = [shapes_of(raw, feeds, number) for number in range(count)]
+    begin = 0
+    for end in range(1, count + 1):
+        if end == count or shapes[end] != shapes[begin]:
+            yield begin, end
+            begin = end
 
 
-def _shape(shape: Sequence[int | None]) -> str:
-    return "[" + ", ".join("N" if i == 0 else "?" if n is None else str(n) for i, n in enumerate(shape)) + "]"
+def ranges(indices: NDArray[np.int64]) -> list[list[int]]:
+    """Indices as `[first, last]` of each run that counts upwards by one, in order."""
+    if not len(indices):
+        return []
+    borders = np.flatnonzero(np.diff(indices) != 1) + 1
+    return [[int(part[0]), int(part[-1])] for part in np.split(indices, borders)]

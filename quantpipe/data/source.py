@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import SourceLayout
+
+SINGLE = ""
+"""The field of a source with one array per sample: it goes into the model's one input, whatever that is called."""
+
+Rows = Sequence[NDArray[Any]] | NDArray[Any]
+"""Some samples of one field: one array `[n, …]`, or a list where shapes may differ."""
 
 
 class Hasher(Protocol):
@@ -18,20 +24,28 @@ class Hasher(Protocol):
 
 
 class Source(Protocol):
-    """Raw samples in a stable order.
+    """Raw samples in a stable order; a sample is one array or several, the fields.
 
-    `where` names the file or folder in messages; `labels` is int64 `[len(self)]` or None; `layout` says how the axes
-    of a sample are meant.
+    `where` names the file or folder in messages. `fields` says how the axes of each field are meant: a field has the
+    name of the model input that it is for, or is `SINGLE`. `labels` is int64 `[len(self)]` or None. `sequences` int64
+    `[len(self)]` numbers what belongs together in time (the frames of one recording) and must not be torn apart; None
+    where every sample stands alone. `cheap`: reading everything costs next to nothing, so that it is checked at once.
     """
 
     @property
     def where(self) -> str: ...
 
     @property
-    def layout(self) -> SourceLayout: ...
+    def fields(self) -> Mapping[str, SourceLayout]: ...
 
     @property
     def labels(self) -> NDArray[np.int64] | None: ...
+
+    @property
+    def sequences(self) -> NDArray[np.int64] | None: ...
+
+    @property
+    def cheap(self) -> bool: ...
 
     def __len__(self) -> int: ...
 
@@ -39,10 +53,19 @@ class Source(Protocol):
         """How messages call one sample, file included."""
         ...
 
-    def read(self, indices: NDArray[np.int64]) -> Sequence[NDArray[Any]] | NDArray[Any]:
-        """The samples at sorted `indices`: one array `[n, …]`, or a list if shapes may differ. DataError if broken."""
+    def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """The samples at `indices`, field by field. DataError names a sample that cannot be read."""
         ...
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Feed the content of the samples at sorted `indices`, in bounded memory."""
+        """Feed the content of the samples at `indices`, in bounded memory."""
         ...
+
+
+def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> None:
+    """`Source.hash_into` for samples of any shape: name, dtype, shape and bytes of every array, sample by sample."""
+    for index in indices:
+        for field, rows in sorted(source.read(np.array([index], dtype=np.int64)).items()):
+            array = np.ascontiguousarray(rows[0])
+            hasher.update(f"{field}{array.dtype.str}{array.shape}".encode())
+            hasher.update(array.tobytes())

@@ -1,51 +1,102 @@
-"""From sources to three disjoint splits: which samples calibrate, which steer the search, which judge the result.
-
-Two ways to give sources: one, divided by seed; or one each for calibrate and evaluate, with the search samples from a
-third or set aside from calibrate by seed. `build` then fits each part to the model and checks what is cheap to check.
-"""
+"""From parts of sources to the three splits of a run, fitted to the model and checked as far as that is cheap."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.divide import ROLES, WHOLE, Part
+from quantpipe.data.fit import Feed, route
 from quantpipe.data.labels import check_labels
-from quantpipe.data.preprocess import Preprocess, number
-from quantpipe.data.samples import SourceSamples
+from quantpipe.data.preprocess import Preprocess
+from quantpipe.data.samples import Skipped, SourceSamples
 from quantpipe.data.source import Source
-from quantpipe.errors import ConfigError, DataError
+from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import Samples, TensorInfo
 
 log = logging.getLogger(__name__)
 
-ROLES = ("calibrate", "search", "evaluate")
-WHOLE = "whole"  # the key of the one source that is divided
-DEFAULT_SPLIT: Mapping[str, Any] = {"calibrate": 0.25, "search": 0.25, "evaluate": 0.5}
-DEFAULT_SHARE = 0.25
 DEFAULT_SAMPLES: Mapping[str, Any] = {"calibrate": 128, "search": 128, "evaluate": None}
+ON_ERROR = ("fail", "skip")
+RESETS = ("auto", "never")
+CHECK_ROWS = 256  # samples in memory at once while they are checked
+NAMED = 3  # samples that were left out which a warning names
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The three sample lists of a run; no sample stands in two of them."""
+    """The three sample lists of a run; no sample stands in two of them.
+
+    `state` maps outputs to the inputs that they are fed back to within a sequence; those inputs are not yet in the
+    batches (`data/carry.py` adds them).
+    """
 
     calibrate: Samples
     search: Samples
     evaluate: Samples
+    state: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some samples of a source; `indices` ascend."""
+@dataclass(frozen=True)
+class Handling:
+    """What all data sets do alike.
 
-    source: Source
-    indices: NDArray[np.int64]
+    `shuffle`: the order in which samples are taken, by the run's seed. `on_error`: `fail`, or `skip` samples that
+    cannot be used. `state`: output -> input, carried within a sequence. `state_reset`: where a sequence begins: `auto`
+    (as the source says), `never` (a source is one sequence), or every so many samples.
+    """
+
+    shuffle: bool = False
+    on_error: str = "fail"
+    state: Mapping[str, str] = field(default_factory=dict)
+    state_reset: str | int = "auto"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.shuffle, bool):
+            raise ConfigError(f"is {self.shuffle!r}; legal are true and false.", where="dataset.shuffle")
+        if self.on_error not in ON_ERROR:
+            raise ConfigError(f"is {self.on_error!r}; legal are {', '.join(ON_ERROR)}.", where="dataset.on_error")
+        reset = self.state_reset
+        if reset not in RESETS and (not isinstance(reset, int) or isinstance(reset, bool) or reset < 1):
+            raise ConfigError(
+                f"is {reset!r}; legal are auto (where the data begin a sequence), never, or a number of samples.",
+                where="dataset.state_reset",
+            )
+        if len(set(self.state.values())) != len(self.state):
+            raise ConfigError("feeds two outputs into one input; each input takes one.", where="dataset.state")
+
+    def check_state(self, inputs: Sequence[TensorInfo]) -> None:
+        """ConfigError where a state goes into an input that the model has not."""
+        names = [i.name for i in inputs]
+        for output, name in self.state.items():
+            if name not in names:
+                raise ConfigError(
+                    f"feeds {output!r} into {name!r}, which is no input of the model{nearest(name, names)}; its "
+                    f"inputs are {', '.join(names)}.",
+                    where="dataset.state",
+                )
+
+    def units(self, source: Source) -> NDArray[np.int64] | None:
+        """What must not be torn apart when samples are divided and shuffled; None: every sample stands alone."""
+        if not self.state:
+            return source.sequences
+        if isinstance(self.state_reset, int):
+            return np.arange(len(source), dtype=np.int64) // self.state_reset
+        if self.state_reset == "never":
+            return np.zeros(len(source), dtype=np.int64)
+        if source.sequences is None:
+            raise ConfigError(
+                f"is auto, but {source.where} does not say where a sequence begins; give the number of samples of a "
+                "sequence, or never for a source that is one sequence (docs/data.md).",
+                where="dataset.state_reset",
+            )
+        return source.sequences
 
 
 def source_paths(path: Any, roles: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
@@ -89,94 +140,85 @@ def _refuse_shared(paths: Mapping[str, Path]) -> None:
                 )
 
 
-def divide(
-    sources: Mapping[str, Source], fractions: Mapping[str, Any], search: Mapping[str, Any], seed: int
-) -> dict[str, Part]:
-    """Role -> part. `sources` has the keys of `source_paths`; `search["share"]` is what calibrate gives to search."""
-    for source in sources.values():
-        if len(source) == 0:
-            raise DataError("holds no samples.", stage="data", where=source.where)
-    rng = np.random.default_rng(seed)
-    if WHOLE in sources:
-        return _divide_one(sources[WHOLE], {**DEFAULT_SPLIT, **fractions}, rng)
-    parts = {role: Part(source, np.arange(len(source), dtype=np.int64)) for role, source in sources.items()}
-    if "search" not in parts:
-        parts["calibrate"], parts["search"] = set_aside(parts["calibrate"], search.get("share", DEFAULT_SHARE), rng)
-    return parts
-
-
-def _divide_one(source: Source, fractions: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Part]:
-    """Seeded permutation, cut at the fractions, each piece sorted."""
-    shares = [number(fractions[role], f"dataset.split.{role}") for role in ROLES]
-    if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
-        raise ConfigError(
-            f"fractions {', '.join(map(str, shares))} must each be above 0 and sum up to at most 1.",
-            where="dataset.split",
-        )
-    borders = [round(sum(shares[: i + 1]) * len(source)) for i in range(len(ROLES))]
-    pieces = np.split(rng.permutation(len(source)).astype(np.int64), borders)[: len(ROLES)]
-    for role, piece in zip(ROLES, pieces, strict=True):
-        if not len(piece):
-            raise DataError(
-                f"{len(source)} samples divided by {', '.join(map(str, shares))} leave none to {role}; give more "
-                "samples, or change dataset.split.",
-                stage="data",
-                where=source.where,
-            )
-    return {role: Part(source, np.sort(piece)) for role, piece in zip(ROLES, pieces, strict=True)}
-
-
-def set_aside(part: Part, share: Any, rng: np.random.Generator) -> tuple[Part, Part]:
-    """(what stays, what is set aside): a seeded `share` of `part`, at least one sample, leaving at least one."""
-    fraction = number(share, "dataset.search.share")
-    if not 0 < fraction < 1:
-        raise ConfigError(f"{fraction} must lie between 0 and 1, both excluded.", where="dataset.search.share")
-    total = len(part.indices)
-    if total < 2:
-        raise DataError(
-            "a single sample cannot serve both calibrate and search; give more, or set dataset.search.path.",
-            stage="data",
-            where=part.source.where,
-        )
-    count = min(max(round(fraction * total), 1), total - 1)
-    order = part.indices[rng.permutation(total)]
-    return Part(part.source, np.sort(order[count:])), Part(part.source, np.sort(order[:count]))
-
-
 def build(
     parts: Mapping[str, Part],
     limits: Mapping[str, Any],
     preprocess: Preprocess,
     inputs: Sequence[TensorInfo],
     classes: int | None,
+    handling: Handling | None = None,
+    seed: int = 0,
 ) -> Splits:
-    """The splits, cut to the first `limits[role]` samples, after checking labels and one sample of each split."""
-    port = model_port(inputs)
+    """The splits, cut to the first `limits[role]` samples, after checking labels and what samples are cheap to read."""
+    handling = handling or Handling()
+    handling.check_state(inputs)
     for source in {id(part.source): part.source for part in parts.values()}.values():
         if source.labels is not None:
             check_labels(source.labels, classes, source.where)
-    samples = {role: _samples(role, parts[role], {**DEFAULT_SAMPLES, **limits}, preprocess, port) for role in ROLES}
-    return Splits(**samples)
+    samples = {}
+    for number, role in enumerate(ROLES):
+        part = parts[role]
+        feeds = route(inputs, part.source, preprocess, list(handling.state.values()))
+        if handling.shuffle:
+            part = part.shuffled(np.random.default_rng([seed, number]))
+        limit = _limit(role, {**DEFAULT_SAMPLES, **limits}[role])
+        samples[role] = _samples(role, part, limit, feeds, handling)
+    return Splits(**samples, state=dict(handling.state))
 
 
-def _samples(
-    role: str, part: Part, limits: Mapping[str, Any], preprocess: Preprocess, port: TensorInfo
-) -> SourceSamples:
-    limit = limits[role]
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"{limit!r} must be null (all) or a whole number above 0.", where=f"dataset.samples.{role}")
-    indices = part.indices[:limit]
-    log.info("%s: %d of %d samples of %s", role, len(indices), len(part.indices), part.source.where)
-    samples = SourceSamples(part.source, indices, preprocess, port)
-    samples.values(indices[:1])  # shape and dtype: the same for all samples, or reported when they stream
+def _limit(role: str, limit: Any) -> int | None:
+    if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1):
+        return limit
+    raise ConfigError(f"{limit!r} must be null (all) or a whole number above 0.", where=f"dataset.samples.{role}")
+
+
+def _samples(role: str, part: Part, limit: int | None, feeds: Sequence[Feed], handling: Handling) -> SourceSamples:
+    units = part.units if handling.state else None
+    samples = SourceSamples(part.source, part.indices[:limit], feeds, units)
+    if handling.on_error == "skip":
+        kept, skipped = _usable(SourceSamples(part.source, part.indices, feeds), limit)
+        samples = SourceSamples(part.source, kept, feeds, units, skipped)
+        _warn(role, samples, skipped)
+    elif part.source.cheap:
+        for _ in samples.batches(CHECK_ROWS):
+            pass
+    else:
+        samples.values(samples.indices[:1])
+    log.info("%s: %d of %d samples of %s", role, len(samples), len(part.indices), part.source.where)
     return samples
 
 
-def model_port(inputs: Sequence[TensorInfo]) -> TensorInfo:
-    """The one input that samples go into."""
-    if len(inputs) != 1:
-        names = ", ".join(repr(i.name) for i in inputs) or "none"
-        raise DataError(f"the model has {len(inputs)} inputs ({names}); this data set feeds exactly one.", stage="data")
-    if not inputs[0].shape:
-        raise DataError(f"model input {inputs[0].name!r} is a scalar; samples need a batch axis.", stage="data")
-    return inputs[0]
+def _usable(samples: SourceSamples, limit: int | None) -> tuple[NDArray[np.int64], list[Skipped]]:
+    """The first `limit` samples that can be read and fitted, and those that were met on the way and cannot.
+
+    All are read here once, before anything depends on which they are.
+    """
+    kept: list[int] = []
+    skipped: list[Skipped] = []
+    first: DataError | None = None
+    for index in samples.indices:
+        if len(kept) == limit:
+            break
+        try:
+            samples.values(np.array([index], dtype=np.int64))
+        except DataError as error:
+            first = first or error
+            skipped.append(Skipped(int(index), samples.source.name(int(index)), str(error)))
+        else:
+            kept.append(int(index))
+    if not kept and first is not None:
+        raise DataError(f"none of {len(skipped)} samples can be used; the first: {first}", stage="data")
+    return np.array(kept, dtype=np.int64), skipped
+
+
+def _warn(role: str, samples: SourceSamples, skipped: Sequence[Skipped]) -> None:
+    if skipped:
+        names = ", ".join(s.name for s in skipped[:NAMED]) + (", …" if len(skipped) > NAMED else "")
+        log.warning(
+            "%s: %d of %d samples cannot be used and are left out (dataset.on_error=skip): %s; the first because %s",
+            role,
+            len(skipped),
+            len(skipped) + len(samples),
+            names,
+            skipped[0].reason,
+        )

@@ -1,0 +1,147 @@
+"""State that a streaming model carries from sample to sample: its outputs fed back to its inputs within a sequence.
+
+The states that go with each sample are those of the float model, computed once for a split and kept on disk. So every
+stage sees complete and equal inputs: calibration gets real states, candidates of a search are compared sample by
+sample, and the simulated and the realized model are fed alike. What a model does with states of its own is another
+question, which `free_run` answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.fit import shape_text
+from quantpipe.data.samples import SourceSamples
+from quantpipe.data.splits import Splits
+from quantpipe.data.spool import SampleSpool
+from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.types import Batch, TensorInfo
+
+Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
+"""A model: feeds to outputs, by name."""
+
+
+class Carried:
+    """The samples of a split with the state inputs filled in. Implements `types.Samples`.
+
+    `state` maps outputs to inputs. A sequence begins with zeros, or with what the data hold under the input's name.
+    Where states cannot be stacked on axis 0 (their batch axis stands elsewhere, or is fixed), batches have one sample.
+    """
+
+    def __init__(
+        self, samples: SourceSamples, state: Mapping[str, str], inputs: Sequence[TensorInfo], run: Run
+    ) -> None:
+        self._samples, self._state, self._run = samples, dict(state), run
+        self._ports = {i.name: i for i in inputs if i.name in self._state.values()}
+        self._stackable = all(i.shape and i.shape[0] is None for i in inputs)
+        self._states: SampleSpool | None = None
+
+    @property
+    def digest(self) -> str:
+        """That of the samples; the states follow from them and from the model, which every artifact names as well."""
+        return f"{self._samples.digest}+{','.join(f'{o}>{i}' for o, i in self._state.items())}"
+
+    @property
+    def labelled(self) -> bool:
+        return self._samples.labelled
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """See `SourceSamples.record`."""
+        return {**self._samples.record, "state": self._state, "sequences": int(self._samples.starts.sum())}
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        """See `types.Samples`. The first call runs the float model over the split."""
+        states = self._states
+        if states is None:
+            states = self._states = self._follow()
+        done = 0
+        for batch in self._samples.batches(size if self._stackable else 1):
+            known = [states.read(done + i) for i in range(len(batch))]
+            carried = {name: np.concatenate([s[name] for s in known]) for name in self._ports}
+            yield Batch({**batch.inputs, **carried}, batch.labels, batch.indices)
+            done += len(batch)
+
+    def free_run(self, run: Run) -> Iterator[Mapping[str, NDArray[Any]]]:
+        """The outputs of another model (of the same inputs and outputs) that carries its own states, sample by
+        sample."""
+        for _, outputs in self._steps(run):
+            yield outputs
+
+    def _follow(self) -> SampleSpool:
+        """The states that go into each sample."""
+        spool = SampleSpool()
+        for states, _ in self._steps(self._run):
+            spool.append(states)
+        return spool
+
+    def _steps(self, run: Run) -> Iterator[tuple[dict[str, NDArray[Any]], Mapping[str, NDArray[Any]]]]:
+        """Sample by sample: the states that go in, and all outputs."""
+        starts = self._samples.starts
+        state: dict[str, NDArray[Any]] = {}
+        for number, batch in enumerate(self._samples.batches(1)):
+            if starts[number]:
+                state = {name: self._first(port, batch) for name, port in self._ports.items()}
+            outputs = run({**batch.inputs, **state})
+            yield state, outputs
+            state = {name: self._next(outputs, output, number) for output, name in self._state.items()}
+
+    def _first(self, port: TensorInfo, batch: Batch) -> NDArray[Any]:
+        given = batch.inputs.get(port.name)
+        if given is not None:
+            return given
+        free = [axis for axis, n in enumerate(port.shape) if n is None]
+        if len(free) > 1 or not port.shape:
+            raise DataError(
+                f"model input {port.name!r} takes {shape_text(port.shape)}, so the state that a sequence begins with "
+                "has no known shape; give first values in the data, under the name of the input.",
+                stage="data",
+            )
+        return np.zeros([1 if n is None else n for n in port.shape], dtype=port.dtype)  # the free one is the batch
+
+    def _next(self, outputs: Mapping[str, NDArray[Any]], output: str, number: int) -> NDArray[Any]:
+        if output not in outputs:
+            raise ConfigError(
+                f"carries {output!r}, which is no output of the model{nearest(output, outputs)}; its outputs are "
+                f"{', '.join(outputs)}.",
+                where="dataset.state",
+            )
+        port, value = self._ports[self._state[output]], outputs[output]
+        fits = len(port.shape) == value.ndim and all(
+            w in (None, n) for w, n in zip(port.shape, value.shape, strict=True)
+        )
+        if not fits or value.dtype.name != port.dtype:
+            raise ConfigError(
+                f"feeds {output!r} ({shape_text(value.shape)} {value.dtype.name}) into {port.name!r}, which takes "
+                f"{shape_text(port.shape)} {port.dtype}.",
+                where="dataset.state",
+            )
+        if value.dtype.kind == "f" and not np.all(np.isfinite(value)):
+            raise DataError(
+                f"the state {output!r} of the float model is not finite behind sample {number} of the split.",
+                stage="data",
+            )
+        return value
+
+
+def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:
+    """The splits with states filled in, where the data set asks for it. `inputs` are all of the model's."""
+    if not splits.state:
+        return splits
+    found: dict[str, Any] = {}
+    for role in ("calibrate", "search", "evaluate"):
+        samples = getattr(splits, role)
+        if not isinstance(samples, SourceSamples):
+            raise ConfigError(
+                f"is not supported by this data set, whose samples are {type(samples).__name__}.",
+                where="dataset.state",
+            )
+        found[role] = Carried(samples, splits.state, inputs, run)
+    return Splits(**found)

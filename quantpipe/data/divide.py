@@ -1,0 +1,122 @@
+"""Which samples calibrate, which steer the search, which judge the result: disjoint, by seed, sequences kept whole.
+
+Two ways to give sources: one, divided by seed; or one each for calibrate and evaluate, with the search samples from a
+third or set aside from calibrate by seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.preprocess import number
+from quantpipe.data.source import Source
+from quantpipe.errors import ConfigError, DataError
+
+ROLES = ("calibrate", "search", "evaluate")
+WHOLE = "whole"  # the key of the one source that is divided
+DEFAULT_SPLIT: Mapping[str, Any] = {"calibrate": 0.25, "search": 0.25, "evaluate": 0.5}
+DEFAULT_SHARE = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some samples of a source. `units` `[len(source)]` numbers what must not be torn apart; None: each sample."""
+
+    source: Source
+    indices: NDArray[np.int64]
+    units: NDArray[np.int64] | None = None
+
+    def groups(self) -> NDArray[np.int64]:
+        """The units of this part, each once, in order of appearance."""
+        if self.units is None:
+            return self.indices
+        found, first = np.unique(self.units[self.indices], return_index=True)
+        return np.asarray(found[np.argsort(first)])
+
+    def of(self, groups: NDArray[np.int64]) -> Part:
+        """The samples of some units, ascending."""
+        if self.units is None:
+            return replace(self, indices=np.sort(groups))
+        return replace(self, indices=self.indices[np.isin(self.units[self.indices], groups)])
+
+    def shuffled(self, rng: np.random.Generator) -> Part:
+        """The units in a random order, the samples of each in theirs."""
+        groups = self.groups()
+        order = groups[rng.permutation(len(groups))]
+        if self.units is None:
+            return replace(self, indices=order)
+        rank = {int(group): place for place, group in enumerate(order)}
+        ranks = np.array([rank[int(unit)] for unit in self.units[self.indices]])
+        return replace(self, indices=self.indices[np.argsort(ranks, kind="stable")])
+
+
+def divide(
+    sources: Mapping[str, Source],
+    fractions: Mapping[str, Any],
+    search: Mapping[str, Any],
+    seed: int,
+    units: Mapping[str, NDArray[np.int64] | None] | None = None,
+) -> dict[str, Part]:
+    """Role -> part. `sources` has one key `WHOLE`, or calibrate, evaluate and perhaps search.
+
+    `search["share"]` is what calibrate gives to search; `units` are those of each source (default: its sequences).
+    """
+    parts = {}
+    for role, source in sources.items():
+        if len(source) == 0:
+            raise DataError("holds no samples.", stage="data", where=source.where)
+        together = source.sequences if units is None else units[role]
+        parts[role] = Part(source, np.arange(len(source), dtype=np.int64), together)
+    rng = np.random.default_rng(seed)
+    if WHOLE in parts:
+        return _divide_one(parts[WHOLE], {**DEFAULT_SPLIT, **fractions}, rng)
+    if "search" not in parts:
+        parts["calibrate"], parts["search"] = set_aside(parts["calibrate"], search.get("share", DEFAULT_SHARE), rng)
+    return parts
+
+
+def _divide_one(part: Part, fractions: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Part]:
+    """Seeded permutation, cut at the fractions, each piece sorted."""
+    shares = [number(fractions[role], f"dataset.split.{role}") for role in ROLES]
+    if min(shares) <= 0 or sum(shares) > 1 + 1e-9:
+        raise ConfigError(
+            f"fractions {', '.join(map(str, shares))} must each be above 0 and sum up to at most 1.",
+            where="dataset.split",
+        )
+    groups = part.groups()
+    borders = [round(sum(shares[: i + 1]) * len(groups)) for i in range(len(ROLES))]
+    pieces = np.split(groups[rng.permutation(len(groups))], borders)[: len(ROLES)]
+    for role, piece in zip(ROLES, pieces, strict=True):
+        if not len(piece):
+            what = "samples" if part.units is None else "sequences"
+            raise DataError(
+                f"{len(groups)} {what} divided by {', '.join(map(str, shares))} leave none to {role}; give more "
+                f"{what}, or change dataset.split.",
+                stage="data",
+                where=part.source.where,
+            )
+    return {role: part.of(piece) for role, piece in zip(ROLES, pieces, strict=True)}
+
+
+def set_aside(part: Part, share: Any, rng: np.random.Generator) -> tuple[Part, Part]:
+    """(what stays, what is set aside): a seeded `share` of `part`, at least one unit, leaving at least one."""
+    fraction = number(share, "dataset.search.share")
+    if not 0 < fraction < 1:
+        raise ConfigError(f"{fraction} must lie between 0 and 1, both excluded.", where="dataset.search.share")
+    groups = part.groups()
+    total = len(groups)
+    if total < 2:
+        what = "sample" if part.units is None else "sequence"
+        raise DataError(
+            f"a single {what} cannot serve both calibrate and search; give more, or set dataset.search.path.",
+            stage="data",
+            where=part.source.where,
+        )
+    count = min(max(round(fraction * total), 1), total - 1)
+    order = groups[rng.permutation(total)]
+    return part.of(order[count:]), part.of(order[:count])

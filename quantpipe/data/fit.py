@@ -1,0 +1,165 @@
+"""Whether samples fit a model's inputs: which field goes where, shapes, dtypes. Every misfit names what was wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
+from quantpipe.data.source import SINGLE, Source
+from quantpipe.errors import DataError, nearest
+from quantpipe.types import TensorInfo
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Which field goes into which model input, and how."""
+
+    port: TensorInfo
+    field: str
+    layout: SourceLayout
+    preprocess: Preprocess
+
+
+def route(
+    inputs: Sequence[TensorInfo], source: Source, preprocess: Preprocess, carried: Sequence[str] = ()
+) -> tuple[Feed, ...]:
+    """A field for every input. `carried` inputs hold state: a field of their name gives its first value, if there is
+    one. With several inputs, `preprocess` is applied to those that take real numbers.
+
+    DataError names the inputs without data, with what they take.
+    """
+    needed = [i for i in inputs if i.name not in carried]
+    for port in needed:
+        if not port.shape:
+            raise DataError(f"model input {port.name!r} is a scalar; samples need a batch axis.", stage="data")
+    fields = source.fields
+    if set(fields) == {SINGLE}:
+        if len(needed) != 1:
+            raise DataError(
+                f"the model has {len(needed)} inputs ({_ports(needed) or 'none'}), and each sample here is one array "
+                "without a name; give one array for each input, by its name (docs/data.md says how for each data set).",
+                stage="data",
+                where=source.where,
+            )
+        return (Feed(needed[0], SINGLE, fields[SINGLE], preprocess),)
+    missing = [i for i in needed if i.name not in fields]
+    if missing:
+        names = ", ".join(fields) or "nothing"
+        raise DataError(
+            f"there is no data for model input {_ports(missing)}{nearest(missing[0].name, fields)}; the samples hold "
+            f"{names}. Give the data the names of the inputs, or map them (npz: dataset.keys.inputs, table: "
+            "dataset.inputs).",
+            stage="data",
+            where=source.where,
+        )
+    plain = Preprocess(layout=preprocess.layout)
+    chosen = [i for i in inputs if i.name in fields]
+    return tuple(
+        Feed(i, i.name, fields[i.name], preprocess if len(needed) == 1 or i.dtype.startswith("float") else plain)
+        for i in chosen
+    )
+
+
+def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
+    """Every axis of `values` but the first must be the input's, or free there. `name` is that of a sample."""
+    wanted, found = feed.port.shape[1:], values.shape[1:]
+    if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
+        return
+    how = ""
+    if feed.layout is not SourceLayout.AS_IS or feed.field == SINGLE:
+        how = f" after preprocessing (source layout {feed.layout}, model layout {feed.preprocess.layout})"
+    raise DataError(
+        f"model input {feed.port.name!r} takes {shape_text(feed.port.shape)} {feed.port.dtype}, but a sample is "
+        f"{shape_text((None, *found))}{how}. {_remedy(feed, wanted, found)}",
+        stage="data",
+        where=name,
+    )
+
+
+def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) -> str:
+    """The configuration key that would mend a wrong shape, as far as it can be told."""
+    layout, as_is = feed.preprocess.layout, feed.layout is SourceLayout.AS_IS
+
+    def fits(shape: tuple[int, ...]) -> bool:
+        return len(shape) == len(wanted) and all(w in (None, n) for w, n in zip(wanted, shape, strict=True))
+
+    if found[:1] == (1,) and fits(found[1:]):
+        return "A sample has no batch axis of its own: leave its first axis of size 1 out."
+    if len(wanted) == len(found) == 3:
+        if fits((found[2], found[0], found[1])):
+            first = "dataset.source_layout=NHWC and " if as_is else ""
+            return f"Set {first}dataset.preprocess.layout=NCHW."
+        if fits((found[1], found[2], found[0])):
+            first = "dataset.source_layout=NCHW and " if as_is else ""
+            return f"Set {first}dataset.preprocess.layout=NHWC."
+        channel = 0 if layout is Layout.NCHW else 2
+        height, width = wanted[1:] if layout is Layout.NCHW else wanted[:2]
+        if not as_is and wanted[channel] in (None, found[channel]) and height and width:
+            return f"Set dataset.preprocess.size=[{height},{width}]."
+    if len(wanted) == 3 and len(found) == 2:
+        return "Set dataset.source_layout=NHW if these are grey images without a channel axis."
+    if as_is:
+        return "Give data of that shape."
+    return "Give data of that shape, or mend dataset.source_layout or dataset.preprocess.layout and .size."
+
+
+def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArray[Any]:
+    """Values as the input's dtype. Fractions, too large integers, NaN and infinity are errors, never lost."""
+    try:
+        target = np.dtype(port.dtype)
+    except TypeError:
+        raise DataError(
+            f"model input {port.name!r} takes {port.dtype}, which NumPy has not; legal are float, integer and boolean "
+            "inputs.",
+            stage="data",
+        ) from None
+    legal = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}.get(target.kind, "")
+    if values.dtype.kind not in legal:
+        raise DataError(
+            f"model input {port.name!r} takes {shape_text(port.shape)} {port.dtype}, but samples are {values.dtype} "
+            "after preprocessing, and casting would lose their fractions. Set dataset.preprocess.scale=1, mean=0 and "
+            f"std=1, or store the data as {port.dtype}.",
+            stage="data",
+            where=names[0],
+        )
+    if target.kind in "iu" and values.dtype.kind in "iu":
+        limits = np.iinfo(target)
+        _refuse((values < limits.min) | (values > limits.max), values, f"does not fit {port.dtype}", port, names)
+    with np.errstate(over="ignore"):  # an overflow to infinity is reported below, by name
+        found = values.astype(target, copy=False)
+    if target.kind == "f":
+        _refuse(~np.isfinite(found), found, "is not finite", port, names)
+    return found
+
+
+def _refuse(wrong: NDArray[np.bool_], values: NDArray[Any], what: str, port: TensorInfo, names: Sequence[str]) -> None:
+    """DataError that names the first sample in which `wrong` holds."""
+    if not wrong.any():
+        return
+    row = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
+    raise DataError(
+        f"holds {values[row][wrong[row]].flat[0]} for model input {port.name!r}, which {what} "
+        f"({int(wrong[row].sum())} of {wrong[row].size} elements). Remove or repair the sample, or set "
+        "dataset.on_error=skip.",
+        stage="data",
+        where=names[row],
+    )
+
+
+def shape_text(shape: Sequence[int | None]) -> str:
+    """`[N, 3, ?]`: N is the batch axis, ? an axis that is free."""
+    return "[" + ", ".join(str(n) if n is not None else "?" if i else "N" for i, n in enumerate(shape)) + "]"
+
+
+def _ports(ports: Sequence[TensorInfo]) -> str:
+    return ", ".join(f"{p.name!r} ({shape_text(p.shape)} {p.dtype})" for p in ports)
+
+
+def shapes_of(rows: Mapping[str, Any], feeds: Sequence[Feed], number: int) -> tuple[tuple[int, ...], ...]:
+    """What must be equal for samples to share a batch: the shape of each field, where it is not resized."""
+    return tuple(() if f.preprocess.size else tuple(rows[f.field][number].shape) for f in feeds)

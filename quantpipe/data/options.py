@@ -1,0 +1,65 @@
+"""The options that data sets share, and the way from them to splits. A data set adds what its sources need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quantpipe.data.divide import ROLES, divide
+from quantpipe.data.preprocess import Preprocess
+from quantpipe.data.source import Source
+from quantpipe.data.splits import Handling, Splits, build, source_paths
+from quantpipe.types import TensorInfo
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """How samples are divided and taken: the keys that all of conf/dataset/*.yaml but digits have."""
+
+    search: Mapping[str, Any] = field(default_factory=dict)
+    split: Mapping[str, Any] = field(default_factory=dict)
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    shuffle: bool = False
+    on_error: str = "fail"
+    state: Mapping[str, str] | None = None
+    state_reset: str | int = "auto"
+
+    @property
+    def handling(self) -> Handling:
+        """ConfigError for an option that means nothing."""
+        state = {str(k): str(v) for k, v in (self.state or {}).items()}
+        return Handling(self.shuffle, self.on_error, state, self.state_reset)
+
+    def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
+        """The model's inputs that are fed from the data: all but those that carry state."""
+        carried = set(self.handling.state.values())
+        return [i for i in inputs if i.name not in carried]
+
+    def assemble(
+        self,
+        sources: Mapping[str, Source],
+        preprocess: Preprocess,
+        inputs: Sequence[TensorInfo],
+        classes: int | None,
+        seed: int,
+    ) -> Splits:
+        """Divide, take and check. DataError where the samples do not fit the model."""
+        handling = self.handling
+        units = {role: handling.units(source) for role, source in sources.items()}
+        parts = divide(sources, self.split, self.search, seed, units)
+        return build(parts, self.samples, preprocess, inputs, classes, handling, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class FileOptions(Options):
+    """One file or folder to be divided, or one for each split."""
+
+    path: str | None = None
+    calibrate: Mapping[str, Any] = field(default_factory=dict)
+    evaluate: Mapping[str, Any] = field(default_factory=dict)
+
+    def paths(self) -> dict[str, Path]:
+        """Role -> existing file or folder (one under `WHOLE` if it is to be divided)."""
+        return source_paths(self.path, dict(zip(ROLES, (self.calibrate, self.search, self.evaluate), strict=True)))
