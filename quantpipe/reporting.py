@@ -29,6 +29,7 @@ def build_report(
     model: Mapping[str, Any],
     costs: Mapping[str, float],
     evaluation: Evaluation,
+    data: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The whole report as plain data."""
     return {
@@ -48,6 +49,8 @@ def build_report(
         },
         "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
         "agreement": evaluation.agreement.as_dict(),
+        **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
+        "data": {role: _data(record) for role, record in data.items()},
         "calibrate": _calibrate(profile),
         "search": dict(search),
         "model": dict(model),
@@ -60,8 +63,18 @@ def build_report(
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
-        "warnings": [*graph.notes, *([search["shortfall"]] if search.get("shortfall") else [])],
+        "warnings": [*graph.notes, *_left_out(data), *([search["shortfall"]] if search.get("shortfall") else [])],
     }
+
+
+def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line per split that had samples which cannot be used."""
+    return [
+        f"{len(record['skipped'])} samples of the {role} split cannot be used and were left out; the first: "
+        f"{record['skipped'][0]['reason']}"
+        for role, record in data.items()
+        if record.get("skipped")
+    ]
 
 
 def shortfall(objective: Objective, best: Score) -> str | None:
@@ -89,6 +102,13 @@ def shortfall(objective: Objective, best: Score) -> str | None:
 
 
 _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
+
+
+def _data(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
+    skipped = record.get("skipped", [])
+    known = {k: v for k, v in record.items() if k not in ("indices", "skipped")}
+    return {**known, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
 
 
 def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,10 @@ class RunFolder:
         text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
         write_text(self.root / "config.yaml", text, origin)
 
+    def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
+        """Which samples serve which split."""
+        write_json(self.root / "data.json", record, origin)
+
     def write_strategy(
         self,
         settings: Settings,

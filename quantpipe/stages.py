@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from numpy.typing import NDArray
-
 from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
@@ -22,6 +20,7 @@ from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
 from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
+from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
@@ -36,6 +35,7 @@ from quantpipe.simulate.simulator import Simulator, simulate
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
+    Outputs,
     Profile,
     QuantPlan,
     Samples,
@@ -124,6 +124,7 @@ class Evaluation:
     layers: Sequence[Mapping[str, Any]] = field(repr=False)
     latency: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
+    free_running: Mapping[str, float | None] = field(default_factory=dict)
 
 
 def evaluate(
@@ -154,7 +155,8 @@ def evaluate(
     one = next(iter(samples.batches(1))).inputs
     timed = _free_batch(graph) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
-    return Evaluation(metrics, agreement, layers, times, len(samples))
+    free = free_running(Session(realized.model, where="realized model"), samples, reference)
+    return Evaluation(metrics, agreement, layers, times, len(samples), free)
 
 
 def float_pass(graph: Graph, samples: Samples) -> float:
@@ -216,7 +218,7 @@ def recover(
             graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress
         )
 
-    def outputs(overrides: Overrides) -> NDArray[Any]:
+    def outputs(overrides: Overrides) -> Outputs:
         session, parameters = simulator.prepare(planner.plan(strategy, overrides))
         return outputs_of(session, judged_on, graph.batch_size, parameters)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -13,17 +14,29 @@ from quantpipe.errors import ConfigError, QuantpipeError
 PLUGINS = "quantpipe.conf"
 
 
-def allowed_packages() -> tuple[str, ...]:
-    """Top-level packages whose classes configuration may name."""
-    return ("quantpipe", *sorted({entry.value.split(".")[0] for entry in entry_points(group=PLUGINS)}))
+def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
+    """Top-level packages whose classes and functions configuration may name; `plugins` are those it allows itself."""
+    announced = {entry.value.split(".")[0] for entry in entry_points(group=PLUGINS)}
+    return ("quantpipe", *sorted(announced | set(plugins)))
 
 
-def make(config: DictConfig, key: str, **extra: Any) -> Any:
-    """The object that the configuration at `key` describes.
+def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str]) -> None:
+    """ConfigError when `target` lies in a package that is not allowed."""
+    if package not in allowed_packages(plugins):
+        raise ConfigError(
+            f"the target {target!r} is not allowed; legal are classes and functions of "
+            f"{', '.join(allowed_packages(plugins))}. A plug-in package announces itself by an entry point in the "
+            f"group {PLUGINS!r}; any other must be allowed by name: plugins=[{package}]",
+            where=key,
+        )
+
+
+def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
+    """The object that the configuration at `key` describes; `extra` are further arguments, or replace configured ones.
 
     Raises ConfigError for a target that is not allowed, cannot be imported, or does not take the given options.
     """
-    _check(OmegaConf.to_container(config, resolve=True), key)
+    _check(OmegaConf.to_container(config, resolve=True), key, plugins)
     try:
         return instantiate(config, **extra)
     except Exception as error:  # Hydra wraps constructors' errors; ours keep their own words
@@ -35,17 +48,13 @@ def make(config: DictConfig, key: str, **extra: Any) -> Any:
         raise ConfigError(f"cannot be built: {' '.join(str(error).split())[:300]}", where=key) from error
 
 
-def _check(node: Any, key: str) -> None:
+def _check(node: Any, key: str, plugins: Sequence[str]) -> None:
     if isinstance(node, dict):
         target = node.get("_target_")
-        if target is not None and str(target).split(".")[0] not in allowed_packages():
-            raise ConfigError(
-                f"the target {target!r} is not allowed; legal are classes of {', '.join(allowed_packages())} "
-                f"(a plug-in package announces itself by an entry point in the group {PLUGINS!r})",
-                where=f"{key}._target_",
-            )
+        if target is not None:
+            refuse_other_packages(str(target), str(target).split(".")[0], f"{key}._target_", plugins)
         for name, value in node.items():
-            _check(value, f"{key}.{name}")
+            _check(value, f"{key}.{name}", plugins)
     elif isinstance(node, list):
         for number, value in enumerate(node):
-            _check(value, f"{key}[{number}]")
+            _check(value, f"{key}[{number}]", plugins)

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.app.functions import functions_of
 from quantpipe.app.instances import make
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.io import RESIDENT_MB
@@ -38,7 +39,19 @@ GROUPS = (
     "tracking",
 )
 
-KEYS = ("command", "strategy", "stages", "seed", "strict", "verify", "annotate", "calibrate", "evaluate", "check")
+KEYS = (
+    "command",
+    "strategy",
+    "stages",
+    "seed",
+    "strict",
+    "verify",
+    "plugins",
+    "annotate",
+    "calibrate",
+    "evaluate",
+    "check",
+)
 
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
@@ -57,17 +70,19 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     folder = Path(hydra_config.runtime.output_dir).absolute()
     parent = str((launch / hydra_config.sweep.dir).absolute()) if sweep else None
     search = plain["search"]
+    plugins = _expect(plain["plugins"], ("",), "plugins")
+    functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
         command=str(plain["command"]),
         stages=tuple(_expect(plain["stages"], ("",), "stages")),
         model=_path(plain["model"].get("path"), "model.path", launch),
-        dataset=make(config.dataset, "dataset"),
+        dataset=make(config.dataset, "dataset", plugins, **functions),
         spec=spec,
         schema=schema,
-        estimator=make(config.threshold.activations, "threshold.activations"),
+        estimator=make(config.threshold.activations, "threshold.activations", plugins),
         weight_method=plain["threshold"]["weights"]["method"],
         search=SearchSettings(
-            make(config.search.algorithm, "search.algorithm"), search["max_evaluations"], search["max_seconds"]
+            make(config.search.algorithm, "search.algorithm", plugins), search["max_evaluations"], search["max_seconds"]
         ),
         objective=plain["objective"],
         recover=_options(RecoverOptions, plain["recover"], "recover"),
@@ -83,7 +98,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         seed=_seed(plain["seed"]),
         folder=folder,
         resume_command=_resume_command(hydra_config, folder),
-        tracker=make(config.tracking, "tracking", launch_folder=str(launch), parent_key=parent),
+        tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=parent),
         choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,

@@ -1,4 +1,8 @@
-"""Numbers that compare a model's outputs with the float model's, and with labels. Pure NumPy."""
+"""Numbers that compare a model's outputs with the float model's, and with labels. Pure NumPy.
+
+Where outputs differ in shape from sample to sample (`Outputs` is a tuple), KL is the mean over samples of each sample's
+own mean, so that a long sample counts as much as a short one; squared errors are taken over all elements.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.types import Outputs
+
 Array = NDArray[Any]
 
 
-def is_distribution(outputs: Array) -> bool:
+def all_finite(outputs: Outputs) -> bool:
+    """Whether no element is NaN or infinite."""
+    return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
+
+
+def is_distribution(outputs: Outputs) -> bool:
     """Whether the last axis holds probabilities already (the model ends in a softmax)."""
+    return all(_is_distribution(part) for part in _parts(outputs))
+
+
+def _parts(outputs: Outputs) -> tuple[Array, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _elements(outputs: Outputs) -> Array:
+    """All elements, float64; `[N, ...]` where the samples have one shape, else one axis."""
+    if not isinstance(outputs, tuple):
+        return outputs.astype(np.float64)
+    return np.concatenate([part.reshape(-1).astype(np.float64) for part in outputs])
+
+
+def _is_distribution(outputs: Array) -> bool:
     sums = outputs.sum(axis=-1)
     return bool(outputs.min(initial=0.0) >= 0.0 and np.allclose(sums, 1.0, atol=1e-3))
 
@@ -25,40 +51,43 @@ def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
-def kl_divergence(reference: Array, outputs: Array) -> float:
+def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """Mean over samples of KL(p_float || p) in nats. 0 for equal outputs; infinite outputs count as infinitely far."""
-    if not np.all(np.isfinite(outputs)):
+    if not all_finite(outputs):
         return float("inf")
     distribution = is_distribution(reference)
-    p, q = log_probabilities(reference, distribution), log_probabilities(outputs, distribution)
-    return max(float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1))), 0.0)
+    found = []
+    for r, o in zip(_parts(reference), _parts(outputs), strict=True):
+        p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)
+        found.append(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
+    return max(float(np.mean(found)), 0.0)
 
 
-def relative_mse(reference: Array, outputs: Array) -> float:
+def relative_mse(reference: Outputs, outputs: Outputs) -> float:
     """Mean squared difference over the variance of the float output (1 would be predicting its mean)."""
-    difference = outputs.astype(np.float64) - reference.astype(np.float64)
-    variance = float(np.var(reference.astype(np.float64))) or 1.0
-    return float(np.mean(difference**2)) / variance
+    r = _elements(reference)
+    variance = float(np.var(r)) or 1.0
+    return float(np.mean((_elements(outputs) - r) ** 2)) / variance
 
 
-def sqnr_db(reference: Array, outputs: Array) -> float | None:
+def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
     """10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
-    r = reference.astype(np.float64)
-    noise = float(np.sum((r - outputs.astype(np.float64)) ** 2))
+    r = _elements(reference)
+    noise = float(np.sum((r - _elements(outputs)) ** 2))
     signal = float(np.sum(r**2))
     if noise == 0.0 or signal == 0.0 or not np.isfinite(noise):
         return None if noise == 0.0 else float("-inf") if signal == 0.0 or not np.isfinite(noise) else None
     return 10.0 * float(np.log10(signal / noise))
 
 
-def top1(outputs: Array, labels: NDArray[np.int64] | None) -> float | None:
+def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
     """Share of samples whose greatest output is the label; None without labels or for outputs that are not `[N, C]`."""
-    if labels is None or outputs.ndim != 2:
+    if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
         return None
     return float(np.mean(outputs.argmax(axis=1) == labels))
 
 
-def summary(reference: Array, outputs: Array, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
     """top1, kl and sqnr_db of one model (for the float model itself: kl 0 and no noise)."""
     return {
         "top1": top1(outputs, labels),

@@ -10,38 +10,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.metrics import kl_divergence, relative_mse, top1
+from quantpipe.evaluate.metrics import all_finite, kl_divergence, relative_mse, top1
 from quantpipe.graph.execute import Session, collect
-from quantpipe.types import Samples
+from quantpipe.types import Outputs, Samples
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """First output of the float model `[N, ...]`, and the labels `[N]` where there are any."""
+    """First output of the float model `[N, ...]` (N arrays where shapes differ), and the labels `[N]`, if any."""
 
-    outputs: NDArray[Any] = field(repr=False)
+    outputs: Outputs = field(repr=False)
     labels: NDArray[np.int64] | None = field(repr=False)
 
 
 def outputs_of(
     session: Session, samples: Samples, size: int, extra: Mapping[str, NDArray[Any]] | None = None
-) -> NDArray[Any]:
-    """The first output over all samples, `[N, ...]`."""
+) -> Outputs:
+    """The first output over all samples, `[N, ...]`, or N arrays where shapes differ."""
     return collect(session, samples, size, session.outputs[0], extra)
 
 
 def reference_of(session: Session, samples: Samples, size: int) -> Reference:
     """Run the float model. Raises DataError when its own outputs are not finite."""
     outputs = outputs_of(session, samples, size)
-    if not np.all(np.isfinite(outputs)):
-        sample = int(np.argwhere(~np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1))[0, 0])
+    if not all_finite(outputs):
+        sample = next(number for number, row in enumerate(outputs) if not np.all(np.isfinite(row)))
         raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
     parts = [batch.labels for batch in samples.batches(256)] if samples.labelled else []
     labels = [part for part in parts if part is not None]
     return Reference(outputs, np.concatenate(labels) if labels else None)
 
 
-def output_metrics(reference: Reference, outputs: NDArray[Any]) -> dict[str, float]:
+def output_metrics(reference: Reference, outputs: Outputs) -> dict[str, float]:
     """kl, mse and, with labels, top1 of some outputs."""
     found = {"kl": kl_divergence(reference.outputs, outputs), "mse": relative_mse(reference.outputs, outputs)}
     accuracy = top1(outputs, reference.labels)

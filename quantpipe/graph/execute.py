@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy, skeleton
-from quantpipe.types import Samples
+from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,12 @@ def run_batches(
         yield session.run({**batch.inputs, **(extra or {})}, outputs)
 
 
-def collect(
-    session: Session, samples: Samples, batch_size: int, output: str, extra: Feeds | None = None
-) -> NDArray[Any]:
-    """One output over all samples, `[N, ...]`."""
-    return np.concatenate([out[output] for out in run_batches(session, samples, batch_size, [output], extra)])
+def collect(session: Session, samples: Samples, batch_size: int, output: str, extra: Feeds | None = None) -> Outputs:
+    """One output over all samples, `[N, ...]`; where its shape differs from sample to sample, one array for each."""
+    found = [out[output] for out in run_batches(session, samples, batch_size, [output], extra)]
+    if len({array.shape[1:] for array in found}) <= 1:
+        return np.concatenate(found)
+    return tuple(row for array in found for row in array)
 
 
 def available_cores() -> int:

@@ -35,6 +35,8 @@ def _models(report: Mapping[str, Any]) -> Table:
         _add(table, "top-1 accuracy", *(text.percent(column.get("top1")) for column in metrics))
     _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
     _add(table, "SQNR to float", *(text.decibel(column.get("sqnr_db")) for column in metrics))
+    if free := _part(report, "free_running"):
+        _add(table, "KL divergence, its own states carried", "", "", text.number(free.get("kl")))
     table.add_section()
     model, latency = _part(report, "model"), _part(report, "latency")
     _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))

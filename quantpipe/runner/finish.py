@@ -67,6 +67,7 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         model=stages.describe_model(job.graph, job.topology, settings.spec, plan, found.strategy, realized),
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
         evaluation=evaluation,
+        data=job.inputs.data_record(),
     )
 
 

@@ -40,6 +40,7 @@ def _execute(job: Job) -> dict[str, Any]:
     replayed = replayed_strategy(job) if job.settings.command == "replay" else None
     aim = Aim.of(job) if "search" in wanted and replayed is None else None
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
+    job.files.write_data(job.inputs.data_record(), job.origin("data", {}, ("dataset", "seed")))
     _annotate(job)
     if replayed is not None:
         return finish(job, replayed, None)

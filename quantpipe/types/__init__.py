@@ -1,7 +1,7 @@
 """The frozen types that travel between stages. Standard library and NumPy only."""
 
 from quantpipe.types.choices import Choice, ChoiceSpace, Point, Score, Trial
-from quantpipe.types.data import Batch, Samples, TensorInfo
+from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import (
     Accumulator,
@@ -54,6 +54,7 @@ __all__ = [
     "Move",
     "OpSignature",
     "Operand",
+    "Outputs",
     "Overflow",
     "Point",
     "PowerOfTwo",

@@ -9,6 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+Outputs = NDArray[Any] | tuple[NDArray[Any], ...]
+"""A model's output over some samples: one array `[N, ...]`, or N arrays where its shape follows the sample."""
+
 
 @dataclass(frozen=True)
 class TensorInfo:
@@ -47,5 +50,6 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """The samples in order, `size` at a time (the last batch may be smaller)."""
+        """The samples in order, at most `size` at a time: the last batch may be smaller, and a batch holds samples of
+        one shape, so others may be smaller, too."""
         ...

@@ -1,0 +1,50 @@
+"""The one place that turns `package.module:function` in the configuration into a function, behind the same list of
+allowed packages as `_target_`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from quantpipe.app.instances import refuse_other_packages
+from quantpipe.errors import ConfigError
+
+KEYS = ("target", "tokenizer", "feature")
+"""The keys of a data set that name functions."""
+
+
+def functions_of(dataset: Mapping[str, Any], plugins: Sequence[str], launch: Path) -> dict[str, Callable[..., Any]]:
+    """Key -> function, for those of `KEYS` that are set.
+
+    Modules of `plugins` may also lie in the folder `launch`. ConfigError for a function that is not allowed or not
+    there.
+    """
+    if plugins and str(launch) not in sys.path:
+        sys.path.append(str(launch))  # last: an installed package is never shadowed
+    found = {}
+    for key in KEYS:
+        if dataset.get(key) is not None:
+            found[key] = load_function(dataset[key], f"dataset.{key}", plugins)
+    return found
+
+
+def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callable[..., Any]:
+    """The function that `package.module:function` names."""
+    module, colon, path = str(target).partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
+        raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)
+    refuse_other_packages(str(target), module.split(".")[0], key, plugins)
+    try:
+        found = reduce(getattr, path.split("."), importlib.import_module(module))
+    except Exception as error:  # the module is the user's own code
+        raise ConfigError(
+            f"{target!r} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", where=key
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{target!r} is a {type(found).__name__}; legal is a function", where=key)
+    function: Callable[..., Any] = found
+    return function

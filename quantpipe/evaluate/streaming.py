@@ -1,0 +1,35 @@
+"""A streaming model on its own: it carries the states that it makes itself, not those of the float model."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.carry import Carried
+from quantpipe.data.subset import First
+from quantpipe.evaluate.metrics import summary
+from quantpipe.evaluate.reference import Reference
+from quantpipe.graph.execute import Session
+from quantpipe.types import Outputs, Samples
+
+
+def free_running(session: Session, samples: Samples, reference: Reference) -> dict[str, float | None]:
+    """top1, kl and sqnr_db of a model with states of its own, against the float model with its own; {} where the
+    samples carry no state. What quantization does to a state adds up here, as it does on the device.
+    """
+    carried = samples.samples if isinstance(samples, First) else samples
+    if not isinstance(carried, Carried):
+        return {}
+    name = session.outputs[0]
+    found = [np.asarray(out[name]) for out in islice(carried.free_run(session.run), len(samples))]
+    return summary(reference.outputs, _joined(found), reference.labels)
+
+
+def _joined(found: list[NDArray[Any]]) -> Outputs:
+    """As `graph.execute.collect` gives them."""
+    if len({array.shape[1:] for array in found}) <= 1:
+        return np.concatenate(found)
+    return tuple(row for array in found for row in array)
