@@ -12,7 +12,7 @@ from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import DataError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.normalize import load_graph, with_varying
 from quantpipe.graph.view import Graph
 from quantpipe.settings import Settings
 from quantpipe.types import Samples, TensorInfo
@@ -67,7 +67,24 @@ def load(settings: Settings) -> Inputs:
 
     graph = load_graph(settings.model, example, settings.resident_mb)
     splits = made[0]
+    for samples in (splits.calibrate, splits.search):
+        graph = _see_varying(graph, samples)
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
+
+
+def _see_varying(graph: Graph, samples: Samples) -> Graph:
+    """The graph with what follows the samples' shapes marked; nothing is read if no input has another free axis."""
+    for batch in samples.batches(graph.batch_size) if _open_inputs(graph) else ():
+        if any(batch.inputs[name].shape[1:] != graph.shapes[name][1:] for name in _open_inputs(graph)):
+            graph = with_varying(graph, batch.inputs)
+            if not _open_inputs(graph):
+                break
+    return graph
+
+
+def _open_inputs(graph: Graph) -> list[str]:
+    """Inputs with a free axis beside that of the batch, whose shape has been the same for all samples so far."""
+    return [i.name for i in graph.inputs if None in i.shape[1:] and i.name not in graph.varying]
 
 
 def fixed_batch(inputs: Sequence[TensorInfo]) -> int | None:

@@ -18,6 +18,14 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
     for value in [*copy.graph.inputs, *copy.graph.outputs]:
         name = value.name or ""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
-        value.shape = ir.Shape([None, *graph.shapes[name][1:]]) if graph.shapes[name] else ir.Shape([])
+        value.shape = _shape(graph, name)
     found = view(copy, graph.model_hash, graph.source)
-    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes)
+    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying)
+
+
+def _shape(graph: Graph, tensor: str) -> ir.Shape:
+    """As measured, but for axes that may differ: the first, and all of a tensor that follows the sample."""
+    shape = graph.shapes[tensor]
+    if tensor in graph.varying:
+        return ir.Shape([None] * len(shape))
+    return ir.Shape([None, *shape[1:]] if shape else [])

@@ -193,10 +193,7 @@ def _difference(reference: Feeds, found: Feeds) -> float:
 
 def _measure(graph: Graph, feeds: Feeds) -> Graph:
     """Record the shape and dtype of every tensor from a run with one sample (or the model's own, fixed batch)."""
-    fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
-    one = {name: array[: fixed.get(name) or 1] for name, array in feeds.items()}
-    model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
-    values = {**one, **Session(model, where=graph.source, optimize=False).run(one)}
+    values = _tensors(graph, feeds)
     shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
     dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}
     for name in graph.constant_names():
@@ -204,6 +201,21 @@ def _measure(graph: Graph, feeds: Feeds) -> Graph:
         shapes[name] = tuple(tensor.shape.numpy())
         dtypes[name] = tensor.dtype.numpy().name
     return replace(graph, shapes=shapes, dtypes=dtypes)
+
+
+def with_varying(graph: Graph, feeds: Feeds) -> Graph:
+    """The graph that also knows which tensors are of another shape for another sample (`feeds` `[N, ...]`)."""
+    values = _tensors(graph, feeds)
+    varying = {name for name, value in values.items() if np.shape(value)[1:] != graph.shapes[name][1:]}
+    return replace(graph, varying=graph.varying | varying)
+
+
+def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:
+    """Every tensor that is computed, and the inputs, for one sample (or the model's own, fixed batch)."""
+    fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
+    one = {name: array[: fixed.get(name) or 1] for name, array in feeds.items()}
+    model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
+    return {**one, **Session(model, where=graph.source, optimize=False).run(one)}
 
 
 def expose(model: ir.Model, tensors: list[str]) -> ir.Model:

@@ -46,7 +46,11 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A clean model. `shapes` and `dtypes` are those of one real run with a single sample: no symbolic inference."""
+    """A clean model. `shapes` and `dtypes` are those of one real run with a single sample: no symbolic inference.
+
+    `varying` are the tensors whose shape, batch axis aside, is another for another sample; of these, only the number
+    of axes and the sizes of channels may be relied on.
+    """
 
     model: ir.Model = field(repr=False)
     model_hash: str
@@ -57,6 +61,7 @@ class Graph:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
     dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
+    varying: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

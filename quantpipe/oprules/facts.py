@@ -81,6 +81,11 @@ def global_count(node: Node, graph: Graph) -> int:
     return prod(graph.shapes[node.inputs[0]][2:])
 
 
+def global_refuses(node: Node, graph: Graph) -> str | None:
+    varies = node.inputs[0] in graph.varying
+    return "it averages another number of elements for another sample" if varies else None
+
+
 def pool_refuses(node: Node, graph: Graph) -> str | None:
     padded = any(node.attr("pads", [0])) or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if padded and not node.attr("count_include_pad", 0):

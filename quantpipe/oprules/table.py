@@ -42,7 +42,9 @@ OP_RULES: Mapping[str, OpRule] = {
     ),
     "Add": OpRule(Family.SUM, data=None, refuse=f.sum_refuses),
     "Mul": OpRule(Family.PRODUCT, data=None, refuse=f.sum_refuses),
-    "GlobalAveragePool": OpRule(Family.AVERAGE, count=f.global_count, mean=mean_of_map, facts=f.global_facts),
+    "GlobalAveragePool": OpRule(
+        Family.AVERAGE, refuse=f.global_refuses, count=f.global_count, mean=mean_of_map, facts=f.global_facts
+    ),
     "AveragePool": OpRule(Family.AVERAGE, refuse=f.pool_refuses, count=f.pool_count, facts=f.pool_facts),
     "Relu": OpRule(Family.CLAMP, bounds=f.relu_bounds),
     "Clip": OpRule(Family.CLAMP, refuse=f.clip_refuses, bounds=f.clip_bounds),

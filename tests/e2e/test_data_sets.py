@@ -132,6 +132,8 @@ def test_sound_of_any_length(program: Program, hardware: str, functions: str) ->
     given = ("dataset=wav_folder", data, f"hardware={hardware}", functions)
     result = agreed(program.run(sound_classifier(program.cwd / "m.onnx"), *given, "dataset.feature=mydata:loudness"))
     assert result.report["metrics"]["realized"]["top1"] is not None
+    reasons = {node["op"]: node["reason"] for node in result.report["float_nodes"]}
+    assert "another number of elements for another sample" in reasons["GlobalAveragePool"]
     result = agreed(
         program.run(sound_to_sound(program.cwd / "s.onnx"), *given, "recover=default", "search=greedy", folder="s")
     )
@@ -226,4 +228,5 @@ def test_state_is_carried(program: Program, batch: int | str) -> None:
     assert 0 < result.report["free_running"]["kl"] < 0.05
     assert "its own states carried" in result.out
     assert "dataset.state_reset" in program.run(*given, folder="b").paragraph
-    assert "no input of the model" in program.run(*given, "dataset.state={h_next: g}", folder="c").paragraph
+    wrong = program.run(*given[:-1], "dataset.state={h_next: g}", "dataset.state_reset=10", folder="c").paragraph
+    assert "feeds 'h_next' into 'g', which is no input of the model" in wrong
