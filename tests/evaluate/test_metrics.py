@@ -77,3 +77,21 @@ def test_relative_mse_of_predicting_the_mean_is_one() -> None:
 def test_summary_of_the_float_model_itself() -> None:
     outputs = np.array([[1.0, 2.0], [3.0, 0.0]])
     assert summary(outputs, outputs, np.array([1, 1])) == {"top1": 0.5, "kl": 0.0, "sqnr_db": None}
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(0, 1000))
+def test_outputs_of_unequal_shapes(lengths: list[int], seed: int) -> None:
+    """KL: the mean over samples of each one's mean; errors: over all elements. Equal shapes make no difference."""
+    rng = np.random.default_rng(seed)
+    r = tuple(rng.standard_normal((n, 4)).astype(np.float32) for n in lengths)
+    o = tuple((a + 0.1 * rng.standard_normal(a.shape)).astype(np.float32) for a in r)
+    samples = [np.mean([entropy(softmax(a.astype(float)), softmax(b.astype(float))) for a, b in zip(x, y, strict=True)])
+               for x, y in zip(r, o, strict=True)]  # fmt: skip
+    assert kl_divergence(r, o) == pytest.approx(np.mean(samples), rel=1e-6, abs=1e-9)
+    flat_r, flat_o = np.concatenate(r).astype(float), np.concatenate(o).astype(float)
+    assert relative_mse(r, o) == pytest.approx(np.mean((flat_r - flat_o) ** 2) / np.var(flat_r))
+    assert sqnr_db(r, o) == pytest.approx(10 * np.log10(np.sum(flat_r**2) / np.sum((flat_r - flat_o) ** 2)))
+    assert top1(o, np.zeros(len(o), np.int64)) is None
+    assert kl_divergence(r, (*o[:-1], o[-1] * np.nan)) == float("inf")
+    if len(set(lengths)) == 1:
+        assert kl_divergence(r, o) == pytest.approx(kl_divergence(np.stack(r), np.stack(o)))

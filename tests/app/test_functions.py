@@ -1,0 +1,53 @@
+"""Functions that the configuration names: which packages may be named, and what is said of the others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from quantpipe.app.functions import functions_of, load_function
+from quantpipe.app.instances import allowed_packages
+from quantpipe.errors import ConfigError
+
+
+def test_functions_of_quantpipe_need_no_permission() -> None:
+    found = load_function("quantpipe.data.digits:digits_arrays", "dataset.target")
+    assert len(found()[0]) == 1797
+
+
+def test_a_package_must_be_allowed_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_words.py").write_text(
+        "class Inner:\n    @staticmethod\n    def tokens(text):\n        return [1]\nnumber = 3\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(
+        ConfigError, match=r"dataset\.tokenizer: .*not allowed; legal are .*quantpipe.*plugins=\[own_words\]"
+    ):
+        functions_of({"tokenizer": "own_words:Inner.tokens"}, [], tmp_path)
+    assert "own_words" not in sys.modules
+    found = functions_of({"tokenizer": "own_words:Inner.tokens", "feature": None}, ["own_words"], tmp_path)
+    assert found["tokenizer"]("x") == [1]
+    with pytest.raises(ConfigError, match=r"is a int; legal is a function"):
+        load_function("own_words:number", "dataset.target", ["own_words"])
+    with pytest.raises(ConfigError, match=r"cannot be imported: AttributeError"):
+        load_function("own_words:gone", "dataset.target", ["own_words"])
+
+
+@pytest.mark.parametrize(
+    "target", ["os.system", "quantpipe.data.digits", "quantpipe:", ":x", 3, "a b:c", "os:path.join(1)"]
+)
+def test_what_is_no_name_of_a_function(target: object) -> None:
+    with pytest.raises(ConfigError, match=r"legal is package\.module:function"):
+        load_function(target, "dataset.target", ["os"])
+
+
+def test_modules_of_python_itself_are_not_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"'os:system' is not allowed"):
+        load_function("os:system", "dataset.target")
+
+
+def test_allowed_packages() -> None:
+    assert allowed_packages()[0] == "quantpipe"
+    assert "mine" in allowed_packages(["mine"])
