@@ -124,10 +124,11 @@ def text_classifier(path: Path, words: int = 30, classes: int = 2) -> str:
     return write(path, nodes, inputs, [("y", ["N", classes], "float32")], constants)
 
 
-def recurrent(path: Path, batch: int | str = "N", hidden: int = 8) -> str:
+def recurrent(path: Path, batch: int | str = "N", hidden: int = 8, stacked: bool = False) -> str:
     """x [N, 4], h [N, hidden] -> y [N, 3], h_next [N, hidden]: a minimal gated cell, whose matrices are dense layers.
 
-    z = sigmoid([x h] Wz + bz); c = tanh([x h] Wc + bc); h_next = h + z (c - h).
+    z = sigmoid([x h] Wz + bz); c = tanh([x h] Wc + bc); h_next = h + z (c - h). `stacked`: the states are
+    [2, N, hidden / 2], as those of two layers are.
     """
     nodes = [
         helper.make_node("Concat", ["x", "h"], ["xh"], axis=1),
@@ -144,6 +145,18 @@ def recurrent(path: Path, batch: int | str = "N", hidden: int = 8) -> str:
         "wz": normal(0, 4 + hidden, hidden), "bz": normal(1, hidden), "wc": normal(2, 4 + hidden, hidden),
         "bc": normal(3, hidden), "wy": normal(4, hidden, 3, scale=1.0), "by": normal(5, 3),
     }  # fmt: skip
-    inputs: list[Port] = [("x", [batch, 4], "float32"), ("h", [batch, hidden], "float32")]
-    outputs: list[Port] = [("y", [batch, 3], "float32"), ("h_next", [batch, hidden], "float32")]
+    state: list[int | str] = [batch, hidden]
+    if stacked:
+        state = [2, batch, hidden // 2]
+        for node in nodes:
+            node.input[:] = ["flat" if name == "h" else name for name in node.input]
+            node.output[:] = ["flat_next" if name == "h_next" else name for name in node.output]
+        nodes[-1].input[0] = "flat_next"
+        nodes.insert(0, helper.make_node("Reshape", ["swapped", "rows"], ["flat"]))
+        nodes.insert(0, helper.make_node("Transpose", ["h"], ["swapped"], perm=[1, 0, 2]))
+        nodes.append(helper.make_node("Reshape", ["flat_next", "cube"], ["cubed"]))
+        nodes.append(helper.make_node("Transpose", ["cubed"], ["h_next"], perm=[1, 0, 2]))
+        constants |= {"rows": np.array([-1, hidden]), "cube": np.array([-1, 2, hidden // 2])}
+    inputs: list[Port] = [("x", [batch, 4], "float32"), ("h", state, "float32")]
+    outputs: list[Port] = [("y", [batch, 3], "float32"), ("h_next", state, "float32")]
     return write(path, nodes, inputs, outputs, constants)

@@ -207,18 +207,18 @@ def test_samples_that_cannot_be_used(program: Program, functions: str) -> None:
     assert "cannot be used and are left out (dataset.on_error=skip)" in result.err
 
 
-@pytest.mark.parametrize("batch", ["N", 1])
-def test_state_is_carried(program: Program, batch: int | str) -> None:
+@pytest.mark.parametrize(("batch", "stacked"), [("N", False), (1, False), ("N", True), (1, True)])
+def test_state_is_carried(program: Program, batch: int | str, stacked: bool) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((240, 4)).astype(np.float32)
     np.savez(program.cwd / "d.npz", images=x, labels=rng.integers(0, 3, 240), turn=np.repeat(np.arange(24), 10))
-    model = recurrent(program.cwd / "m.onnx", batch)
+    model = recurrent(program.cwd / "m.onnx", batch, stacked=stacked)
     given = (model, "dataset=npz", "dataset.path=d.npz", "dataset.state={h_next: h}")
     result = agreed(program.run(*given, "dataset.keys.sequence=turn"))
     record = read(result.folder / "data.json")["evaluate"]
     assert (record["sequences"], record["samples"]) == (12, 120)
     session = ort.InferenceSession(str(program.cwd / "m.onnx"), providers=["CPUExecutionProvider"])
-    right, h = 0, np.zeros((1, 8), np.float32)
+    right, h = 0, np.zeros((2, 1, 4) if stacked else (1, 8), np.float32)
     with np.load(program.cwd / "d.npz") as stored:
         for index in (i for first, last in record["indices"] for i in range(first, last + 1)):
             h = np.zeros_like(h) if index % 10 == 0 else h
