@@ -22,7 +22,7 @@ class MemorySource:
     labels: NDArray[np.int64] | None
     layout: SourceLayout
     sequences: NDArray[np.int64] | None = None
-    cheap: bool = True
+    cheap: bool = False
 
     @property
     def fields(self) -> Mapping[str, SourceLayout]:

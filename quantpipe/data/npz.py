@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import TensorInfo
 
 DEFAULT_KEYS: Mapping[str, Any] = {"images": "images", "labels": "labels", "inputs": None, "sequence": None}
-HASH_ROWS = 256  # rows in memory at once while hashing
+HASH_BYTES = 32 << 20  # of rows in memory at once while hashing
 
 
 class ArraySource:
@@ -32,8 +33,6 @@ class ArraySource:
 
     `arrays` maps fields to names in the file.
     """
-
-    cheap = True
 
     def __init__(
         self, path: Path, arrays: Mapping[str, str | None], keys: Mapping[str, Any], layout: SourceLayout
@@ -72,6 +71,11 @@ class ArraySource:
             )
         return file.rows(np.arange(len(self))).astype(np.int64)
 
+    @property
+    def cheap(self) -> bool:
+        """Pixels cannot be wrong one by one: they have one shape, and every value fits."""
+        return any(file.dtype != np.uint8 for file in self._arrays.values())
+
     def __len__(self) -> int:
         return next(iter(self._arrays.values())).shape[0]
 
@@ -84,8 +88,9 @@ class ArraySource:
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         for name, file in sorted(self._arrays.items()):
             hasher.update(f"{name}{file.dtype.str}{file.shape[1:]}".encode())
-            for start in range(0, len(indices), HASH_ROWS):
-                hasher.update(file.rows(indices[start : start + HASH_ROWS]).tobytes())
+            rows = max(1, HASH_BYTES // max(1, prod(file.shape[1:]) * file.dtype.itemsize))
+            for start in range(0, len(indices), rows):
+                hasher.update(file.rows(indices[start : start + rows]).tobytes())
 
 
 def _layout(file: ArrayFile, layout: SourceLayout, name: str) -> SourceLayout:

@@ -29,7 +29,8 @@ class Source(Protocol):
     `where` names the file or folder in messages. `fields` says how the axes of each field are meant: a field has the
     name of the model input that it is for, or is `SINGLE`. `labels` is int64 `[len(self)]` or None. `sequences` int64
     `[len(self)]` numbers what belongs together in time (the frames of one recording) and must not be torn apart; None
-    where every sample stands alone. `cheap`: reading everything costs next to nothing, so that it is checked at once.
+    where every sample stands alone. `cheap`: reading everything costs little and may find something that is wrong, so
+    it is checked at once.
     """
 
     @property

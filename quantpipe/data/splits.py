@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SAMPLES: Mapping[str, Any] = {"calibrate": 128, "search": 128, "evaluate": None}
 ON_ERROR = ("fail", "skip")
 RESETS = ("auto", "never")
-CHECK_ROWS = 256  # samples in memory at once while they are checked
+CHECK_BYTES = 32 << 20  # of samples in memory at once while they are checked
 NAMED = 3  # samples that were left out which a warning names
 
 
@@ -179,13 +179,17 @@ def _samples(role: str, part: Part, limit: int | None, feeds: Sequence[Feed], ha
         kept, skipped = _usable(SourceSamples(part.source, part.indices, feeds), limit)
         samples = SourceSamples(part.source, kept, feeds, units, skipped)
         _warn(role, samples, skipped)
-    elif part.source.cheap:
-        for _ in samples.batches(CHECK_ROWS):
-            pass
     else:
-        samples.values(samples.indices[:1])
+        one = samples.values(samples.indices[:1])
+        for _ in samples.batches(_rows(one)) if part.source.cheap else ():
+            pass
     log.info("%s: %d of %d samples of %s", role, len(samples), len(part.indices), part.source.where)
     return samples
+
+
+def _rows(one: Mapping[str, NDArray[Any]]) -> int:
+    """How many samples like this one are checked at once."""
+    return max(1, CHECK_BYTES // max(1, sum(array.nbytes for array in one.values())))
 
 
 def _usable(samples: SourceSamples, limit: int | None) -> tuple[NDArray[np.int64], list[Skipped]]:

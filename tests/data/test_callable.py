@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from quantpipe.data import CallableDataset
+from quantpipe.data import splits as splits_module
 from quantpipe.errors import DataError, QuantpipeError
 from quantpipe.types import TensorInfo
 from tests.data.helpers import FLAT, assert_disjoint, contents, labels_of
@@ -68,6 +70,20 @@ def test_no_more_is_asked_for_than_is_taken() -> None:
     splits = splits_of(endless, samples={"calibrate": 4, "search": 3, "evaluate": 5})
     assert [len(s) for s in (splits.calibrate, splits.search, splits.evaluate)] == [4, 3, 5]
     assert len(splits_of(endless, samples={}, limit=9).evaluate) == 9
+
+
+def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows() -> Iterator[Any]:
+        yield from (np.full(250_000, i, np.float32) for i in range(60))  # 1 MB each
+
+    monkeypatch.setattr(splits_module, "CHECK_BYTES", 4 << 20)
+    tracemalloc.start()
+    splits = splits_of(rows, [TensorInfo("x", (None, 250_000), "float32")], None)
+    assert splits.evaluate.digest
+    assert [int(b.inputs["x"][0, 0]) for b in splits.evaluate.batches(1)] == splits.evaluate.indices.tolist()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20, f"{peak >> 20} MiB for 60 MB of samples"
 
 
 def test_mappings_and_lengths_that_differ() -> None:

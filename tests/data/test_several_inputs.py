@@ -110,3 +110,17 @@ def test_what_was_used_is_recorded(tmp_path: Path) -> None:
 def test_ranges() -> None:
     assert ranges(np.array([], np.int64)) == []
     assert ranges(np.array([3, 4, 5, 9, 8, 1, 2])) == [[3, 5], [9, 9], [8, 8], [1, 2]]
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_rows_that_are_not_finite_are_left_out(tmp_path: Path, wrong: float) -> None:
+    values = arrays()["x"]
+    values[[2, 9], 1] = wrong
+    np.savez(tmp_path / "d.npz", images=values, labels=np.arange(12) % 4)
+    splits = NpzDataset(path=str(tmp_path / "d.npz"), samples=ALL, on_error="skip").splits(FLAT, 4, 0)
+    parts = (splits.calibrate, splits.search, splits.evaluate)
+    assert sorted(int(i) for part in parts for i in part.indices) == [i for i in range(12) if i not in (2, 9)]
+    for part in parts:
+        assert labels_of(part) == [i % 4 for i in part.indices]
+    reasons = [s["reason"] for part in parts for s in part.record["skipped"]]
+    assert len(reasons) == 2 and all("which is not finite" in r for r in reasons)
