@@ -126,7 +126,7 @@ def test_sound_of_one_length(program: Program) -> None:
     )
 
 
-@pytest.mark.parametrize("hardware", ["ort_cpu", "vta"])
+@pytest.mark.parametrize("hardware", ["ort_cpu", pytest.param("vta", marks=pytest.mark.slow)])
 def test_sound_of_any_length(program: Program, hardware: str, functions: str) -> None:
     data = recordings(program.cwd / "d", [90 + 13 * (i % 7) for i in range(48)])
     given = ("dataset=wav_folder", data, f"hardware={hardware}", functions)
@@ -141,7 +141,7 @@ def test_sound_of_any_length(program: Program, hardware: str, functions: str) ->
     assert result.report["metrics"]["realized"]["top1"] is None
 
 
-@pytest.mark.parametrize("ending", ["txt", "csv"])
+@pytest.mark.parametrize("ending", [pytest.param("txt", marks=pytest.mark.slow), "csv"])
 def test_text_with_two_inputs(program: Program, functions: str, ending: str) -> None:
     rng = np.random.default_rng(0)
     lines = [" ".join(rng.choice(list("abcdefghijklm"), rng.integers(2, 9))) for _ in range(60)]
@@ -207,7 +207,10 @@ def test_samples_that_cannot_be_used(program: Program, functions: str) -> None:
     assert "cannot be used and are left out (dataset.on_error=skip)" in result.err
 
 
-@pytest.mark.parametrize(("batch", "stacked"), [("N", False), (1, False), ("N", True), (1, True)])
+@pytest.mark.parametrize(
+    ("batch", "stacked"),
+    [("N", False), (1, True), *(pytest.param(*p, marks=pytest.mark.slow) for p in ((1, False), ("N", True)))],
+)
 def test_state_is_carried(program: Program, batch: int | str, stacked: bool) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((240, 4)).astype(np.float32)
