@@ -67,7 +67,7 @@ def load(settings: Settings) -> Inputs:
 
     graph = load_graph(settings.model, example, settings.resident_mb)
     splits = made[0]
-    for samples in (splits.calibrate, splits.search):
+    for samples in (splits.calibrate, splits.search, splits.evaluate):
         graph = _see_varying(graph, samples)
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
 

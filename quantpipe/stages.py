@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
@@ -153,7 +155,7 @@ def evaluate(
         graph, plan, simulate(graph, topology, plan), First(samples, _whole_batches(graph, layer_samples))
     )
     one = next(iter(samples.batches(1))).inputs
-    timed = _free_batch(graph) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
+    timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
     free = free_running(Session(realized.model, where="realized model"), samples, reference)
     return Evaluation(metrics, agreement, layers, times, len(samples), free)
@@ -170,8 +172,9 @@ def _whole_batches(graph: Graph, count: int) -> int:
     return count if fixed is None else -(-count // fixed) * fixed
 
 
-def _free_batch(graph: Graph) -> bool:
-    return all(not i.shape or i.shape[0] in (None, 1) for i in graph.inputs)
+def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether the model runs on these feeds, or has a larger batch of its own."""
+    return all(i.shape[:1] in ((), (None,), feeds[i.name].shape[:1]) for i in graph.inputs)
 
 
 def describe_model(
