@@ -165,11 +165,14 @@ class TableFile:
 
 def _parse(texts: list[str], column: str, lines: list[int], bad: dict[int, str]) -> NDArray[Any]:
     """Texts as int64, else float64; a text that is no number makes its row bad (0 stands there)."""
-    for dtype in (np.int64, np.float64):
-        try:
-            return np.array(texts).astype(dtype)
-        except (ValueError, OverflowError):
-            continue
+    try:
+        return np.fromiter(map(int, texts), np.int64, len(texts))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return np.array(texts, dtype=np.float64)
+    except ValueError:
+        pass
     kept = list(texts)
     for row, text in enumerate(texts):
         try:
