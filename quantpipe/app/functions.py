@@ -37,7 +37,7 @@ def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callabl
     module, colon, path = str(target).partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)
-    refuse_other_packages(str(target), module.split(".")[0], key, plugins)
+    refuse_other_packages(str(target), module.split(".")[0], key, plugins, "functions")
     try:
         found = reduce(getattr, path.split("."), importlib.import_module(module))
     except Exception as error:  # the module is the user's own code

@@ -20,11 +20,11 @@ def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
     return ("quantpipe", *sorted(announced | set(plugins)))
 
 
-def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str]) -> None:
-    """ConfigError when `target` lies in a package that is not allowed."""
+def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str], kind: str = "classes") -> None:
+    """ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
     if package not in allowed_packages(plugins):
         raise ConfigError(
-            f"the target {target!r} is not allowed; legal are classes and functions of "
+            f"the target {target!r} is not allowed; legal are {kind} of "
             f"{', '.join(allowed_packages(plugins))}. A plug-in package announces itself by an entry point in the "
             f"group {PLUGINS!r}; any other must be allowed by name: plugins=[{package}]",
             where=key,

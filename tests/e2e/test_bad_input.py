@@ -78,7 +78,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
         (["search.max_evals=3"], "search.max_evals: is no key (did you mean 'search.max_evaluations'"),
         (
             ["dataset=npz", "dataset.pth=a"],
-            "below dataset there are _convert_, _target_, calibrate, evaluate, keys, path",
+            "below dataset there are _convert_, _target_, calibrate, evaluate, keys, on_error, path",
         ),
         (["search=gredy"], "search: has no option 'gredy' (did you mean 'greedy'"),
         (["+objective.nope=1"], "objective: is 'nope'; legal are metric, form"),

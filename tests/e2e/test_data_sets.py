@@ -134,9 +134,7 @@ def test_sound_of_any_length(program: Program, hardware: str, functions: str) ->
     assert result.report["metrics"]["realized"]["top1"] is not None
     reasons = {node["op"]: node["reason"] for node in result.report["float_nodes"]}
     assert "another number of elements for another sample" in reasons["GlobalAveragePool"]
-    result = agreed(
-        program.run(sound_to_sound(program.cwd / "s.onnx"), *given, "recover=default", folder="s")
-    )
+    result = agreed(program.run(sound_to_sound(program.cwd / "s.onnx"), *given, "recover=default", folder="s"))
     assert 0 < result.report["metrics"]["realized"]["kl"] < 0.1
     assert result.report["metrics"]["realized"]["top1"] is None
 
@@ -161,7 +159,7 @@ def test_a_callable(program: Program, functions: str) -> None:
     model = mlp(program.cwd / "m.onnx")
     given = (model, "dataset=callable", "dataset.target=mydata:rows")
     paragraph = program.run(*given).paragraph
-    assert "'mydata:rows' is not allowed; legal are classes and functions of quantpipe" in paragraph
+    assert "'mydata:rows' is not allowed; legal are functions of quantpipe" in paragraph
     assert "plugins=[mydata]" in paragraph
     result = agreed(program.run(*given, functions))
     again = agreed(program.run(*given, functions, folder="again"))
