@@ -55,6 +55,7 @@ class RunFolder:
         self.root = root
         self.topology = root / "annotate" / "topology.json"
         self.stats = root / "calibrate" / "stats.npz"
+        self.partial = root / "calibrate" / "partial.npz"
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
         self.model = root / "realize" / "model.onnx"

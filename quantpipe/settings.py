@@ -24,6 +24,7 @@ FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = ("metric", "form", "tolerance", "cost", "cost_limit")
 LEAST_MEMORY_MB = 16
+STATISTICS = ("full", "extremes")
 
 
 class Dataset(Protocol):
@@ -47,13 +48,25 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class CalibrateSettings:
+    """`statistics`: `full`, or `extremes` for minima and maxima only. `per_channel`: glob patterns of tensors.
+
+    `cache`: the folder of statistics that all runs share, `auto` for the user's own, `none` for no cache.
+    """
+
     memory_mb: int = 1024
+    statistics: str = "full"
+    per_channel: tuple[str, ...] = ()
+    cache: str = "auto"
 
     def __post_init__(self) -> None:
         if self.memory_mb < LEAST_MEMORY_MB:
             raise ConfigError(
                 f"is {self.memory_mb}; at least {LEAST_MEMORY_MB} MiB are needed", where="calibrate.memory_mb"
             )
+        _legal("calibrate.statistics", self.statistics, STATISTICS)
+        object.__setattr__(self, "per_channel", tuple(self.per_channel))
+        if not self.cache:
+            raise ConfigError("is empty; legal are auto, none and a folder", where="calibrate.cache")
 
 
 @dataclass(frozen=True)
@@ -121,7 +134,7 @@ class Settings:
     annotate: AnnotateOptions
     evaluate: EvaluateSettings
     check: CheckSettings
-    memory_mb: int
+    calibrate: CalibrateSettings
     resident_mb: int
     verify: str
     seed: int
@@ -142,6 +155,12 @@ class Settings:
         if not self.stages:
             raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
         _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))
+        if self.calibrate.statistics == "extremes" and getattr(self.estimator, "needs_histogram", True):
+            raise ConfigError(
+                f"is extremes, and threshold={self.choices.get('threshold', type(self.estimator).__name__)} reads "
+                "histograms; legal are full, or a threshold that needs only extremes, such as max_range",
+                where="calibrate.statistics",
+            )
         for name in self.objective:
             _legal("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.

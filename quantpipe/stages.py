@@ -5,7 +5,7 @@ No stage reads or writes files, talks to MLflow or knows of configuration; the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.calibrate.measure import float_pass_seconds, measure
+from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare
 from quantpipe.evaluate.candidate import CandidateMeasure
@@ -58,9 +58,29 @@ def annotate(
     return topology, choice_space(topology, options)
 
 
-def calibrate(graph: Graph, topology: Topology, samples: Samples, memory_mb: int, progress: Progress) -> Profile:
-    """Statistics of every tensor whose range is needed, in one pass."""
-    return measure(graph, topology.measured, samples, memory_mb, lambda done, total: progress(done, total, ""))
+def calibrate(
+    graph: Graph,
+    topology: Topology,
+    samples: Samples,
+    memory_mb: int,
+    progress: Progress,
+    *,
+    tensors: Sequence[str] | None = None,
+    extremes_only: bool = False,
+    by_channel: Collection[str] = (),
+    checkpoint: Checkpoint | None = None,
+) -> Profile:
+    """Statistics of every tensor whose range is needed, or of `tensors` among them (see `measure`)."""
+    return measure(
+        graph,
+        topology.measured if tensors is None else tensors,
+        samples,
+        memory_mb,
+        progress,
+        extremes_only=extremes_only,
+        by_channel=by_channel,
+        checkpoint=checkpoint,
+    )
 
 
 @dataclass(frozen=True, eq=False)

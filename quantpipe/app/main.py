@@ -161,7 +161,7 @@ def _parameters(settings: Settings) -> dict[str, object]:
         "objective.cost": settings.objective["cost"],
         "objective.tolerance": settings.objective["tolerance"],
         "min_bits": settings.annotate.min_bits,
-        "memory_mb": settings.memory_mb,
+        "memory_mb": settings.calibrate.memory_mb,
         **({"search": "replay", "objective": "replay", "threshold": "replay"} if settings.command == "replay" else {}),
     }
 

@@ -92,7 +92,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         ),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
         check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
-        memory_mb=_options(CalibrateSettings, plain["calibrate"], "calibrate").memory_mb,
+        calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
@@ -165,6 +165,13 @@ _KINDS = {
     str: "a word",
     tuple: "a list in brackets, such as [a,b] or [0,1]",
 }
+
+
+def _calibrate(given: Mapping[str, Any]) -> dict[str, Any]:
+    """With true and false for all tensors and none, and null for no cache, as one would write them."""
+    shorthand = {True: ["*"], False: []}
+    found = {key: shorthand[v] if key == "per_channel" and isinstance(v, bool) else v for key, v in given.items()}
+    return found | ({"cache": "none"} if found.get("cache", "") is None else {})
 
 
 def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:

@@ -1,4 +1,4 @@
-"""Streaming statistics of one tensor: batches go in, `TensorStats` come out, memory stays constant."""
+"""Streaming statistics of one tensor: batches go in, `TensorStats` come out, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.calibrate.channels import ChannelCollector
+from quantpipe.calibrate.extremes import Extremes
 from quantpipe.calibrate.histogram import CHUNK, LARGEST, SignedHistogram
 from quantpipe.types import TensorStats
 
@@ -41,37 +43,49 @@ class Moments:
 
 
 class StatsCollector:
-    """Statistics of one tensor over any number of batches; its state has one size for ever.
+    """Statistics of one tensor over any number of batches; its state is bounded, however many come.
 
     Values that float32 cannot hold as finite numbers (NaN, infinities, float64 beyond float32) are counted apart and
-    otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None.
+    otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: gather
+    the exact statistics of each channel along this axis, too (of tensors without such values).
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, channel_axis: int | None = None) -> None:
         self.name = name
-        self.batches = 0
         self.nonfinite = 0
         self.first_nonfinite: int | None = None
-        self.minimum, self.maximum = np.inf, -np.inf
-        self.sum_batch_minimum = self.sum_batch_maximum = 0.0
+        self.extremes = Extremes()
         self.moments = Moments()
         self.histogram = SignedHistogram()
+        self.channels = None if channel_axis is None else ChannelCollector(channel_axis)
 
-    def update(self, array: NDArray[Any], first_sample: int) -> None:
-        """Include one batch: any shape, any real dtype; axis 0 counts samples from `first_sample` on."""
+    def update(self, array: NDArray[Any], first_sample: int, *, batch_ends: bool = True) -> None:
+        """Include an array of any shape and real dtype; axis 0 counts samples from `first_sample` on.
+
+        It is a whole batch, or with `batch_ends=False` a piece of one that goes on in the next call.
+        """
+        self._include(array, first_sample)
+        if batch_ends:
+            self.close_batch()
+
+    def close_batch(self) -> None:
+        """End the current batch."""
+        self.extremes.close()
+
+    def _include(self, array: NDArray[Any], first_sample: int) -> None:
         values = _flat(array)
         if values.size == 0:
             return
         low, high = _extremes(values)
-        if not (low >= -LARGEST and high <= LARGEST):  # false for NaN, too
+        finite = low >= -LARGEST and high <= LARGEST  # false for NaN, too
+        if not finite:
             values = self._finite(array, values, first_sample)
             if values.size == 0:
                 return
             low, high = _extremes(values)
-        self.batches += 1
-        self.sum_batch_minimum += low
-        self.sum_batch_maximum += high
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
+        elif self.channels is not None:
+            self.channels.update(array)
+        self.extremes.add(low, high)
         self.histogram.cover(max(-low, high))
         for chunk in _chunks(values):
             self.moments.add(chunk)
@@ -88,13 +102,10 @@ class StatsCollector:
 
     def merge(self, other: StatsCollector) -> None:
         """Include what another collector of the same tensor saw (another worker's share of the samples)."""
-        self.batches += other.batches
         self.nonfinite += other.nonfinite
         seen = [i for i in (self.first_nonfinite, other.first_nonfinite) if i is not None]
         self.first_nonfinite = min(seen, default=None)
-        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
-        self.sum_batch_minimum += other.sum_batch_minimum
-        self.sum_batch_maximum += other.sum_batch_maximum
+        self.extremes.merge(other.extremes)
         self.moments.merge(other.moments)
         self.histogram.merge(other.histogram)
 
@@ -103,20 +114,40 @@ class StatsCollector:
 
         `variance` is the population's (divided by count). A tensor of zeros gets limit 1.
         """
-        count, batches = self.moments.count, max(self.batches, 1)
+        count = self.moments.count
         return TensorStats(
             name=self.name,
             count=count,
-            minimum=float(self.minimum) if count else 0.0,
-            maximum=float(self.maximum) if count else 0.0,
             mean=self.moments.mean,
             variance=self.moments.squares / count if count else 0.0,
-            batch_minimum=self.sum_batch_minimum / batches,
-            batch_maximum=self.sum_batch_maximum / batches,
             limit=1.0 if self.histogram.limit is None else self.histogram.limit,
             histogram=self.histogram.counts.copy(),
             nonfinite=self.nonfinite,
+            channels=self.channels.finish() if self.channels is not None and self.channels.count else None,
+            **self.extremes.fields(),
         )
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Everything between two batches of finite values, as arrays; `restore` takes it back bit for bit."""
+        channels = {} if self.channels is None or not self.channels.count else self.channels.state()
+        limit = np.nan if self.histogram.limit is None else self.histogram.limit
+        return {
+            **self.extremes.state(),
+            **channels,
+            "count": np.asarray([self.moments.count], np.int64),
+            "moments": np.asarray([self.moments.mean, self.moments.squares, limit], np.float64),
+            "counts": self.histogram.counts,
+        }
+
+    def restore(self, state: dict[str, NDArray[Any]]) -> None:
+        """Become what `state` was taken from."""
+        mean, squares, limit = state["moments"].tolist()
+        self.extremes.restore(state)
+        self.moments = Moments(int(state["count"][0]), mean, squares)
+        self.histogram.counts = np.asarray(state["counts"], np.int64)
+        self.histogram.limit = None if np.isnan(limit) else limit
+        if self.channels is not None and "channels" in state:
+            self.channels.restore(state)
 
 
 def merge(a: StatsCollector, b: StatsCollector) -> StatsCollector:

@@ -1,28 +1,62 @@
-"""One streaming pass of the float model over the calibration samples: every tensor's statistics, no tensor kept.
+"""Passes of the float model over the calibration samples: every tensor's statistics, no tensor kept.
 
-Tensors are fetched as extra outputs, batch by batch; memory is that of one batch. `memory_mb` bounds it by choosing
-the batch size; the pass reports progress and names the tensor and sample of values that are not finite.
+Tensors are fetched as extra outputs, run by run, and counted by as many threads as there are cores, each tensor by one
+of them; where extremes are enough the graph reduces them itself. Memory is that of one run (`passes` says how large).
+Values that are not finite end the measurement with their tensor and sample. A `Checkpoint` lets an interrupted
+measurement go on where it was.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import resource
 import time
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quantpipe.calibrate.collector import StatsCollector
+from quantpipe.calibrate.extremes import ExtremesCollector
+from quantpipe.calibrate.passes import Pass, channel_axis, plan_passes
 from quantpipe.errors import DataError
-from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import expose
+from quantpipe.graph.execute import Session, available_cores
+from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
-from quantpipe.types import Profile, Samples
+from quantpipe.types import Batch, Profile, Samples, TensorStats
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
-"""Called with (samples done, samples in all)."""
+Progress = Callable[[int, int, str], None]
+"""Called with (samples done in all passes, samples in all passes, what the pass does)."""
+
+CHECKPOINT_SECONDS = 30.0
+FLOAT_PASS_SECONDS = 2.0
+"""How long the float pass, the unit of costs, is timed at most."""
+
+State = dict[str, NDArray[Any]]
+Collector = StatsCollector | ExtremesCollector
+
+
+class Checkpoint(Protocol):
+    """Where a measurement leaves its state between two runs of the program."""
+
+    def read(self) -> State | None: ...
+
+    def write(self, state: State) -> None: ...
+
+
+class NoCheckpoint:
+    """Nothing is left."""
+
+    def read(self) -> State | None:
+        return None
+
+    def write(self, state: State) -> None:
+        pass
 
 
 def measure(
@@ -30,53 +64,185 @@ def measure(
     tensors: Sequence[str],
     samples: Samples,
     memory_mb: int,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda done, total, note: None,
+    *,
+    extremes_only: bool = False,
+    by_channel: Collection[str] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> Profile:
-    """Statistics of `tensors` over all samples. Raises DataError for NaN in an activation."""
+    """Statistics of `tensors` over all samples.
+
+    `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels
+    are measured, too (those are always measured in full). Raises DataError for values that are not
+    finite in an activation.
+    """
     if len(samples) == 0:
         raise DataError("there are no calibration samples", stage="calibrate")
-    collectors = {t: StatsCollector(t) for t in tensors}
-    inputs = {i.name for i in graph.inputs}
-    fetched = [t for t in tensors if t not in inputs]
-    session = Session(expose(graph.model, fetched), where=graph.source)
-    size = batch_size(graph, fetched, memory_mb)
-    started, done = time.perf_counter(), 0
-    for batch in samples.batches(size):
-        values = {**batch.inputs, **session.run(batch.inputs, fetched)}
-        for tensor, collector in collectors.items():
-            collector.update(values[tensor], done)
-        done += len(batch)
-        progress(done, len(samples))
-    seconds = time.perf_counter() - started
-    _refuse_nan(collectors, samples)
+    reduced = [t for t in tensors if extremes_only and t not in by_channel]
+    passes = plan_passes(graph, tensors, memory_mb, reduced)
+    work = Measurement(graph, samples, passes, by_channel, progress, checkpoint or NoCheckpoint())
+    work.run()
     return Profile(
         model_hash=graph.model_hash,
-        samples=done,
-        tensors={t: c.finish() for t, c in collectors.items()},
-        seconds=seconds,
-        float_pass_seconds=float_pass_seconds(graph, samples, size),
+        samples=len(samples),
+        tensors={t: work.collectors[t].finish() for t in tensors},
+        seconds=work.seconds,
+        float_pass_seconds=float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS),
         peak_rss_mb=peak_rss_mb(),
     )
 
 
-def batch_size(graph: Graph, tensors: Sequence[str], memory_mb: int) -> int:
-    """The graph's own batch size, halved until the fetched tensors of one batch stay within `memory_mb` MiB."""
-    per_sample = 4 * sum(prod(graph.shapes[t]) for t in tensors)
-    size = graph.batch_size
-    if graph.inputs[0].shape[:1] != (None,):
-        return size
-    while size > 1 and per_sample * size > memory_mb << 20:
-        size //= 2
-    return size
+class Measurement:
+    """The state of one measurement: its passes, the collectors of all tensors, and how far it is."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        samples: Samples,
+        passes: Sequence[Pass],
+        by_channel: Collection[str],
+        progress: Progress,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._graph, self._samples, self._passes = graph, samples, tuple(passes)
+        self._progress, self._checkpoint = progress, checkpoint
+        self.collectors: dict[str, Collector] = {}
+        for one in passes:
+            for tensor in one.tensors:
+                axis = channel_axis(graph, tensor) if tensor in by_channel else None
+                self.collectors[tensor] = ExtremesCollector(tensor) if one.reduced else StatsCollector(tensor, axis)
+        self.seconds = 0.0
+        self._pass = self._done = 0
+        self._saved = time.perf_counter()
+
+    def run(self) -> None:
+        """All passes, from where the checkpoint says."""
+        self._restore()
+        with ThreadPoolExecutor(available_cores()) as pool:
+            for number in range(self._pass, len(self._passes)):
+                self._one_pass(number, pool)
+
+    def _one_pass(self, number: int, pool: ThreadPoolExecutor) -> None:
+        one, total = self._passes[number], len(self._samples)
+        note = f"{len(one.tensors)} tensors" + (f", {number + 1} of {len(self._passes)}" if self._passes[1:] else "")
+        include = self._reducer(one) if one.reduced else self._fetcher(one, pool)
+        started, before = time.perf_counter(), self.seconds
+        open_samples, first = 0, 0
+        for batch in self._samples.batches(one.size):
+            if first + len(batch) <= self._done:  # an earlier, interrupted run has these
+                first += len(batch)
+                continue
+            include(batch, first)
+            first += len(batch)
+            open_samples += len(batch)
+            if open_samples >= self._graph.batch_size or first >= total:
+                open_samples = 0
+                for tensor in one.tensors:
+                    self.collectors[tensor].close_batch()
+                self._pass, self._done = number, first
+                self.seconds = before + time.perf_counter() - started
+                self._save_at(CHECKPOINT_SECONDS)
+            self._progress(number * total + first, len(self._passes) * total, note)
+        self._pass, self._done = number + 1, 0
+        if self._pass < len(self._passes):
+            self._save_at(0.0)
+
+    def _fetcher(self, one: Pass, pool: ThreadPoolExecutor) -> Callable[[Batch, int], None]:
+        """Runs a batch, and counts its tensors on all cores: the largest first, so that they end together."""
+        inputs = {i.name for i in self._graph.inputs}
+        fetched = [t for t in one.tensors if t not in inputs]
+        # Worker threads of the runtime that wait by spinning would take the cores from the counting.
+        model = with_outputs(self._graph.model, fetched) if fetched else None
+        session = Session(model, spin=False, where=self._graph.source) if model is not None else None
+
+        def include(batch: Batch, first: int) -> None:
+            values = {**batch.inputs, **(session.run(batch.inputs, fetched) if session is not None else {})}
+            ordered = sorted(one.tensors, key=lambda t: -values[t].size)
+            list(pool.map(lambda t: self._full(t).update(values[t], first, batch_ends=False), ordered))
+            for tensor in one.tensors:
+                _refuse_nonfinite(self._full(tensor), len(self._samples))
+
+        return include
+
+    def _reducer(self, one: Pass) -> Callable[[Batch, int], None]:
+        """Runs a batch whose tensors are reduced in the graph; looks at a tensor itself where a sum is not finite."""
+        ranks = {t: len(self._graph.shapes[t]) for t in one.tensors}
+        model, names = with_extremes(self._graph.model, ranks)
+        session = Session(model, where=self._graph.source)
+
+        def include(batch: Batch, first: int) -> None:
+            found = session.run(batch.inputs)
+            for tensor in one.tensors:
+                of = names[tensor]
+                if np.isfinite(found[of.sums]).all():
+                    low, high = found[of.minima].min(initial=np.inf), found[of.maxima].max(initial=-np.inf)
+                    self._extremes(tensor).add(float(low), float(high), int(found[of.count]))
+                else:
+                    stats = self._looked_at(tensor, batch, first)
+                    self._extremes(tensor).add(stats.minimum, stats.maximum, stats.count)
+
+        return include
+
+    def _looked_at(self, tensor: str, batch: Batch, first: int) -> TensorStats:
+        """Statistics of one tensor in one batch. DataError when its values are not finite."""
+        collector = StatsCollector(tensor)
+        fetched = [] if tensor in batch.inputs else [tensor]
+        values = batch.inputs
+        if fetched:
+            session = Session(with_outputs(self._graph.model, fetched), where=self._graph.source)
+            values = session.run(batch.inputs, fetched)
+        collector.update(values[tensor], first)
+        _refuse_nonfinite(collector, len(self._samples))
+        return collector.finish()
+
+    def _full(self, tensor: str) -> StatsCollector:
+        collector = self.collectors[tensor]
+        assert isinstance(collector, StatsCollector)  # noqa: S101  (made so in __init__; narrows the type)
+        return collector
+
+    def _extremes(self, tensor: str) -> ExtremesCollector:
+        collector = self.collectors[tensor]
+        assert isinstance(collector, ExtremesCollector)  # noqa: S101  (as above)
+        return collector
+
+    # --- going on after an interruption -----------------------------------------------------------------------------
+
+    def _save_at(self, seconds: float) -> None:
+        """Write the checkpoint when the last one is `seconds` old."""
+        now = time.perf_counter()
+        if now - self._saved < seconds:
+            return
+        state: State = {"place": np.asarray([self._pass, self._done, self.seconds], np.float64)}
+        for i, collector in enumerate(self.collectors.values()):
+            state |= {f"{i}.{key}": array for key, array in collector.state().items()}
+        self._checkpoint.write(state)
+        self._saved = time.perf_counter()
+
+    def _restore(self) -> None:
+        state = self._checkpoint.read()
+        if state is None:
+            return
+        self._pass, self._done = (int(n) for n in state["place"][:2])
+        self.seconds = float(state["place"][2])
+        for i, collector in enumerate(self.collectors.values()):
+            head = f"{i}."
+            collector.restore({key.removeprefix(head): a for key, a in state.items() if key.startswith(head)})
 
 
-def float_pass_seconds(graph: Graph, samples: Samples, size: int) -> float:
-    """Seconds of one plain pass of the float model over the same samples: the unit in which costs are reported."""
+def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float = math.inf) -> float:
+    """Seconds of one plain pass of the float model over the same samples: the unit in which costs are reported.
+
+    Timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
+    """
     session = Session(graph.model, where=graph.source)
-    started = time.perf_counter()
+    started, seconds, done = time.perf_counter(), 0.0, 0
     for batch in samples.batches(size):
         session.run(batch.inputs)
-    return time.perf_counter() - started
+        done += len(batch)
+        seconds = time.perf_counter() - started
+        if seconds > at_most:
+            break
+    return seconds * len(samples) / max(done, 1)
 
 
 def peak_rss_mb() -> float:
@@ -84,13 +250,12 @@ def peak_rss_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _refuse_nan(collectors: dict[str, StatsCollector], samples: Samples) -> None:
-    for tensor, collector in collectors.items():
-        if collector.first_nonfinite is not None:
-            raise DataError(
-                f"the tensor {tensor} holds {collector.nonfinite} values that are not finite, first in calibration "
-                f"sample {collector.first_nonfinite}; the float model itself overflows or divides by zero there, "
-                "so no range can represent it: leave that sample out or keep the node in float",
-                stage="calibrate",
-                where=tensor,
-            )
+def _refuse_nonfinite(collector: StatsCollector, samples: int) -> None:
+    if collector.first_nonfinite is not None:
+        raise DataError(
+            f"the tensor {collector.name} holds {collector.nonfinite} values that are not finite, first in calibration "
+            f"sample {collector.first_nonfinite} of {samples}; the float model itself overflows or divides by zero "
+            "there, so no range can represent it: leave that sample out or keep the node in float",
+            stage="calibrate",
+            where=collector.name,
+        )

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.histogram import borders, rebin
 from quantpipe.errors import ArtifactError
-from quantpipe.types import Profile, TensorStats
+from quantpipe.types import ChannelStats, Profile, TensorStats
 
-VERSION = "1.0"
+VERSION = "1.1"
 
 COARSE_BINS = 32
 """Bins of the histogram in profile.yaml: enough to see a distribution, too few to calibrate from."""
 
 _INTEGERS = ("count", "nonfinite")
 _FLOATS = ("minimum", "maximum", "mean", "variance", "batch_minimum", "batch_maximum", "limit")
+_RAGGED = {"histogram": "bins", "batch_extremes": "batches", "channels": "channel_counts"}
+"""Arrays of which each tensor has a share of its own, and the arrays that say how long the shares are."""
 _RUN = ("seconds", "float_pass_seconds", "peak_rss_mb")
 
 
@@ -63,12 +65,13 @@ def _title(key: str) -> str:
 
 
 def _entry(stats: TensorStats) -> dict[str, Any]:
+    """What is known of one tensor; mean and variance are not when only extremes were measured."""
+    moments = {"Mean": float(stats.mean), "Variance": float(stats.variance)} if stats.full else {}
     return {
         "NodeOutputName": stats.name,
         "Min": float(stats.minimum),
         "Max": float(stats.maximum),
-        "Mean": float(stats.mean),
-        "Variance": float(stats.variance),
+        **moments,
         "BatchMin": float(stats.batch_minimum),
         "BatchMax": float(stats.batch_maximum),
         "Count": int(stats.count),
@@ -78,7 +81,9 @@ def _entry(stats: TensorStats) -> dict[str, Any]:
 
 
 def coarse_histogram(stats: TensorStats, bins: int = COARSE_BINS) -> NDArray[np.int64]:
-    """Integer counts `[bins]` over [minimum, maximum]; a constant tensor has a single bin."""
+    """Integer counts `[bins]` over [minimum, maximum]; a constant tensor has a single bin, extremes alone have none."""
+    if not stats.full:
+        return np.zeros(0, dtype=np.int64)
     if stats.minimum >= stats.maximum:
         return np.asarray([stats.histogram.sum()], dtype=np.int64)
     target = np.linspace(stats.minimum, stats.maximum, bins + 1)
@@ -88,7 +93,9 @@ def coarse_histogram(stats: TensorStats, bins: int = COARSE_BINS) -> NDArray[np.
 def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
     """The whole profile as plain arrays for `numpy.savez`, tensors along the first axis; no pickled objects.
 
-    `histogram` is all tensors' int64 counts one after another, `bins` `[tensors]` how many belong to each.
+    `histogram` is all tensors' int64 counts one after another, `bins` `[tensors]` how many belong to each; likewise
+    `batch_extremes` `[all, 2]` and `batches`, and `channels` `[all, 4]` (minimum, maximum, mean, variance) with
+    `channel_counts`; `channel_axis` is 0 for a tensor without them.
     """
     tensors = list(profile.tensors.values())
     arrays: dict[str, NDArray[Any]] = {
@@ -98,6 +105,14 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
         "names": np.asarray([t.name for t in tensors], dtype=np.str_),
         "bins": np.asarray([len(t.histogram) for t in tensors], dtype=np.int64),
         "histogram": np.concatenate([np.zeros(0, dtype=np.int64), *(t.histogram for t in tensors)]),
+        "batches": np.asarray([len(t.batch_extremes) for t in tensors], dtype=np.int64),
+        "batch_extremes": np.concatenate([np.zeros((0, 2)), *(t.batch_extremes for t in tensors)]),
+    }
+    channels = [np.zeros((0, 4)) if t.channels is None else t.channels.table for t in tensors]
+    arrays |= {
+        "channel_axis": np.asarray([t.channels.axis if t.channels else 0 for t in tensors], dtype=np.int64),
+        "channel_counts": np.asarray([len(c) for c in channels], dtype=np.int64),
+        "channels": np.concatenate([np.zeros((0, 4)), *channels]),
     }
     arrays |= {key: np.asarray(getattr(profile, key), dtype=np.float64) for key in _RUN}
     arrays |= {key: np.asarray([getattr(t, key) for t in tensors], dtype=np.int64) for key in _INTEGERS}
@@ -110,7 +125,18 @@ def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = 
 
     Raises ArtifactError for another version, missing arrays, and arrays that do not belong together.
     """
-    expected = {"version", "model_hash", "samples", "names", "bins", "histogram", *_RUN, *_INTEGERS, *_FLOATS}
+    expected = {
+        "version",
+        "model_hash",
+        "samples",
+        "names",
+        "channel_axis",
+        *_RUN,
+        *_INTEGERS,
+        *_FLOATS,
+        *_RAGGED,
+        *_RAGGED.values(),
+    }
     missing = sorted(expected - set(arrays))
     if missing:
         raise ArtifactError(f"statistics lack the arrays {', '.join(missing)}", stage="calibrate", where=where)
@@ -118,14 +144,21 @@ def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = 
     if found != VERSION:
         raise ArtifactError(f"statistics have version {found}; legal: {VERSION}", stage="calibrate", where=where)
     names = [str(name) for name in arrays["names"]]
-    bins, counts = np.asarray(arrays["bins"]), np.asarray(arrays["histogram"], dtype=np.int64)
-    columns = {key: np.asarray(arrays[key]).tolist() for key in (*_INTEGERS, *_FLOATS)}
-    if any(len(c) != len(names) for c in (bins, *columns.values())) or int(bins.sum()) != len(counts):
+    columns: dict[str, list[Any]] = {key: np.asarray(arrays[key]).tolist() for key in (*_INTEGERS, *_FLOATS)}
+    for key, lengths in _RAGGED.items():
+        parts = np.asarray(arrays[lengths], dtype=np.int64)
+        if len(parts) != len(names) or int(parts.sum()) != len(arrays[key]):
+            raise ArtifactError("statistics are damaged: array lengths disagree", stage="calibrate", where=where)
+        columns[key] = np.split(arrays[key], np.cumsum(parts)[:-1]) if names else []
+    if any(len(c) != len(names) for c in columns.values()):
         raise ArtifactError("statistics are damaged: array lengths disagree", stage="calibrate", where=where)
-    histograms = np.split(counts, np.cumsum(bins)[:-1]) if names else []
+    axes = np.asarray(arrays["channel_axis"]).tolist()
+    columns["channels"] = [
+        ChannelStats.of(axis, c) if axis else None for axis, c in zip(axes, columns["channels"], strict=True)
+    ]
     tensors = {
-        name: TensorStats(name=name, histogram=histogram, **{key: column[i] for key, column in columns.items()})
-        for i, (name, histogram) in enumerate(zip(names, histograms, strict=True))
+        name: TensorStats(name=name, **{key: column[i] for key, column in columns.items()})
+        for i, name in enumerate(names)
     }
     return Profile(
         model_hash=str(arrays["model_hash"]),

@@ -29,7 +29,7 @@ def recover(job: Job, found: Found) -> Found:
         job.inputs.calibrate,
         job.inputs.search,
         options,
-        settings.memory_mb,
+        settings.calibrate.memory_mb,
         settings.seed,
         job.console.progress("recover"),
     )

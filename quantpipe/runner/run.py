@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantpipe import stages
 from quantpipe.inputs import load
+from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
 from quantpipe.runner.recover import recover
 from quantpipe.runner.search import Aim, judged, search
 from quantpipe.runner.stored import replayed_strategy, stored_strategy
 from quantpipe.settings import Console, Settings
-from quantpipe.types import Profile
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -45,7 +44,7 @@ def _execute(job: Job) -> dict[str, Any]:
     if replayed is not None:
         return finish(job, replayed, None)
     stored = job.files.read_profile(job.calibrated)
-    profile = _calibrate(job, stored) if wanted & {"calibrate", "search"} else stored
+    profile = calibrate(job, stored) if wanted & {"calibrate", "search"} else stored
     found = search(job, aim, profile) if aim is not None and profile is not None else None
     if not {"realize", "evaluate"} & wanted:
         if found is not None and aim is not None:
@@ -72,15 +71,3 @@ def _annotate(job: Job) -> None:
     integer = sum(job.topology.node_conds.values())
     job.console.stage("annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices")
     job.files.write_annotation(job.topology, job.space, job.annotated)
-
-
-def _calibrate(job: Job, stored: Profile | None) -> Profile:
-    if stored is not None:
-        job.console.stage("calibrate", f"{stored.samples} samples, from an earlier run in this folder")
-        return stored
-    samples = job.inputs.calibrate
-    job.console.stage("calibrate", f"{len(samples)} samples")
-    progress = job.console.progress("calibrate")
-    profile = stages.calibrate(job.graph, job.topology, samples, job.settings.memory_mb, progress)
-    job.files.write_profile(profile, job.calibrated)
-    return profile

@@ -30,7 +30,7 @@ from quantpipe.types.plan import (
     WeightTensor,
 )
 from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
-from quantpipe.types.statistics import Profile, Range, TensorStats
+from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
@@ -40,6 +40,7 @@ __all__ = [
     "ActivationLimits",
     "Average",
     "Batch",
+    "ChannelStats",
     "Choice",
     "ChoiceSpace",
     "Cost",

@@ -8,13 +8,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def _no_batches() -> NDArray[np.float64]:
+    return np.zeros((0, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelStats:
+    """Exact statistics per channel along `axis` of an activation, `[C]` float64 each."""
+
+    axis: int
+    minimum: NDArray[np.float64] = field(repr=False)
+    maximum: NDArray[np.float64] = field(repr=False)
+    mean: NDArray[np.float64] = field(repr=False)
+    variance: NDArray[np.float64] = field(repr=False)
+
+    @property
+    def table(self) -> NDArray[np.float64]:
+        """`[C, 4]`: minimum, maximum, mean, variance."""
+        return np.stack([self.minimum, self.maximum, self.mean, self.variance], axis=1)
+
+    @classmethod
+    def of(cls, axis: int, table: NDArray[np.float64]) -> ChannelStats:
+        """The inverse of `table`."""
+        return cls(axis, *np.ascontiguousarray(table.T))
+
+
 @dataclass(frozen=True, eq=False)
 class TensorStats:
     """Streamed statistics of one tensor over all calibration samples.
 
     `histogram` holds int64 counts over `[-limit, +limit]`, an even number of equal bins; zero is a bin border.
     `minimum`, `maximum`, `mean`, `variance` are exact (float64) over the finite elements.
-    `batch_minimum`, `batch_maximum` are the means over batches of the batch extremes.
+    `batch_minimum`, `batch_maximum` are the means over batches of the batch extremes; `batch_extremes` `[batches, 2]`
+    float64 are (min, max) of the last batches, oldest first. A batch is `Graph.batch_size` samples, however the pass
+    was cut into runs. `channels`: the same per channel, where it was asked for.
+
+    Statistics of extremes alone (`full` is False) have an empty histogram, and NaN for mean and variance.
     """
 
     name: str
@@ -28,6 +57,13 @@ class TensorStats:
     limit: float
     histogram: NDArray[np.int64] = field(repr=False)
     nonfinite: int = 0
+    batch_extremes: NDArray[np.float64] = field(default_factory=_no_batches, repr=False)
+    channels: ChannelStats | None = field(default=None, repr=False)
+
+    @property
+    def full(self) -> bool:
+        """Whether there is a histogram, mean and variance, or only extremes."""
+        return len(self.histogram) > 0
 
     @property
     def absolute_maximum(self) -> float:

@@ -22,10 +22,11 @@ OP_TABLES = (
     "rendering/",
     "graph/normalize.py",
     "graph/fold.py",
+    "graph/outputs.py",
     "recover/",
     "lint/forms.py",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, and the clean-up of models."""
+"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up and the reductions."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py",),

@@ -15,7 +15,7 @@ from quantpipe.calibrate.profile import COARSE_BINS, coarse_histogram
 from quantpipe.errors import ArtifactError
 from quantpipe.types import Profile, TensorStats
 
-FIELDS = [f for f in TensorStats.__dataclass_fields__ if f != "histogram"]
+FIELDS = [f for f in TensorStats.__dataclass_fields__ if f not in ("histogram", "batch_extremes")]
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def same(a: Profile, b: Profile) -> bool:
         assert [getattr(x, f) for f in FIELDS] == [getattr(y, f) for f in FIELDS]
         assert x.histogram.dtype == y.histogram.dtype == np.int64
         np.testing.assert_array_equal(x.histogram, y.histogram)
+        np.testing.assert_array_equal(x.batch_extremes, y.batch_extremes)
     return True
 
 
@@ -55,9 +56,10 @@ def test_a_profile_of_nothing_survives() -> None:
     ("change", "message"),
     [
         ({"limit": None}, "lack the arrays limit"),
-        ({"version": np.asarray("9.9")}, "version 9.9; legal: 1.0"),
+        ({"version": np.asarray("9.9")}, "version 9.9; legal: 1.1"),
         ({"count": np.zeros(1, np.int64)}, "damaged"),
         ({"histogram": np.zeros(7, np.int64)}, "damaged"),
+        ({"batch_extremes": np.zeros((7, 2))}, "damaged"),
     ],
 )
 def test_damaged_arrays_are_refused_by_name(profile: Profile, change: dict[str, Any], message: str) -> None:
@@ -70,7 +72,7 @@ def test_damaged_arrays_are_refused_by_name(profile: Profile, change: dict[str, 
 def test_yaml_has_glows_shape_and_exact_numbers(profile: Profile) -> None:
     text = profile_yaml(profile)
     version, head, tensors = yaml.safe_load_all(text)
-    assert version == {"QuantpipeProfileVersion": "1.0"}
+    assert version == {"QuantpipeProfileVersion": "1.1"}
     assert head["ModelHash"] == "sha256:abc" and head["Samples"] == 500 and head["PeakRssMb"] == 100.1
     assert [t["NodeOutputName"] for t in tensors] == list(profile.tensors)
     for entry, stats in zip(tensors, profile.tensors.values(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.types import Range, TensorSchema, TensorStats
@@ -11,6 +12,8 @@ from quantpipe.types import Range, TensorSchema, TensorStats
 @dataclass(frozen=True)
 class MaxRange:
     """T = max|x| (symmetric), or [min(0, min x), max(0, max x)] (asymmetric). RFC `max_range`, TFLite, Glow."""
+
+    needs_histogram: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         return legal_range(stats.minimum, stats.maximum, stats, schema)

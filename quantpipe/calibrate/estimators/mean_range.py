@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.types import Range, TensorSchema, TensorStats
@@ -14,6 +15,8 @@ class MeanRange:
 
     Hago's `avg_range`; per batch, not per sample, which its authors found more accurate. It depends on the batch size.
     """
+
+    needs_histogram: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         low, high = stats.batch_minimum, stats.batch_maximum

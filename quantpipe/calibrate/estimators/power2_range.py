@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.types import Range, TensorSchema, TensorStats
@@ -16,6 +17,8 @@ class Power2Range:
     With `denominator: range` the scale T/2^(b-1) is a power of two as well. An asymmetric range never exceeds the
     observed one, so there this equals max_range; use the schema's `power_of_two` to get such scales.
     """
+
+    needs_histogram: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         threshold = _power_above(stats.absolute_maximum)

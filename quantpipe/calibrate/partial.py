@@ -1,0 +1,34 @@
+"""What an interrupted calibration leaves in its run folder, for the next run to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quantpipe.artifacts import Origin, read_npz, write_npz
+from quantpipe.errors import ArtifactError
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A file with the state of a measurement. One of another origin or a damaged one is passed over and replaced."""
+
+    path: Path
+    origin: Origin
+
+    def read(self) -> dict[str, NDArray[Any]] | None:
+        """The state, or None."""
+        if not self.path.is_file():
+            return None
+        try:
+            return read_npz(self.path, self.origin)
+        except ArtifactError:
+            return None
+
+    def write(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the state, whole or not at all."""
+        write_npz(self.path, state, self.origin)

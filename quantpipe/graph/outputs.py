@@ -1,0 +1,96 @@
+"""Copies of a model with other outputs: tensors from inside it, or their extremes, reduced in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from quantpipe.graph.normalize import expose
+
+REDUCTIONS = {"ReduceMin": 18, "ReduceMax": 18, "ReduceSum": 13}
+"""The reductions, and the opset from which each takes its axes as an input instead of an attribute."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Names of the outputs that stand for one tensor: three arrays of its dtype `[N, C]` (`()` for a tensor of less
+    than three axes), and the number of its elements (int64, `()`)."""
+
+    minima: str
+    maxima: str
+    sums: str
+    count: str
+
+
+def with_outputs(model: ir.Model, tensors: Sequence[str]) -> ir.Model:
+    """A copy of the model that gives exactly these tensors, without the nodes that nothing of them needs."""
+    copy = expose(model, [])
+    values = _values(copy)
+    copy.graph.outputs[:] = [values[t] for t in tensors]
+    RemoveUnusedNodesPass()(copy)
+    return copy
+
+
+def with_extremes(model: ir.Model, ranks: Mapping[str, int]) -> tuple[ir.Model, Mapping[str, Reduced]]:
+    """A copy of the model whose outputs are minima, maxima, sums and sizes of the tensors in `ranks` (name -> number of
+    axes). Tensors must be float32 or float64.
+
+    The sums are there because onnxruntime's ReduceMin and ReduceMax pass over NaN, and a sum does not (it may also be
+    infinite for finite values, so such a tensor has to be looked at). Everything behind the second axis is reduced and
+    the rest left to the caller: the runtime divides only such reductions among its threads (efficientnet_lite0, 2
+    cores: 1.5 float passes instead of 2.5).
+    """
+    copy = expose(model, [])
+    writer = _Writer(copy)
+    copy.graph.outputs.clear()
+    found = {tensor: writer.reduced(tensor, rank) for tensor, rank in ranks.items()}
+    RemoveUnusedNodesPass()(copy)
+    return copy, found
+
+
+class _Writer:
+    """Appends reductions to a model, under names that are free."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self._graph, self._values = model.graph, _values(model)
+        self._taken = {*self._values, *model.graph.initializers}
+        self._opset = int(model.graph.opset_imports[""])
+
+    def reduced(self, tensor: str, rank: int) -> Reduced:
+        axes = list(range(2, rank)) or list(range(rank))
+        minima, maxima, sums = (self._reduction(tensor, op, axes) for op in REDUCTIONS)
+        count = self._append("Size", [self._values[tensor]], [], f"{tensor}.Size", True)
+        return Reduced(minima, maxima, sums, count)
+
+    def _reduction(self, tensor: str, op: str, axes: list[int]) -> str:
+        inputs, attributes = [self._values[tensor]], [ir.AttrInt64("keepdims", 0)]
+        if axes and self._opset >= REDUCTIONS[op]:
+            constant = ir.AttrTensor("value", ir.tensor(np.asarray(axes, np.int64)))
+            name = self._append("Constant", [], [constant], f"{tensor}.{op}.axes", False)
+            inputs.append(self._values[name])
+        elif axes:
+            attributes.append(ir.AttrInt64s("axes", axes))
+        return self._append(op, inputs, attributes, f"{tensor}.{op}", True)
+
+    def _append(self, op: str, inputs: list[ir.Value], attributes: list[ir.Attr], wanted: str, is_output: bool) -> str:
+        name = wanted
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        node = ir.Node("", op, inputs, attributes, num_outputs=1, name=name)
+        node.outputs[0].name = name
+        self._values[name] = node.outputs[0]
+        self._graph.append(node)
+        if is_output:
+            self._graph.outputs.append(node.outputs[0])
+        return name
+
+
+def _values(model: ir.Model) -> dict[str, ir.Value]:
+    """Every value of the main graph that is no initializer, by name."""
+    made = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    return {v.name: v for v in made if v.name}
