@@ -8,7 +8,6 @@ measurement go on where it was.
 
 from __future__ import annotations
 
-import logging
 import math
 import resource
 import time
@@ -27,8 +26,6 @@ from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.outputs import with_extremes, with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.types import Batch, Profile, Samples, TensorStats
-
-log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]
 """Called with (samples done in all passes, samples in all passes, what the pass does)."""

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
 from quantpipe.calibrate import measure as module
 from quantpipe.calibrate.measure import measure
@@ -318,3 +320,28 @@ def test_an_interrupted_measurement_goes_on_bit_for_bit(
 def test_no_samples(graph: Graph) -> None:
     with pytest.raises(DataError, match="no calibration samples"):
         measure(graph, ["relu"], ArraySamples({"x": np.zeros((0, 3, 8, 8), np.float32)}), 1024)
+
+
+def test_what_a_sub_graph_reads_stays_in_a_pass() -> None:
+    net = Net()
+    x = net.input(None, 3, 4, 4)
+    kept = net.conv(net.node("Relu", x, output="up"), 3, 2, name="inner")
+    branches = {
+        key: helper.make_graph(
+            [helper.make_node(op, [kept], [key])],
+            key,
+            [],
+            [helper.make_tensor_value_info(key, TensorProto.FLOAT, None)],
+        )
+        for key, op in (("then_branch", "Relu"), ("else_branch", "Neg"))
+    }
+    yes = net.constant(np.asarray(True))
+    chosen = net.node("If", yes, output="chosen", **branches)
+    net.output(net.node("Abs", chosen, output="end"))
+    raw = onnx_ir.from_proto(net.proto())
+    values = np.random.default_rng(0).standard_normal((2, 3, 4, 4)).astype(np.float32)
+    expected = ort.InferenceSession(model_bytes(raw), providers=["CPUExecutionProvider"]).run(None, {"x": values})[0]
+    model = with_outputs(raw, ["chosen"])
+    assert "end" not in {o.name for n in model.graph for o in n.outputs}
+    (found,) = ort.InferenceSession(model_bytes(model), providers=["CPUExecutionProvider"]).run(None, {"x": values})
+    np.testing.assert_array_equal(found, expected)
