@@ -326,15 +326,10 @@ def test_what_a_sub_graph_reads_stays_in_a_pass() -> None:
     net = Net()
     x = net.input(None, 3, 4, 4)
     kept = net.conv(net.node("Relu", x, output="up"), 3, 2, name="inner")
-    branches = {
-        key: helper.make_graph(
-            [helper.make_node(op, [kept], [key])],
-            key,
-            [],
-            [helper.make_tensor_value_info(key, TensorProto.FLOAT, None)],
-        )
-        for key, op in (("then_branch", "Relu"), ("else_branch", "Neg"))
-    }
+    branches = {}
+    for key, op in (("then_branch", "Relu"), ("else_branch", "Neg")):
+        result = helper.make_tensor_value_info(key, TensorProto.FLOAT, None)
+        branches[key] = helper.make_graph([helper.make_node(op, [kept], [key])], key, [], [result])
     yes = net.constant(np.asarray(True))
     chosen = net.node("If", yes, output="chosen", **branches)
     net.output(net.node("Abs", chosen, output="end"))
