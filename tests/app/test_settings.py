@@ -69,6 +69,8 @@ def test_options_of_the_wrong_kind(given: dict[str, Any], said: str) -> None:
     ("kind", "given"),
     [
         (CalibrateSettings, {"memory_mb": 15}),
+        (CalibrateSettings, {"statistics": "some"}),
+        (CalibrateSettings, {"cache": ""}),
         (EvaluateSettings, {"agreement_samples": 0}),
         (EvaluateSettings, {"layer_samples": -1}),
         (EvaluateSettings, {"latency_runs": 0}),
@@ -80,6 +82,12 @@ def test_options_of_the_wrong_kind(given: dict[str, Any], said: str) -> None:
 def test_numbers_out_of_range(kind: type[Any], given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         kind(**given)
+
+
+def test_short_words_of_calibrate() -> None:
+    assert settings._calibrate({"per_channel": True, "cache": None}) == {"per_channel": ["*"], "cache": "none"}
+    assert settings._calibrate({"per_channel": False}) == {"per_channel": []}
+    assert settings._calibrate({"per_channel": ["a*"], "cache": "auto"}) == {"per_channel": ["a*"], "cache": "auto"}
 
 
 def test_the_resume_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
