@@ -63,7 +63,7 @@ def build_report(
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
-        "warnings": [*graph.notes, *_left_out(data), *([search["shortfall"]] if search.get("shortfall") else [])],
+        "warnings": [*graph.notes, *_left_out(data), *_search_notes(search)],
     }
 
 
@@ -75,6 +75,11 @@ def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for role, record in data.items()
         if record.get("skipped")
     ]
+
+
+def _search_notes(search: Mapping[str, Any]) -> list[str]:
+    missed = search.get("shortfall")
+    return [*search.get("notes", []), *([missed] if missed else [])]
 
 
 def shortfall(objective: Objective, best: Score) -> str | None:

@@ -66,7 +66,7 @@ class RunFolder:
         """Keeps a second process out of the folder."""
         return RunLock(self.root)
 
-    def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin) -> None:
+    def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
         payload = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
@@ -82,7 +82,7 @@ class RunFolder:
         }
         write_json(self.topology, payload, origin)
         choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
-        write_json(self.root / "annotate" / "choices.json", {"choices": choices, "size": str(space.size)}, origin)
+        write_json(self.root / "annotate" / "choices.json", {"choices": choices, "size": str(space.size)}, chosen_from)
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
         write_text(self.root / "calibrate" / "profile.yaml", profile_yaml(profile), origin)

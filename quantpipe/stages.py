@@ -51,11 +51,11 @@ Progress = Callable[[int, int, str], None]
 
 
 def annotate(
-    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions
+    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, percents: Sequence[int] = ()
 ) -> tuple[Topology, ChoiceSpace]:
-    """What runs in integers, and what there is to choose."""
+    """What runs in integers, and what there is to choose; `percents`: what ranges may be clipped to, if anything."""
     topology = analyze(graph, spec, schema, options)
-    return topology, choice_space(topology, options)
+    return topology, choice_space(topology, options, percents)
 
 
 def calibrate(

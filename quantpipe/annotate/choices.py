@@ -1,4 +1,4 @@
-"""The choice space of a topology: bits per scale group and per weight, and threshold steps where asked for.
+"""The choice space of a topology: bits per scale group and per weight, and ranges where asked for.
 
 Every point is valid: tensors that must agree are one choice, and each choice's options already respect both ends'
 types.
@@ -6,7 +6,7 @@ types.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
@@ -14,16 +14,22 @@ from quantpipe.types import Choice, ChoiceSpace, Topology
 
 BITS = "bits"
 STEP = "threshold_step"
+CLIP = "clip_percent"
 
 
-def choice_space(topology: Topology, options: AnnotateOptions) -> ChoiceSpace:
-    """Choices in graph order: `bits:TENSOR` for groups (by their first tensor) and weights, then `step:TENSOR`."""
+def choice_space(topology: Topology, options: AnnotateOptions, percents: Sequence[int] = ()) -> ChoiceSpace:
+    """Choices in graph order: per group `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR`; then weights.
+
+    `percents`: to what share of the estimated range a search may clip, 100 first; none where it may not.
+    """
     choices: list[Choice] = []
     for group in topology.groups:
         choices.append(_bits(group.key, group.max_bits, group.edges, options))
         if len(options.threshold_steps) > 1:
             steps = sorted(options.threshold_steps, key=lambda s: (s != 0, s))
             choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges))
+        if len(percents) > 1:
+            choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges))
     choices += [_bits(w.tensor, w.max_bits, w.edges, options) for w in topology.weights]
     if not choices:
         raise ConfigError(
@@ -42,6 +48,10 @@ def step_key(tensor: str) -> str:
     return f"step:{tensor}"
 
 
+def clip_key(tensor: str) -> str:
+    return f"clip:{tensor}"
+
+
 def bits_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
     """Tensor -> bits, for stored tensors and weights."""
     found = {t: assignment[bits_key(g.key)] for g in topology.groups for t in g.tensors}
@@ -51,6 +61,11 @@ def bits_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]
 def steps_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
     """Group key -> threshold step (a power of two by which its range is scaled)."""
     return {g.key: assignment.get(step_key(g.key), 0) for g in topology.groups}
+
+
+def clips_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
+    """Group key -> percent of the estimated range that is kept."""
+    return {g.key: assignment.get(clip_key(g.key), 100) for g in topology.groups}
 
 
 def _bits(tensor: str, most: int, edges: tuple[str, ...], options: AnnotateOptions) -> Choice:

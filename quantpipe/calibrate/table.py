@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.annotate.choices import bits_of, steps_of
+from quantpipe.annotate.choices import bits_of, clips_of, steps_of
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.weights import weight_ranges
@@ -45,11 +45,11 @@ class ThresholdTable:
     def strategy(self, assignment: Mapping[str, int]) -> Strategy:
         """The strategy of one assignment of the choice space."""
         bits = bits_of(self._topology, assignment)
-        steps = steps_of(self._topology, assignment)
+        steps, clips = steps_of(self._topology, assignment), clips_of(self._topology, assignment)
         ranges = {}
         for group in self._topology.groups:
             found = self.group_range(group, bits[group.key])
-            factor = 2.0 ** steps[group.key]
+            factor = 2.0 ** steps[group.key] * (clips[group.key] / 100)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
         weights = {w.tensor: self.weight_thresholds(w.tensor, bits[w.tensor]) for w in self._topology.weights}
         return Strategy(bits, ranges, weights)
@@ -77,7 +77,7 @@ class ThresholdTable:
         for group in self._topology.groups:
             for source in group.sources if len(group.sources) > 1 else ():
                 alone = self._range(source, strategy.bits[group.key])
-                together = strategy.ranges[group.key]
+                together = self.group_range(group, strategy.bits[group.key])
                 if alone != together:
                     found.append(
                         {

@@ -8,6 +8,7 @@ from typing import Any
 
 from quantpipe import stages
 from quantpipe.artifacts import Origin
+from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.graph.view import Graph
 from quantpipe.inputs import Inputs
 from quantpipe.plan import NO_OVERRIDES, Overrides
@@ -43,7 +44,8 @@ class Job:
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> Job:
-        topology, space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate)
+        percents = clip_percents(settings.estimator)
+        topology, space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate, percents)
         return cls(settings, inputs, console, RunFolder(settings.folder), topology, space)
 
     @property
@@ -58,6 +60,12 @@ class Job:
     @property
     def annotated(self) -> Origin:
         return self.origin("annotate", {}, ANNOTATE)
+
+    @property
+    def chosen_from(self) -> Origin:
+        """Of the search space: the threshold option may add choices to what the topology has."""
+        keys = (*ANNOTATE, "threshold") if clip_percents(self.settings.estimator) else ANNOTATE
+        return self.origin("annotate", {}, keys)
 
     @property
     def calibrated(self) -> Origin:

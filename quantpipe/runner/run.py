@@ -70,4 +70,4 @@ def _refuse_another_run(job: Job) -> None:
 def _annotate(job: Job) -> None:
     integer = sum(job.topology.node_conds.values())
     job.console.stage("annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices")
-    job.files.write_annotation(job.topology, job.space, job.annotated)
+    job.files.write_annotation(job.topology, job.space, job.annotated, job.chosen_from)

@@ -8,6 +8,7 @@ from typing import Any
 
 from quantpipe import stages
 from quantpipe.artifacts import digest_json, is_current, read_json
+from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import Interrupted
 from quantpipe.evaluate.candidate import CandidateMeasure, objective_value
@@ -72,7 +73,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
         str(settings.objective["metric"]),
         str(settings.objective["cost"]),
     )
-    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.size:.3g} points")
+    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     result = stages.search(
@@ -89,6 +90,8 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     current = is_current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     found = Found(strategy, _report(job, result, aim.objective, known), table.rectified(strategy))
+    for note in found.report["notes"]:
+        job.console.warn(note)
     if result.evaluations_new or not current:
         job.write_strategy(found, {}, job.searched)
     file_trials(settings.tracker, aim.log.read())
@@ -126,9 +129,21 @@ def _report(job: Job, result: SearchResult, objective: Objective, known: Mapping
         "feasible": result.feasible,
         "shortfall": shortfall(objective, result.score),
         "stopped": result.stopped.value,
-        "space_size": float(job.space.size),
+        "space_size": job.space.about,
         "metrics": dict(result.score.metrics),
         "form": objective.form.value,
+        "notes": _notes(job, result),
         "trace": [[t.number, t.score.value] for t in result.trace],
         "trace_cost": [[t.number, t.score.cost] for t in result.trace],
     }
+
+
+def _notes(job: Job, result: SearchResult) -> list[str]:
+    """What the user should know of how the search went: so far, that it had thresholds to search and did not."""
+    if clip_percents(job.settings.estimator) and result.evaluations == 1:
+        return [
+            "threshold=search leaves every range to the search, and this search looked at a single point: all ranges "
+            "are those of threshold.activations.base; take search=annealing, greedy_edge or greedy, or a threshold "
+            "option that estimates"
+        ]
+    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -37,6 +38,11 @@ class ChoiceSpace:
     def size(self) -> int:
         """How many points there are (an exact Python integer)."""
         return prod(len(c.options) for c in self.choices)
+
+    @property
+    def about(self) -> float:
+        """The size as a float: the largest one where the size is beyond all floats."""
+        return float(min(self.size, int(sys.float_info.max)))
 
     @property
     def start(self) -> Point:

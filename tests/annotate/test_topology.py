@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quantpipe.annotate.choices import bits_of, choice_space
+from quantpipe.annotate.choices import bits_of, choice_space, clips_of
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.unionfind import UnionFind
 from quantpipe.errors import ConfigError
@@ -269,6 +269,16 @@ def test_choices_run_from_the_most_precise_down() -> None:
     assert "bits:mid_out" not in keys, "one decision per group"
     assert bits_of(made.topology, space.decode(space.start))["mid_out"] == 8
     assert space.encode(space.decode(space.start)) == space.start
+
+
+def test_ranges_may_be_choices_of_their_own() -> None:
+    made = line_of("max_pool", "ort_cpu", "auto")
+    space = choice_space(made.topology, AnnotateOptions(), (100, 75, 50))
+    assert {c.key: c for c in space}["clip:front_out"].options == (100, 75, 50)
+    assert set(clips_of(made.topology, space.decode(space.start)).values()) == {100}
+    changed = space.decode(space.start) | {"clip:front_out": 50}
+    assert clips_of(made.topology, changed)["front_out"] == 50
+    assert not any(c.key.startswith("clip:") for c in choice_space(made.topology, AnnotateOptions()))
 
 
 def test_edges_have_conditions_of_their_readers() -> None:

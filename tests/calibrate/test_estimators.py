@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quantpipe.calibrate.estimators import KL, MSE, Estimator, MaxRange, MeanRange, Percentile, Power2Range
+from quantpipe.calibrate.estimators import (
+    KL,
+    MSE,
+    Estimator,
+    MaxRange,
+    MeanRange,
+    MovingAverage,
+    Percentile,
+    Power2Range,
+    Searched,
+)
 from quantpipe.calibrate.estimators.kl import best_bin, divergence
 from quantpipe.calibrate.estimators.mse import expected_errors
 from quantpipe.errors import ConfigError
@@ -21,7 +31,16 @@ from quantpipe.types import PowerOfTwo, Range, Symmetry, TensorSchema
 SYMMETRIC = TensorSchema()
 ASYMMETRIC = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
 UNSIGNED = TensorSchema(symmetry=Symmetry.SYMMETRIC_UNSIGNED)
-ALL: tuple[Estimator, ...] = (MaxRange(), Power2Range(), Percentile(), MeanRange(), MSE(), KL())
+ALL: tuple[Estimator, ...] = (
+    MaxRange(),
+    Power2Range(),
+    Percentile(),
+    MeanRange(),
+    MovingAverage(),
+    MSE(),
+    KL(),
+    Searched(),
+)
 SCHEMAS = tuple(
     TensorSchema(symmetry=s, power_of_two=p, denominator=d)
     for s in Symmetry

@@ -8,8 +8,22 @@ from quantpipe.calibrate.estimators.kl import KL
 from quantpipe.calibrate.estimators.legal import Estimator, legal_range
 from quantpipe.calibrate.estimators.max_range import MaxRange
 from quantpipe.calibrate.estimators.mean_range import MeanRange
+from quantpipe.calibrate.estimators.moving_average import MovingAverage
 from quantpipe.calibrate.estimators.mse import MSE
 from quantpipe.calibrate.estimators.percentile import Percentile
 from quantpipe.calibrate.estimators.power2_range import Power2Range
+from quantpipe.calibrate.estimators.searched import Searched, clip_percents
 
-__all__ = ["KL", "MSE", "Estimator", "MaxRange", "MeanRange", "Percentile", "Power2Range", "legal_range"]
+__all__ = [
+    "KL",
+    "MSE",
+    "Estimator",
+    "MaxRange",
+    "MeanRange",
+    "MovingAverage",
+    "Percentile",
+    "Power2Range",
+    "Searched",
+    "clip_percents",
+    "legal_range",
+]

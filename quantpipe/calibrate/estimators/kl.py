@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,9 @@ class KL:
     Source: S. Migacz, 8-bit inference with TensorRT, GTC 2017; NVIDIA pytorch-quantization `calib/histogram.py`;
     smoothing: TVM `kl_divergence.py`.
     """
+
+    needs_histogram: ClassVar[bool] = True
+    needs_batches: ClassVar[bool] = False
 
     stride: int = 8
 

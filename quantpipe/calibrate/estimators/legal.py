@@ -8,7 +8,17 @@ from quantpipe.types import Range, Symmetry, TensorSchema, TensorStats
 
 
 class Estimator(Protocol):
-    """Chooses the real interval that `bits` bits shall represent; what lies outside will saturate."""
+    """Chooses the real interval that `bits` bits shall represent; what lies outside will saturate.
+
+    `needs_histogram`: it reads the histogram; `needs_batches`: it reads what single batches had. One that needs neither
+    works from the extremes alone, which a calibration can be restricted to and every imported profile has.
+    """
+
+    @property
+    def needs_histogram(self) -> bool: ...
+
+    @property
+    def needs_batches(self) -> bool: ...
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range: ...
 

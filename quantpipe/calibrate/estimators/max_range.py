@@ -14,6 +14,7 @@ class MaxRange:
     """T = max|x| (symmetric), or [min(0, min x), max(0, max x)] (asymmetric). RFC `max_range`, TFLite, Glow."""
 
     needs_histogram: ClassVar[bool] = False
+    needs_batches: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         return legal_range(stats.minimum, stats.maximum, stats, schema)

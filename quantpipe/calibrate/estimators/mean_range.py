@@ -17,6 +17,7 @@ class MeanRange:
     """
 
     needs_histogram: ClassVar[bool] = False
+    needs_batches: ClassVar[bool] = True
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         low, high = stats.batch_minimum, stats.batch_maximum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ class MSE:
     wider range. The shrinking of ranges is MQBench's MSEObserver; the expectation is exact for piecewise uniform
     densities, so the result is as good as the bins are narrow beside the quantization step.
     """
+
+    needs_histogram: ClassVar[bool] = True
+    needs_batches: ClassVar[bool] = False
 
     per_octave: int = 8
     octaves: int = 8

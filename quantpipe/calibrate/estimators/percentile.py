@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,9 @@ class Percentile:
     Symmetric: T = the p-th percentile of |x| (MQBench EMAQuantile, NVIDIA). Otherwise both tails lose (100 - p)/2
     percent (onnxruntime's PercentileCalibrater), except that data of one sign loses all of 100 - p at its far end.
     """
+
+    needs_histogram: ClassVar[bool] = True
+    needs_batches: ClassVar[bool] = False
 
     p: float = 99.99
 

@@ -19,6 +19,7 @@ class Power2Range:
     """
 
     needs_histogram: ClassVar[bool] = False
+    needs_batches: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
         threshold = _power_above(stats.absolute_maximum)
