@@ -24,8 +24,10 @@ class Estimator(Protocol):
 
 
 def one_sided(stats: TensorStats, schema: TensorSchema) -> bool:
-    """Whether the integers of this tensor all serve values >= 0: non-negative data under a schema that uses it."""
-    return stats.minimum >= 0.0 and schema.symmetry is not Symmetry.SYMMETRIC
+    """Whether the integers of this tensor all serve one side of zero: data of one sign under a schema that uses it."""
+    if schema.symmetry is Symmetry.SYMMETRIC:
+        return False
+    return stats.minimum >= 0.0 or (stats.maximum <= 0.0 and schema.symmetry is Symmetry.ASYMMETRIC)
 
 
 def mirrored(stats: TensorStats, schema: TensorSchema) -> bool:
