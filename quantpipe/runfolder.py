@@ -27,7 +27,8 @@ from quantpipe.artifacts import (
     write_text,
 )
 from quantpipe.artifacts.write import digest_arrays
-from quantpipe.calibrate.profile import profile_from_arrays, profile_yaml, stats_arrays
+from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
+from quantpipe.calibrate.yaml_profile import profile_yaml
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.store import write_model
 from quantpipe.graph.view import Graph

@@ -1,93 +1,25 @@
-"""The two files of a calibration: profile.yaml to read and diff (in Glow's shape), stats.npz with everything."""
+"""stats.npz: a whole profile as plain arrays, bit for bit."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
-from quantpipe.calibrate.histogram import borders, rebin
 from quantpipe.errors import ArtifactError
 from quantpipe.types import ChannelStats, Profile, TensorStats
 
 VERSION = "1.1"
 
-COARSE_BINS = 32
-"""Bins of the histogram in profile.yaml: enough to see a distribution, too few to calibrate from."""
-
+_HEAD = ("version", "model_hash", "samples", "loaded", "names")
 _INTEGERS = ("count", "nonfinite")
 _FLOATS = ("minimum", "maximum", "mean", "variance", "batch_minimum", "batch_maximum", "limit")
 _RAGGED = {"histogram": "bins", "batch_extremes": "batches", "channels": "channel_counts"}
 """Arrays of which each tensor has a share of its own, and the arrays that say how long the shares are."""
-_RUN = ("seconds", "float_pass_seconds", "peak_rss_mb")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Floats positionally, with as many decimals as it takes to read back the same number."""
-
-
-def _plain_float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:float", np.format_float_positional(value, trim="0"))
-
-
-_Dumper.add_representer(float, _plain_float)
-
-
-def profile_yaml(profile: Profile) -> str:
-    """Three YAML documents, as Glow's `-dump-profile` writes them: version, model hash, list of tensors.
-
-    Glow's keys per tensor (`NodeOutputName`, `Min`, `Max`, `Histogram` over [Min, Max]) and ours (`Mean`, `Variance`,
-    `BatchMin`, `BatchMax`, `Count`, `NonFinite`). Source: pytorch/glow lib/Quantization/Serialization.cpp.
-    """
-    run = {"Samples": profile.samples, **{_title(key): float(getattr(profile, key)) for key in _RUN}}
-    documents: list[Any] = [
-        {"QuantpipeProfileVersion": VERSION},
-        {"ModelHash": profile.model_hash, **run},
-        [_entry(stats) for stats in profile.tensors.values()],
-    ]
-    text: str = yaml.dump_all(
-        documents,
-        Dumper=_Dumper,
-        explicit_start=True,
-        sort_keys=False,
-        default_flow_style=None,
-        allow_unicode=True,
-        width=120,
-    )
-    return text
-
-
-def _title(key: str) -> str:
-    return "".join(part.capitalize() for part in key.split("_"))
-
-
-def _entry(stats: TensorStats) -> dict[str, Any]:
-    """What is known of one tensor; mean and variance are not when only extremes were measured."""
-    moments = {"Mean": float(stats.mean), "Variance": float(stats.variance)} if stats.full else {}
-    return {
-        "NodeOutputName": stats.name,
-        "Min": float(stats.minimum),
-        "Max": float(stats.maximum),
-        **moments,
-        "BatchMin": float(stats.batch_minimum),
-        "BatchMax": float(stats.batch_maximum),
-        "Count": int(stats.count),
-        "NonFinite": int(stats.nonfinite),
-        "Histogram": coarse_histogram(stats).tolist(),
-    }
-
-
-def coarse_histogram(stats: TensorStats, bins: int = COARSE_BINS) -> NDArray[np.int64]:
-    """Integer counts `[bins]` over [minimum, maximum]; a constant tensor has a single bin, extremes alone have none."""
-    if not stats.full:
-        return np.zeros(0, dtype=np.int64)
-    if stats.minimum >= stats.maximum:
-        return np.asarray([stats.histogram.sum()], dtype=np.int64)
-    target = np.linspace(stats.minimum, stats.maximum, bins + 1)
-    return rebin(stats.histogram, borders(stats.limit, len(stats.histogram)), target)
+RUN = ("seconds", "float_pass_seconds", "peak_rss_mb")
 
 
 def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
@@ -102,6 +34,7 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
         "version": np.asarray(VERSION),
         "model_hash": np.asarray(profile.model_hash),
         "samples": np.asarray(profile.samples, dtype=np.int64),
+        "loaded": np.asarray(json.dumps(dict(profile.loaded))),
         "names": np.asarray([t.name for t in tensors], dtype=np.str_),
         "bins": np.asarray([len(t.histogram) for t in tensors], dtype=np.int64),
         "histogram": np.concatenate([np.zeros(0, dtype=np.int64), *(t.histogram for t in tensors)]),
@@ -114,7 +47,7 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
         "channel_counts": np.asarray([len(c) for c in channels], dtype=np.int64),
         "channels": np.concatenate([np.zeros((0, 4)), *channels]),
     }
-    arrays |= {key: np.asarray(getattr(profile, key), dtype=np.float64) for key in _RUN}
+    arrays |= {key: np.asarray(getattr(profile, key), dtype=np.float64) for key in RUN}
     arrays |= {key: np.asarray([getattr(t, key) for t in tensors], dtype=np.int64) for key in _INTEGERS}
     arrays |= {key: np.asarray([getattr(t, key) for t in tensors], dtype=np.float64) for key in _FLOATS}
     return arrays
@@ -125,18 +58,7 @@ def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = 
 
     Raises ArtifactError for another version, missing arrays, and arrays that do not belong together.
     """
-    expected = {
-        "version",
-        "model_hash",
-        "samples",
-        "names",
-        "channel_axis",
-        *_RUN,
-        *_INTEGERS,
-        *_FLOATS,
-        *_RAGGED,
-        *_RAGGED.values(),
-    }
+    expected = {*_HEAD, "channel_axis", *RUN, *_INTEGERS, *_FLOATS, *_RAGGED, *_RAGGED.values()}
     missing = sorted(expected - set(arrays))
     if missing:
         raise ArtifactError(f"statistics lack the arrays {', '.join(missing)}", stage="calibrate", where=where)
@@ -164,5 +86,6 @@ def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = 
         model_hash=str(arrays["model_hash"]),
         samples=int(arrays["samples"]),
         tensors=tensors,
-        **{key: float(arrays[key]) for key in _RUN},
+        loaded=json.loads(str(arrays["loaded"])),
+        **{key: float(arrays[key]) for key in RUN},
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +45,8 @@ class TensorStats:
     float64 are (min, max) of the last batches, oldest first. A batch is `Graph.batch_size` samples, however the pass
     was cut into runs. `channels`: the same per channel, where it was asked for.
 
-    Statistics of extremes alone (`full` is False) have an empty histogram, and NaN for mean and variance.
+    Statistics of extremes alone (`full` is False) have an empty histogram, and NaN for mean and variance. Those from
+    elsewhere may lack the batches too, and have a count of 0.
     """
 
     name: str
@@ -72,7 +75,10 @@ class TensorStats:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All tensors' statistics of one calibration run, keyed by tensor name."""
+    """All tensors' statistics of one calibration run, keyed by tensor name.
+
+    `loaded` is empty for a run of one's own; else it says what file it came from and what had to be made of that.
+    """
 
     model_hash: str
     samples: int
@@ -80,6 +86,7 @@ class Profile:
     seconds: float = 0.0
     float_pass_seconds: float = 0.0
     peak_rss_mb: float = 0.0
+    loaded: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ import pytest
 import yaml
 from calibrate_samples import KINDS, samples, stats_of
 
-from quantpipe.calibrate import profile_from_arrays, profile_yaml, stats_arrays
-from quantpipe.calibrate.profile import COARSE_BINS, coarse_histogram
+from quantpipe.calibrate import profile_from_arrays, profile_from_yaml, profile_yaml, stats_arrays
+from quantpipe.calibrate.estimators import KL, MSE, MaxRange, MeanRange, MovingAverage, Percentile, Power2Range
+from quantpipe.calibrate.yaml_profile import COARSE_BINS, coarse_histogram
 from quantpipe.errors import ArtifactError
-from quantpipe.types import Profile, TensorStats
+from quantpipe.types import PowerOfTwo, Profile, Symmetry, TensorSchema, TensorStats
 
 FIELDS = [f for f in TensorStats.__dataclass_fields__ if f not in ("histogram", "batch_extremes")]
 
@@ -25,15 +26,17 @@ def profile() -> Profile:
     tensors["zero"] = stats_of(np.zeros(3, np.float32), name="zero")
     tensors["bad"] = stats_of(np.asarray([np.nan, 1.0], np.float32), name="bad")
     tensors["foreign"] = TensorStats("foreign", 6, -1, 2, 0.5, 1.0, -1, 2, 2.0, np.asarray([0, 1, 2, 3]))
-    return Profile("sha256:abc", 500, tensors, 1.25, 0.5, 100.1)
+    extremes = TensorStats("extremes", 0, -1, 2, np.nan, np.nan, -1, 2, 2.0, np.zeros(0, np.int64))
+    tensors["extremes"] = extremes
+    return Profile("sha256:abc", 500, tensors, 1.25, 0.5, 100.1, {"file": "x", "unknown": ["a"]})
 
 
 def same(a: Profile, b: Profile) -> bool:
     assert (a.model_hash, a.samples, a.seconds) == (b.model_hash, b.samples, b.seconds)
     assert (a.float_pass_seconds, a.peak_rss_mb) == (b.float_pass_seconds, b.peak_rss_mb)
-    assert list(a.tensors) == list(b.tensors)
+    assert list(a.tensors) == list(b.tensors) and a.loaded == b.loaded
     for x, y in zip(a.tensors.values(), b.tensors.values(), strict=True):
-        assert [getattr(x, f) for f in FIELDS] == [getattr(y, f) for f in FIELDS]
+        np.testing.assert_equal([getattr(x, f) for f in FIELDS], [getattr(y, f) for f in FIELDS])
         assert x.histogram.dtype == y.histogram.dtype == np.int64
         np.testing.assert_array_equal(x.histogram, y.histogram)
         np.testing.assert_array_equal(x.batch_extremes, y.batch_extremes)
@@ -44,6 +47,40 @@ def test_arrays_survive_an_npz_file(profile: Profile, tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "stats.npz", **stats_arrays(profile))  # type: ignore[arg-type]
     with np.load(tmp_path / "stats.npz", allow_pickle=False) as arrays:
         assert same(profile_from_arrays(arrays), profile)
+
+
+def test_the_readable_file_gives_the_same_profile(profile: Profile) -> None:
+    assert same(profile_from_yaml(profile_yaml(profile)), profile)
+
+
+@pytest.mark.parametrize("symmetry", Symmetry)
+@pytest.mark.parametrize("power", [PowerOfTwo.NONE, PowerOfTwo.UP])
+def test_thresholds_survive_the_readable_file_exactly(profile: Profile, symmetry: Symmetry, power: PowerOfTwo) -> None:
+    read, schema = profile_from_yaml(profile_yaml(profile)), TensorSchema(symmetry=symmetry, power_of_two=power)
+    for estimator in (MaxRange(), Power2Range(), MeanRange(), MovingAverage(), Percentile(), MSE(), KL()):
+        for name, stats in profile.tensors.items():
+            if name in ("foreign", "extremes"):
+                continue
+            for bits in (2, 4, 8, 16):
+                assert estimator(read.tensors[name], bits, schema) == estimator(stats, bits, schema)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("QuantpipeProfileVersion: '1.1'", "QuantpipeProfileVersion: '9'", "version 9; legal: 1.1"),
+        ("ModelHash: ", "Model: ", "damaged"),
+        ("FirstBin: 0", "FirstBin: 4095", "damaged.*longer than its bins"),
+        ("Limit: 1.0", "Limit: .inf", "damaged.*no range"),
+        ("---", "- {", "damaged"),
+    ],
+)
+def test_a_damaged_readable_file_is_refused(profile: Profile, old: str, new: str, message: str) -> None:
+    text = profile_yaml(profile)
+    assert old in text
+    with pytest.raises(ArtifactError, match=message) as caught:
+        profile_from_yaml(text.replace(old, new), where="profile.yaml")
+    assert "profile.yaml" in str(caught.value)
 
 
 def test_a_profile_of_nothing_survives() -> None:
@@ -75,7 +112,8 @@ def test_yaml_has_glows_shape_and_exact_numbers(profile: Profile) -> None:
     assert version == {"QuantpipeProfileVersion": "1.1"}
     assert head["ModelHash"] == "sha256:abc" and head["Samples"] == 500 and head["PeakRssMb"] == 100.1
     assert [t["NodeOutputName"] for t in tensors] == list(profile.tensors)
-    for entry, stats in zip(tensors, profile.tensors.values(), strict=True):
+    assert "Histogram" not in tensors.pop()
+    for entry, stats in zip(tensors, list(profile.tensors.values())[:-1], strict=True):
         assert (entry["Min"], entry["Max"], entry["Mean"]) == (stats.minimum, stats.maximum, stats.mean)
         assert (entry["Variance"], entry["BatchMin"]) == (stats.variance, stats.batch_minimum)
         assert isinstance(entry["Min"], float) and "e-" not in text
