@@ -63,7 +63,7 @@ def build_report(
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
-        "warnings": [*graph.notes, *_left_out(data), *_search_notes(search)],
+        "warnings": [*graph.notes, *_left_out(data), *_profile_notes(profile), *_search_notes(search)],
     }
 
 
@@ -75,6 +75,11 @@ def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for role, record in data.items()
         if record.get("skipped")
     ]
+
+
+def _profile_notes(profile: Profile | None) -> list[str]:
+    loaded = profile.loaded if profile is not None else {}
+    return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
 
 
 def _search_notes(search: Mapping[str, Any]) -> list[str]:
@@ -123,7 +128,8 @@ def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:
 
 def _calibrate(profile: Profile | None) -> dict[str, Any]:
     names = ("seconds", "samples", "float_pass_seconds", "peak_rss_mb")
-    return {name: getattr(profile, name, None) for name in names}
+    found = {name: getattr(profile, name, None) for name in names}
+    return found | ({"loaded": dict(profile.loaded)} if profile is not None and profile.loaded else {})
 
 
 def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:

@@ -144,6 +144,7 @@ class Settings:
     choices: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     strategy: Path | None = None
+    profile: Path | None = None
 
     def __post_init__(self) -> None:
         _legal("command", self.command, COMMANDS)
@@ -165,6 +166,8 @@ class Settings:
             _legal("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
         Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
+        if self.command == "replay" and self.profile is not None:
+            raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
 

@@ -49,6 +49,7 @@ KEYS = (
     "plugins",
     "annotate",
     "calibrate",
+    "profile",
     "evaluate",
     "check",
 )
@@ -102,6 +103,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
+        profile=_profile(plain["profile"], launch),
     )
 
 
@@ -191,6 +193,13 @@ def _path(value: Any, key: str, launch: Path) -> Path:
     if not value:
         raise ConfigError("is empty; it must name a file", where=key)
     return launch / Path(str(value)).expanduser()
+
+
+def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
+    for name in given:
+        if name != "load":
+            raise ConfigError(f"is no option{nearest(name, ['load'])}; legal is load", where=f"profile.{name}")
+    return _path(given["load"], "profile.load", launch) if given.get("load") else None
 
 
 def _seed(value: Any) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.annotate.choices import bits_of, clips_of, steps_of
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.weights import weight_ranges
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, TensorStats, Topology
@@ -24,7 +25,10 @@ WeightMethod = Literal["max_range", "mse"]
 
 
 class ThresholdTable:
-    """Ranges and thresholds on demand, for one topology, profile and estimator."""
+    """Ranges and thresholds on demand, for one topology, profile and estimator.
+
+    Raises ConfigError when the profile lacks what the estimator reads.
+    """
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class ThresholdTable:
         estimator: Estimator,
         weight_method: WeightMethod,
     ) -> None:
+        require(estimator, profile)
         self._graph, self._topology, self._schema = graph, topology, schema
         self._estimator, self._weight_method = estimator, weight_method
         constants = {t: _constant_stats(graph, t) for t in topology.constants}

@@ -1,4 +1,5 @@
-"""The calibrate stage: statistics from this folder, from the cache, and from the model only for what is in neither."""
+"""The calibrate stage: statistics from a file that was asked for, or from this folder, from the cache, and from the
+model only for what is in neither."""
 
 from __future__ import annotations
 
@@ -14,8 +15,13 @@ from quantpipe.runner.job import Job
 from quantpipe.types import Profile, TensorStats
 
 
-def calibrate(job: Job, stored: Profile | None) -> Profile:
-    """The profile of all measured tensors; `stored` is the one that the run folder has."""
+def calibrate(job: Job, stored: Profile | None, loaded: Profile | None) -> Profile:
+    """The profile of all measured tensors; `stored` is the one that the run folder has, `loaded` that of a file."""
+    if loaded is not None:
+        return _from_file(job, loaded)
+    if stored is not None and stored.loaded:
+        job.console.stage("calibrate", f"statistics of {stored.loaded['file']}, from an earlier run in this folder")
+        return stored
     count = f"{len(job.inputs.calibrate)} samples"
     missing = _missing(job, stored.tensors if stored is not None else {})
     if stored is not None and not missing:
@@ -40,6 +46,14 @@ def calibrate(job: Job, stored: Profile | None) -> Profile:
     job.files.write_profile(profile, job.calibrated)
     job.files.partial.unlink(missing_ok=True)
     return profile
+
+
+def _from_file(job: Job, loaded: Profile) -> Profile:
+    job.console.stage("calibrate", f"no run: statistics of {loaded.loaded['file']} ({loaded.loaded['format']})")
+    for warning in loaded.loaded["warnings"]:
+        job.console.warn(f"{job.settings.profile}: {warning}")
+    job.files.write_profile(loaded, job.calibrated)
+    return loaded
 
 
 def _missing(job: Job, known: Mapping[str, TensorStats]) -> list[str]:

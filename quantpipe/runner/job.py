@@ -13,6 +13,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.inputs import Inputs
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.runfolder import RunFolder
+from quantpipe.runner.profile import digest_of_profile
 from quantpipe.settings import Console, Settings
 from quantpipe.types import ChoiceSpace, Strategy, Topology
 
@@ -41,12 +42,15 @@ class Job:
     files: RunFolder
     topology: Topology
     space: ChoiceSpace
+    profile: str | None = None
+    """Digest of the file that statistics are loaded from, if they are."""
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> Job:
         percents = clip_percents(settings.estimator)
         topology, space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate, percents)
-        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space)
+        profile = digest_of_profile(settings.profile) if settings.profile is not None else None
+        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space, profile)
 
     @property
     def graph(self) -> Graph:
@@ -69,7 +73,8 @@ class Job:
 
     @property
     def calibrated(self) -> Origin:
-        return self.origin("calibrate", {"calibrate_data": self.inputs.calibrate.digest}, ANNOTATE)
+        statistics = {"profile": self.profile} if self.profile else {"calibrate_data": self.inputs.calibrate.digest}
+        return self.origin("calibrate", statistics, ANNOTATE)
 
     @property
     def searched(self) -> Origin:
@@ -87,8 +92,9 @@ class Job:
 
     @property
     def fitted_on(self) -> dict[str, str]:
-        """The samples that decisions may be made by."""
-        return {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
+        """The samples that decisions may be made by, and the statistics where they come from a file."""
+        samples = {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
+        return samples | ({"profile": self.profile} if self.profile else {})
 
     def write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
         """strategy.json; `measured` is what evaluation adds to its results."""

@@ -13,6 +13,7 @@ from quantpipe.inputs import load
 from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
+from quantpipe.runner.profile import loaded_profile
 from quantpipe.runner.recover import recover
 from quantpipe.runner.search import Aim, judged, search
 from quantpipe.runner.stored import replayed_strategy, stored_strategy
@@ -38,13 +39,15 @@ def _execute(job: Job) -> dict[str, Any]:
     _refuse_another_run(job)
     replayed = replayed_strategy(job) if job.settings.command == "replay" else None
     aim = Aim.of(job) if "search" in wanted and replayed is None else None
+    stored = job.files.read_profile(job.calibrated) if replayed is None else None
+    needed = bool(wanted & {"calibrate", "search"}) and replayed is None
+    loaded = loaded_profile(job.settings, job.graph, job.topology.measured) if needed and stored is None else None
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
     job.files.write_data(job.inputs.data_record(), job.origin("data", {}, ("dataset", "seed")))
     _annotate(job)
     if replayed is not None:
         return finish(job, replayed, None)
-    stored = job.files.read_profile(job.calibrated)
-    profile = calibrate(job, stored) if wanted & {"calibrate", "search"} else stored
+    profile = calibrate(job, stored, loaded) if needed else stored
     found = search(job, aim, profile) if aim is not None and profile is not None else None
     if not {"realize", "evaluate"} & wanted:
         if found is not None and aim is not None:

@@ -1,0 +1,99 @@
+"""Statistics of a tensor that a file lacks, from those of the tensors that it is made of.
+
+What an op does to values stands in OP_RULES: a clamp clips them, a move keeps them (all or some), a concatenation joins
+them. The results of other ops have no statistics that follow from their inputs'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from quantpipe.calibrate.histogram import regrid
+from quantpipe.graph.view import Graph
+from quantpipe.oprules import Family, rule_of
+from quantpipe.types import TensorStats
+
+
+def with_derived(graph: Graph, known: Mapping[str, TensorStats]) -> tuple[dict[str, TensorStats], dict[str, str]]:
+    """The known statistics by tensor and all that follow from them; and, for the latter, what each follows from."""
+    found, made = dict(known), dict[str, str]()
+    for node in graph.nodes:  # in execution order: what a tensor is made of comes before it
+        rule = rule_of(node)
+        if rule is None or rule.family not in (Family.CLAMP, Family.MOVE) or rule.refuse(node, graph) is not None:
+            continue
+        parents = dict.fromkeys(node.inputs[p] for p in rule.data_ports(node))
+        parts = [found[p] for p in parents if p in found]
+        if len(parts) < len(parents) or not parts:
+            continue
+        for tensor in node.outputs:
+            if tensor and tensor not in found:
+                low, high = rule.bounds(node, graph)
+                found[tensor] = dataclasses.replace(clipped(joined(parts), low, high), name=tensor)
+                made[tensor] = ", ".join(parents)
+    return found, made
+
+
+def joined(parts: list[TensorStats]) -> TensorStats:
+    """Statistics of all values together; those of single batches are lost, as is a histogram that one part lacks."""
+    if len(parts) == 1:
+        return parts[0]
+    limit = max(p.limit for p in parts)
+    whole = all(len(p.histogram) == len(parts[0].histogram) > 0 for p in parts)
+    counts = [regrid(p.histogram, p.limit, limit) for p in parts] if whole else []
+    return TensorStats(
+        name=parts[0].name,
+        count=sum(p.count for p in parts),
+        minimum=min(p.minimum for p in parts),
+        maximum=max(p.maximum for p in parts),
+        mean=math.nan,
+        variance=math.nan,
+        batch_minimum=min(p.batch_minimum for p in parts),
+        batch_maximum=max(p.batch_maximum for p in parts),
+        limit=limit,
+        histogram=np.asarray(sum(counts), dtype=np.int64) if whole else np.zeros(0, dtype=np.int64),
+    )
+
+
+def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
+    """Statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin."""
+    if low <= stats.minimum and stats.maximum <= high:
+        return stats
+    bins = len(stats.histogram)
+    counts = stats.histogram.copy()
+    if bins:
+        width = 2 * stats.limit / bins
+        first, last = (int(np.clip(np.floor(b / width) + bins // 2, 0, bins - 1)) for b in (low, high))
+        counts[first] += counts[:first].sum()
+        counts[:first] = 0
+        counts[last] += counts[last + 1 :].sum()
+        counts[last + 1 :] = 0
+    return dataclasses.replace(
+        stats,
+        minimum=min(max(stats.minimum, low), high),
+        maximum=min(max(stats.maximum, low), high),
+        mean=math.nan,
+        variance=math.nan,
+        batch_minimum=min(max(stats.batch_minimum, low), high),
+        batch_maximum=min(max(stats.batch_maximum, low), high),
+        histogram=counts,
+        batch_extremes=np.clip(stats.batch_extremes, low, high),
+    )
+
+
+def never_negative(graph: Graph) -> frozenset[str]:
+    """The tensors that have no value below 0 whatever the data, by the clamps, moves and averages that make them."""
+    known: set[str] = set()
+    for node in graph.nodes:
+        rule = rule_of(node)
+        if rule is None or rule.family not in (Family.CLAMP, Family.MOVE, Family.AVERAGE):
+            continue
+        if rule.refuse(node, graph) is not None:
+            continue
+        bounded = rule.family is Family.CLAMP and rule.bounds(node, graph)[0] >= 0.0
+        if bounded or known.issuperset(node.inputs[p] for p in rule.data_ports(node)):
+            known.update(node.outputs)
+    return frozenset(known)
