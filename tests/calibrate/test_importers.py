@@ -260,6 +260,8 @@ def test_derived_statistics_are_those_that_a_run_would_find(graph: Graph, measur
         ours, derived = measured.tensors[name], loaded.tensors[name]
         assert (derived.minimum, derived.maximum, derived.count) == (ours.minimum, ours.maximum, ours.count)
         width = derived.limit / 2048 + ours.limit / 2048
+        assert derived.mean == pytest.approx(ours.mean, abs=width)
+        assert derived.variance == pytest.approx(ours.variance, rel=0.01, abs=width)
         for p in (50.0, 90.0, 99.0):
             found = Percentile(p)(derived, 8, ASYMMETRIC).high - Percentile(p)(ours, 8, ASYMMETRIC).high
             assert abs(found) <= width * 1.01

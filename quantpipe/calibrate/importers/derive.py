@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from quantpipe.calibrate.histogram import regrid
+from quantpipe.calibrate.histogram import borders, regrid
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import TensorStats
@@ -44,13 +44,17 @@ def joined(parts: list[TensorStats]) -> TensorStats:
     limit = max(p.limit for p in parts)
     whole = all(len(p.histogram) == len(parts[0].histogram) > 0 for p in parts)
     counts = [regrid(p.histogram, p.limit, limit) for p in parts] if whole else []
+    weights = np.asarray([p.count for p in parts]) / max(sum(p.count for p in parts), 1)
+    means = np.asarray([p.mean for p in parts])
+    mean = float(weights @ means) if whole else math.nan
+    spread = np.asarray([p.variance for p in parts]) + (means - mean) ** 2
     return TensorStats(
         name=parts[0].name,
         count=sum(p.count for p in parts),
         minimum=min(p.minimum for p in parts),
         maximum=max(p.maximum for p in parts),
-        mean=math.nan,
-        variance=math.nan,
+        mean=mean,
+        variance=float(weights @ spread) if whole else math.nan,
         batch_minimum=min(p.batch_minimum for p in parts),
         batch_maximum=max(p.batch_maximum for p in parts),
         limit=limit,
@@ -59,11 +63,16 @@ def joined(parts: list[TensorStats]) -> TensorStats:
 
 
 def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
-    """Statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin."""
+    """Statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin.
+
+    Mean and variance are those of the bins' middles, cut to the extremes; NaN without a histogram.
+    """
     if low <= stats.minimum and stats.maximum <= high:
         return stats
     bins = len(stats.histogram)
     counts = stats.histogram.copy()
+    mean = variance = math.nan
+    least, greatest = (min(max(x, low), high) for x in (stats.minimum, stats.maximum))
     if bins:
         width = 2 * stats.limit / bins
         first, last = (int(np.clip(np.floor(b / width) + bins // 2, 0, bins - 1)) for b in (low, high))
@@ -71,12 +80,16 @@ def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
         counts[:first] = 0
         counts[last] += counts[last + 1 :].sum()
         counts[last + 1 :] = 0
+        edges = borders(stats.limit, bins)
+        middles = np.clip((edges[1:] + edges[:-1]) / 2, least, greatest)
+        mean = float(counts @ middles) / max(int(counts.sum()), 1)
+        variance = float(counts @ (middles - mean) ** 2) / max(int(counts.sum()), 1)
     return dataclasses.replace(
         stats,
-        minimum=min(max(stats.minimum, low), high),
-        maximum=min(max(stats.maximum, low), high),
-        mean=math.nan,
-        variance=math.nan,
+        minimum=least,
+        maximum=greatest,
+        mean=mean,
+        variance=variance,
         batch_minimum=min(max(stats.batch_minimum, low), high),
         batch_maximum=min(max(stats.batch_maximum, low), high),
         histogram=counts,
