@@ -17,11 +17,11 @@ from quantpipe.annotate.choices import bits_of, clips_of, steps_of
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.needs import require
-from quantpipe.calibrate.weights import weight_ranges
+from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, TensorStats, Topology
 
-WeightMethod = Literal["max_range", "mse"]
+WeightMethod = Literal["max_range", "mse", "estimator"]
 
 
 class ThresholdTable:
@@ -45,6 +45,7 @@ class ThresholdTable:
         constants = {t: _constant_stats(graph, t) for t in topology.constants}
         self._stats: dict[str, TensorStats] = {**profile.tensors, **constants}
         self._ranges: dict[tuple[str, int], Range] = {}
+        self._channels: dict[str, list[TensorStats]] = {}
         self._weights: dict[tuple[str, int], NDArray[np.float64]] = {}
 
     def strategy(self, assignment: Mapping[str, int]) -> Strategy:
@@ -69,12 +70,18 @@ class ThresholdTable:
         key = (tensor, bits)
         if key not in self._weights:
             site = self._topology.weight_of[tensor]
-            found = weight_ranges(
-                self._graph.constant(tensor), site.axis, bits, self._schema.weights, self._weight_method
-            )
+            found = self._weight_ranges(tensor, site.axis, bits)
             thresholds = np.asarray([r.threshold for r in found], np.float64)
             self._weights[key] = thresholds if site.axis is not None else thresholds[0]
         return self._weights[key]
+
+    def _weight_ranges(self, tensor: str, axis: int | None, bits: int) -> list[Range]:
+        weight, schema = self._graph.constant(tensor), self._schema.weights
+        if self._weight_method != "estimator":
+            return weight_ranges(weight, axis, bits, schema, self._weight_method)
+        if tensor not in self._channels:
+            self._channels[tensor] = channel_stats(weight, axis)
+        return estimated_ranges(self._channels[tensor], bits, schema, self._estimator)
 
     def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:
         """Groups whose common range is not the one a source would have alone."""

@@ -1,16 +1,18 @@
-"""Clip ranges of weights, straight from their values: the largest magnitude, or the least squared error."""
+"""Clip ranges of weights, from their values: the largest magnitude, the least squared error, or by an estimator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.calibrate.collector import StatsCollector
+from quantpipe.calibrate.estimators import Estimator
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.intmath import nearest_step, scales_zero_points, signed_storage, symmetric_steps
-from quantpipe.types import Denominator, DType, PowerOfTwo, Range, Symmetry, TensorSchema
+from quantpipe.types import Denominator, DType, PowerOfTwo, Range, Symmetry, TensorSchema, TensorStats
 
 SHRINK = np.linspace(0.2, 1.0, 41)
 """Candidate clip ranges as shares of the full one; two bits want about a third of it, eight bits nearly all."""
@@ -60,6 +62,30 @@ def weight_ranges(
         high = np.where(high == 0.0, float(symmetric_steps(bits, dtype, schema)), high)
         low = -high
     return [Range(a, b) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
+
+
+def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
+    """The statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch."""
+    values = np.asarray(weight, dtype=np.float32)
+    parts = [values] if axis is None else list(np.moveaxis(values, axis, 0))
+    collectors = [StatsCollector(str(c)) for c in range(len(parts))]
+    for collector, part in zip(collectors, parts, strict=True):
+        collector.update(np.atleast_1d(part), 0)
+    return [collector.finish() for collector in collectors]
+
+
+def estimated_ranges(
+    channels: Sequence[TensorStats], bits: int, schema: TensorSchema, estimator: Estimator
+) -> list[Range]:
+    """The estimator's range of each channel; one whose scale is 1 for a channel of zeros.
+
+    Raises ModelError for non-finite weights.
+    """
+    if any(channel.nonfinite for channel in channels):
+        raise ModelError("weights hold NaN or infinite values; legal: finite weights")
+    ones = float(symmetric_steps(bits, signed_storage(bits), schema))
+    zeros = Range(-ones, ones) if schema.symmetry is not Symmetry.ASYMMETRIC else Range(0.0, 0.0)
+    return [estimator(c, bits, schema) if c.absolute_maximum > 0.0 else zeros for c in channels]
 
 
 def _least_error(

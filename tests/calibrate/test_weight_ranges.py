@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from quantpipe.calibrate.weights import BLOCK, EXPONENTS, SHRINK, weight_ranges
+from quantpipe.calibrate.estimators import KL, MSE, Estimator, MaxRange, MovingAverage, Percentile, Power2Range
+from quantpipe.calibrate.weights import BLOCK, EXPONENTS, SHRINK, channel_stats, estimated_ranges, weight_ranges
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.intmath import dequantize, quantize, scale_zero_point, scales_zero_points, signed_storage
 from quantpipe.types import Denominator, PowerOfTwo, Range, Symmetry, TensorSchema
@@ -102,6 +103,43 @@ def test_negative_axis_and_power_of_two_scales() -> None:
     schema = TensorSchema(power_of_two=PowerOfTwo.SEARCH, denominator=Denominator.RANGE)
     for r in weight_ranges(weight, 0, 4, schema):
         assert np.frexp(scale_zero_point(r, 4, signed_storage(4), schema)[0])[0] == 0.5
+
+
+ESTIMATORS: tuple[Estimator, ...] = (MaxRange(), Power2Range(), MovingAverage(), Percentile(99.0), MSE(), KL())
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_every_estimator_serves_every_channel(estimator: Estimator, axis: int | None) -> None:
+    weight = weights((4, 3, 40))
+    parts = [weight] if axis is None else [np.take(weight, c, axis) for c in range(weight.shape[axis])]
+    for bits in (2, 4, 8):
+        ranges = estimated_ranges(channel_stats(weight, axis), bits, TensorSchema(), estimator)
+        assert len(ranges) == len(parts)
+        for r, part in zip(ranges, parts, strict=True):
+            largest = float(np.abs(part).max())
+            assert r.low == -r.high and 0 < r.high <= (2 * largest if isinstance(estimator, Power2Range) else largest)
+            if isinstance(estimator, MaxRange | MovingAverage):
+                assert r.high == largest
+            if isinstance(estimator, Percentile):
+                bin_ = largest / 2048
+                assert r.high <= np.percentile(np.abs(part), 99, method="higher") + bin_
+            if isinstance(estimator, MSE):
+                best = weight_ranges(part, None, bits, TensorSchema(), "mse")[0]
+                ours, other = (error(part, x, bits, TensorSchema()) for x in (r, best))
+                assert ours**0.5 <= other**0.5 * 1.05 + (largest / 2048) * part.size**0.5
+
+
+def test_an_estimated_channel_of_zeros_has_scale_one() -> None:
+    weight = weights((3, 20))
+    weight[1] = 0.0
+    for symmetry in Symmetry:
+        schema = TensorSchema(symmetry=symmetry)
+        r = estimated_ranges(channel_stats(weight, 0), 8, schema, MSE())[1]
+        assert scale_zero_point(r, 8, signed_storage(8), schema)[0] == 1.0
+    weight[1, 1] = np.inf
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        estimated_ranges(channel_stats(weight, 0), 8, TensorSchema(), MSE())
 
 
 def test_refusals() -> None:

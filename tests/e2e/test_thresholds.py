@@ -39,3 +39,12 @@ def test_a_search_of_one_point_says_that_it_searched_no_threshold(program: Progr
 def test_a_grid_that_is_none_is_refused(program: Program) -> None:
     result = program.run("threshold=search", "threshold.activations.percents=[50,100]")
     assert "percents is [50, 100]" in result.paragraph
+
+
+def test_weights_by_the_estimator_of_the_activations(program: Program) -> None:
+    result = program.run("threshold=percentile", "threshold.activations.p=99.9", "threshold.weights.method=estimator")
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    assert result.report["metrics"]["realized"]["top1"] > 0.95
+    other = program.run("threshold=percentile", "threshold.activations.p=99.9", folder="mse")
+    assert result.strategy["thresholds"] != other.strategy["thresholds"]
