@@ -19,6 +19,12 @@ requires_zoo = pytest.mark.skipif(
 )
 
 
+def needs_zoo(experiment: str) -> bool:
+    """Whether an experiment's model and data lie in the zoo."""
+    path = Path(__file__).resolve().parents[1] / "experiments" / f"{experiment}.yaml"
+    return "QUANTPIPE_ZOO" in path.read_text()
+
+
 def zoo(relative: str) -> Path:
     """A file or folder of the zoo; fails the test, by name, if it is not there."""
     path = ZOO / relative

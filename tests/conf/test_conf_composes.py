@@ -18,6 +18,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.realize import BACKENDS
 from quantpipe.search import Objective
+from tests.zoo import ZOO, needs_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -83,7 +84,11 @@ def test_every_option_begins_with_what_it_is(group: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_experiment(name: str) -> None:
+def test_every_experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if needs_zoo(name):
+        if not ZOO.is_dir():
+            pytest.skip(f"its model lies in the zoo, which is not at {ZOO}; set QUANTPIPE_ZOO")
+        monkeypatch.setenv("QUANTPIPE_ZOO", str(ZOO))
     build(composed(f"+experiments={name}"))
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.program import ROOT, Program
+from tests.zoo import ZOO, needs_zoo
 
 
 def agrees(report: dict[str, object]) -> None:
@@ -79,6 +80,10 @@ def test_schemas_run_or_are_refused_with_the_legal_ones(program: Program, hardwa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(p.stem for p in (ROOT / "experiments").glob("*.yaml")))
 def test_experiments_run(program: Program, name: str) -> None:
+    if needs_zoo(name):
+        if not ZOO.is_dir():
+            pytest.skip(f"its model lies in the zoo, which is not at {ZOO}; set QUANTPIPE_ZOO")
+        program.env["QUANTPIPE_ZOO"] = str(ZOO)
     result = program.run(f"experiments={name}", "search.max_evaluations=3")
     assert result.code == 0, result.err
     agrees(result.report)
