@@ -35,7 +35,8 @@ def profile_yaml(profile: Profile) -> str:
     Glow's keys per tensor (`NodeOutputName`, `Min`, `Max`, `Histogram` over [Min, Max]) and ours: `Mean`, `Variance`,
     `BatchMin`, `BatchMax`, `Count`, `NonFinite`, the extremes of the last batches (`BatchMins`, `BatchMaxs`), and the
     histogram that estimators use: `Bins` bins over [-Limit, Limit], of which `Counts` are those from `FirstBin` on.
-    What is unknown is left out. Source: pytorch/glow lib/Quantization/Serialization.cpp.
+    What is unknown is left out, as are statistics per channel (stats.npz has those).
+    Source: pytorch/glow lib/Quantization/Serialization.cpp.
     """
     run = {"Samples": profile.samples, **{title(key): float(getattr(profile, key)) for key in RUN}}
     loaded = {"Loaded": dict(profile.loaded)} if profile.loaded else {}
@@ -117,6 +118,7 @@ def _stats(entry: dict[str, Any]) -> TensorStats:
             raise ValueError(f"the histogram of {entry['NodeOutputName']} is longer than its bins")
         histogram[first : first + len(counts)] = counts
     lows, highs = entry.get("BatchMins", []), entry.get("BatchMaxs", [])
+    scalars: dict[str, Any] = {name: float(entry.get(key, math.nan)) for key, name in _SCALARS.items()}
     low, high, limit = float(entry["Min"]), float(entry["Max"]), float(entry["Limit"])
     if not (low <= high and max(abs(low), abs(high)) < math.inf and 0.0 < limit < math.inf):
         raise ValueError(f"Min {low}, Max {high}, Limit {limit} of {entry['NodeOutputName']} are no range")
@@ -129,7 +131,7 @@ def _stats(entry: dict[str, Any]) -> TensorStats:
         histogram=histogram,
         nonfinite=int(entry["NonFinite"]),
         batch_extremes=np.asarray(list(zip(lows, highs, strict=True)), dtype=np.float64).reshape(-1, 2),
-        **{name: float(entry.get(key, math.nan)) for key, name in _SCALARS.items()},
+        **scalars,
     )
 
 
