@@ -88,6 +88,10 @@ class Graph:
     def output_names(self) -> frozenset[str]:
         return frozenset(o.name for o in self.outputs)
 
+    @cached_property
+    def input_names(self) -> frozenset[str]:
+        return frozenset(i.name for i in self.inputs)
+
     def is_constant(self, tensor: str) -> bool:
         return tensor in self.model.graph.initializers
 

@@ -46,6 +46,12 @@ class Stored:
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
 
+    def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        return value
+
+    def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        return value
+
     def grid(self, context: Context, q: Quantizer) -> tuple[ir.Value, ir.Value]:
         """Scale and zero point of a stored tensor, as constants."""
         zero = np.asarray(q.zero_point, q.dtype.numpy)

@@ -7,14 +7,14 @@ and add none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import onnx_ir as ir
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.build import GraphBuilder
+from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import Form, Kernel, QuantPlan, Topology
 
@@ -56,6 +56,14 @@ class Dialect(Protocol):
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         """A constant that is read as data, in stored form."""
+        ...
+
+    def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Stored integers of the plan's type, from outside the graph, as this form holds them."""
+        ...
+
+    def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """The other way: stored -> integers of the plan's type."""
         ...
 
 
@@ -122,12 +130,23 @@ Lowering = Callable[[Context, Node, Kernel], ir.Value]
 """Writes one kernel; returns its output in `kernel.form`."""
 
 
-def render(graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> Rendered:
-    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for."""
+def render(
+    graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect, stored: Collection[str] = ()
+) -> Rendered:
+    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for.
+
+    Ports named in `stored` (of a section of a graph) are integers in the plan's type, in every dialect; all others are
+    as the float model has them.
+    """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:
-        if value.name and not graph.is_constant(value.name):
+        if value.name in graph.input_names:
             context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
+    for info in graph.inputs:
+        if info.name in stored:
+            dtype = plan.quantizers[info.name].dtype
+            outside = context.builder.input(stored_port(info.name), str(dtype), info.shape)
+            context.set(info.name, Form.QUANTIZED, dialect.enter(context, info.name, outside))
     for node in graph.nodes:
         kernel = topology.kernel_of.get(node.name)
         if kernel is not None:
@@ -144,11 +163,22 @@ def render(graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) 
             _copy_float(context, node)
     outputs = []
     for info in graph.outputs:
+        if info.name in stored:
+            value = dialect.leave(context, info.name, context.get(info.name, Form.QUANTIZED))
+            dtype = plan.quantizers[info.name].dtype
+            value.type, value.shape = ir.TensorType(ir_dtype(dtype)), ir.Shape(list(info.shape))
+            outputs.append(value)
+            continue
         value = context.get(info.name, Form.FLOAT)
         original = next(v for v in graph.model.graph.outputs if v.name == info.name)
         value.type, value.shape = original.type, original.shape
         outputs.append(value)
     return Rendered(context.builder.build(outputs), context.stored())
+
+
+def stored_port(tensor: str) -> str:
+    """Name of the port of a section that carries a tensor's integers in."""
+    return f"{tensor}_stored"
 
 
 def _copy_float(context: Context, node: Node) -> None:

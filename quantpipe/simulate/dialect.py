@@ -88,6 +88,21 @@ class Simulated:
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
         return self._weight(context, f"{tensor}.q", centred)
 
+    def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """q - z."""
+        q = context.plan.quantizers[tensor]
+        single = context.builder.op("Cast", value, name=f"{tensor}/single", to=int(ir.DataType.FLOAT))
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(q.zero_point))
+        return context.builder.op("Sub", single, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
+
+    def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        q = context.plan.quantizers[tensor]
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(q.zero_point))
+        shifted = context.builder.op("Add", value, zero, name=f"{tensor}/uncentre")
+        return context.builder.op(
+            "Cast", shifted, name=f"{tensor}/stored", output=f"{tensor}_stored", to=int(ir_dtype(q.dtype))
+        )
+
     # --- ops --------------------------------------------------------------------------------------------------------
 
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
