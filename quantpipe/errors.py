@@ -45,6 +45,10 @@ class StorageError(QuantpipeError):
     """A file that could not be written whole (disk full, no permission)."""
 
 
+class WorkerError(QuantpipeError):
+    """Worker processes that die again and again."""
+
+
 class AgreementError(QuantpipeError):
     """The realized model does not compute what was searched: the promise of the tool is broken."""
 

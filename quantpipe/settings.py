@@ -12,6 +12,8 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
+from quantpipe.evaluate.candidate import EvaluatorKind
+from quantpipe.executors import Executor
 from quantpipe.recover import RecoverOptions
 from quantpipe.search import Algorithm, Objective
 from quantpipe.search.options import real, whole
@@ -38,8 +40,10 @@ class SearchSettings:
     algorithm: Algorithm
     max_evaluations: int | None
     max_seconds: float | None
+    evaluator: str = EvaluatorKind.AUTO.value
 
     def __post_init__(self) -> None:
+        _legal("search.evaluator", self.evaluator, [kind.value for kind in EvaluatorKind])
         if self.max_evaluations is not None:
             whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
         if self.max_seconds is not None:
@@ -141,6 +145,7 @@ class Settings:
     folder: Path
     resume_command: str
     tracker: Tracker
+    executor: Executor
     choices: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     strategy: Path | None = None

@@ -17,12 +17,12 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare
-from quantpipe.evaluate.candidate import CandidateMeasure
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
 from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.streaming import free_running
+from quantpipe.executors import Workers
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
@@ -112,7 +112,7 @@ def make_objective(
 
 def search(
     space: ChoiceSpace,
-    candidates: CandidateMeasure,
+    workers: Workers,
     objective: Objective,
     algorithm: Algorithm,
     budget: Budget,
@@ -120,16 +120,21 @@ def search(
     log: TrialLog,
     on_trial: Callable[[Trial, Trial], None],
 ) -> SearchResult:
-    """The best point within the budget; trials go to the log as they come."""
+    """The best point within the budget; trials go to the log as they come. The workers are closed, however it ends."""
     evaluator = Evaluator(
-        candidates,
+        workers,
         objective,
         max_evaluations=budget.max_evaluations,
         max_seconds=budget.max_seconds,
         log=log,
+        batch_size=None,
+        prunes=True,
         on_trial=on_trial,
     )
-    return run_search(algorithm, space, evaluator, objective, seed)
+    try:
+        return run_search(algorithm, space, evaluator, objective, seed)
+    finally:
+        workers.close()
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:

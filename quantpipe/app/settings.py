@@ -36,6 +36,7 @@ GROUPS = (
     "objective",
     "recover",
     "realize",
+    "executor",
     "tracking",
 )
 
@@ -83,7 +84,10 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         estimator=make(config.threshold.activations, "threshold.activations", plugins),
         weight_method=plain["threshold"]["weights"]["method"],
         search=SearchSettings(
-            make(config.search.algorithm, "search.algorithm", plugins), search["max_evaluations"], search["max_seconds"]
+            make(config.search.algorithm, "search.algorithm", plugins),
+            search["max_evaluations"],
+            search["max_seconds"],
+            str(search["evaluator"]),
         ),
         objective=plain["objective"],
         recover=_options(RecoverOptions, plain["recover"], "recover"),
@@ -100,6 +104,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         folder=folder,
         resume_command=_resume_command(hydra_config, folder),
         tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=parent),
+        executor=make(config.executor, "executor", plugins),
         choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,

@@ -1,55 +1,172 @@
-"""What one point of the choice space is worth: plan it, simulate it, compare its outputs, count its cost."""
+"""What one point of the choice space is worth: plan it, run its integers, compare its outputs, count its cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of
+from quantpipe.evaluate.bound import Bound
+from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
+from quantpipe.evaluate.reference import Reference, output_metrics
+from quantpipe.evaluate.sections import Section, sections
+from quantpipe.evaluate.tensor_cache import State, TensorCache
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.plan import Planner
-from quantpipe.simulate.simulator import Simulator
-from quantpipe.types import ChoiceSpace, HardwareSpec, Point, Samples, Score, Topology
+from quantpipe.types import Batch, ChoiceSpace, HardwareSpec, Point, QuantPlan, Samples, Schema, Score, Topology
+
+FAST_BITS = 8
+"""Storage for which onnxruntime has integer kernels."""
+
+
+class EvaluatorKind(StrEnum):
+    """How candidates are run: as integer models in onnxruntime, simulated in float32, or whichever is faster here."""
+
+    AUTO = "auto"
+    SIMULATED = "simulated"
+    INTEGER = "integer"
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateRecipe:
+    """Everything that a score depends on, and how to get at it; travels to other processes.
+
+    `metric` is accuracy, kl or mse; `cost` a key of COSTS; `backend` the output form of the run; `memory_mb` what
+    tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
+    """
+
+    graph: Graph = field(repr=False)
+    topology: Topology = field(repr=False)
+    spec: HardwareSpec = field(repr=False)
+    schema: Schema
+    space: ChoiceSpace = field(repr=False)
+    table: ThresholdTable = field(repr=False)
+    samples: Samples = field(repr=False)
+    reference: Reference = field(repr=False)
+    metric: str
+    cost: str
+    backend: str
+    kind: EvaluatorKind = EvaluatorKind.AUTO
+    memory_mb: int = 1024
+
+    def make(self, threads: int | None = None, share: int = 1) -> CandidateMeasure:
+        """The measure, for one process: its threads, and how many share the memory."""
+        return CandidateMeasure(self, threads, (self.memory_mb << 20) // share)
 
 
 class CandidateMeasure:
-    """Measures points on the search split. `metric` is accuracy, kl or mse; `cost` a key of COSTS."""
+    """Measures points on the search split, one after the other."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        topology: Topology,
-        spec: HardwareSpec,
-        space: ChoiceSpace,
-        table: ThresholdTable,
-        planner: Planner,
-        samples: Samples,
-        reference: Reference,
-        metric: str,
-        cost: str,
-    ) -> None:
-        self._graph, self._topology, self._spec, self._space = graph, topology, spec, space
-        self._table, self._planner, self._samples, self._reference = table, planner, samples, reference
-        self._metric, self._cost = metric, COSTS[cost]
-        self._simulator = Simulator(graph, topology)
+    def __init__(self, recipe: CandidateRecipe, threads: int | None = None, memory: int = 1 << 30) -> None:
+        self._recipe, self._threads = recipe, threads
+        self._planner = Planner(recipe.graph, recipe.topology, recipe.spec, recipe.schema)
+        self._cost = COSTS[recipe.cost]
+        self._cache = TensorCache(memory)
+        output = recipe.graph.outputs[0].name
+        self._parts = sections(recipe.graph, recipe.topology, output)
+        self._chain: Chain | None = None
+        self.kind = recipe.kind
 
     def cost(self, point: Point) -> float:
         """The cost alone; runs nothing."""
-        bits = bits_of(self._topology, self._space.decode(point))
-        return self._cost(self._topology, self._graph, self._spec, bits)
+        r = self._recipe
+        bits = bits_of(r.topology, r.space.decode(point))
+        return self._cost(r.topology, r.graph, r.spec, bits)
 
-    def __call__(self, points: Sequence[Point]) -> list[Score]:
-        return [self._score(point) for point in points]
+    def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+        """One score after the other, measured when asked for.
 
-    def _score(self, point: Point) -> Score:
-        plan = self._planner.plan(self._table.strategy(self._space.decode(point)))
-        session, parameters = self._simulator.prepare(plan)
-        outputs = outputs_of(session, self._samples, self._graph.batch_size, parameters)
-        metrics = output_metrics(self._reference, outputs)
-        value = objective_value(self._metric, metrics)
-        return Score(value, self.cost(point), tuple(metrics.items()))
+        With `hopeless`, a measurement ends as soon as that is true of the best score still possible: such a score is
+        marked `pruned` and its value is a bound.
+        """
+        return (self._score(point, hopeless) for point in points)
+
+    def _score(self, point: Point, hopeless: Callable[[Score], bool] | None) -> Score:
+        r = self._recipe
+        cost, bound = self.cost(point), Bound(r.metric, r.reference)
+        plan = self._planner.plan(r.table.strategy(r.space.decode(point)))
+        batches = _Batches(r.samples, r.graph.batch_size, self._cache)
+        candidate = self._candidate(plan, batches)
+        outputs = []
+        for number in range(batches.count):
+            if hopeless is not None and hopeless(Score(bound.best(), cost)):
+                return Score(bound.best(), cost, pruned=True)
+            outputs.append(candidate.run(number, batches))
+            if hopeless is not None:
+                bound.add(outputs[-1])
+        metrics = output_metrics(r.reference, np.concatenate(outputs))
+        return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))
+
+    def _candidate(self, plan: QuantPlan, batches: _Batches) -> Candidate:
+        if self._chain is None:
+            self.kind = self._decided(plan, batches)
+            self._chain = self._in_form(self.kind, self._cache)
+        return self._chain.candidate(plan)
+
+    def _in_form(self, kind: EvaluatorKind, cache: TensorCache | None) -> Chain:
+        backend = self._recipe.backend if kind is EvaluatorKind.INTEGER else None
+        return Chain(self._parts, cache, backend, self._threads)
+
+    def _decided(self, plan: QuantPlan, batches: _Batches) -> EvaluatorKind:
+        """For `auto`: the integer form where it can run fast, gives the same on one batch, and was faster.
+
+        The same on every processor that the report's comparison of all integers accepts; on one without exact 8 bit
+        kernels, simulation is what remains. The scores do not depend on the outcome, so it may depend on time.
+        """
+        if self.kind is not EvaluatorKind.AUTO:
+            return self.kind
+        if not runs_fast(self._recipe.backend, self._recipe.topology, self._parts):
+            return EvaluatorKind.SIMULATED
+        seconds, found = {}, []
+        for kind in (EvaluatorKind.SIMULATED, EvaluatorKind.INTEGER):
+            candidate = self._in_form(kind, None).candidate(plan)
+            before = time.perf_counter()
+            found.append(candidate.run(0, batches))
+            made = time.perf_counter()
+            candidate.run(0, batches)
+            seconds[kind] = made - before + (time.perf_counter() - made) * (batches.count - 1)
+        same = np.array_equal(found[0], found[1], equal_nan=True)
+        return min(seconds, key=seconds.__getitem__) if same else EvaluatorKind.SIMULATED
+
+
+class _Batches:
+    """The samples by batch number, read in order and at need; those that fit the memory are read once."""
+
+    def __init__(self, samples: Samples, size: int, cache: TensorCache) -> None:
+        self._samples, self._size, self._cache = samples, size, cache
+        self.count = -(-len(samples) // size)
+        self._reader: Iterator[Batch] | None = None
+        self._next = 0
+        self._latest: tuple[int, State] = (-1, {})
+        cache.begin([SAMPLES])
+
+    def __call__(self, number: int) -> State:
+        if self._latest[0] == number:
+            return self._latest[1]
+        known = self._cache.get(SAMPLES, number)
+        if known is not None:
+            return known
+        if self._reader is None or number < self._next:
+            self._reader, self._next = self._samples.batches(self._size), 0
+        while self._next <= number:
+            self._latest = (self._next, next(self._reader).inputs)
+            self._next += 1
+        self._cache.put(SAMPLES, number, self._latest[1])
+        return self._latest[1]
+
+
+def runs_fast(backend: str, topology: Topology, parts: Sequence[Section]) -> bool:
+    """Whether onnxruntime has kernels for the realized form: float multipliers, 8 bit storage, and any such section."""
+    narrow = all(g.dtype.bits <= FAST_BITS for g in topology.groups) and all(
+        w.dtype.bits <= FAST_BITS for w in topology.weights
+    )
+    return backend in ("qdq", "qoperator") and narrow and any(p.integer for p in parts)
 
 
 def objective_value(metric: str, metrics: Mapping[str, float]) -> float:

@@ -33,7 +33,8 @@ class Session:
     `optimize=False` runs the nodes as written. `threads=None` uses every core. `int8_kernels` fuses int8 Q/DQ where it
     stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
     as integers that are graph outputs. `spin=False` lets idle workers sleep at once, for use in turn with other
-    multi-threaded code (they would keep its cores for a while after each run).
+    multi-threaded code (they would keep its cores for a while after each run). `arena=False` gives memory back after
+    each run, for many sessions in turn.
 
     A model whose weights lie in files, or are too many for one protobuf, is given to the runtime as a skeleton that
     refers to them, and the runtime maps them itself. What would copy weights is then off: constant folding, fusions
@@ -48,6 +49,7 @@ class Session:
         threads: int | None = None,
         int8_kernels: bool = False,
         spin: bool = True,
+        arena: bool = True,
         where: str = "model",
     ) -> None:
         options = ort.SessionOptions()
@@ -58,6 +60,8 @@ class Session:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not spin:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if not arena:
+            options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
         with tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True) as spool:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.view import Graph, view
+from quantpipe.graph.view import Graph, Node, view
+from quantpipe.types import TensorInfo
 
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
@@ -29,3 +30,10 @@ def _shape(graph: Graph, tensor: str) -> ir.Shape:
     if tensor in graph.varying:
         return ir.Shape([None] * len(shape))
     return ir.Shape([None, *shape[1:]] if shape else [])
+
+
+def section_of(
+    graph: Graph, nodes: Sequence[Node], inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
+) -> Graph:
+    """The same model seen through some of its nodes, to be written by a dialect; nothing is copied."""
+    return replace(graph, nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs), notes=())

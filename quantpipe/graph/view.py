@@ -6,15 +6,17 @@ Takes an `onnx_ir.Model`; gives a frozen `Graph` that every stage reads by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.graph.io import model_bytes
 from quantpipe.types import TensorInfo
 
 MS_DOMAIN = "com.microsoft"
@@ -130,6 +132,12 @@ class Graph:
     def opset(self) -> int:
         return int(self.model.graph.opset_imports[""])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process: as the model's bytes (`onnx_ir` objects do not travel), read again there."""
+        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes")}
+        measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
+        return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured)
+
 
 def tensor_info(value: ir.Value) -> TensorInfo:
     """Name, shape and dtype of a graph port; symbolic and unknown axes become None."""
@@ -155,6 +163,10 @@ def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] =
     inputs = tuple(tensor_info(v) for v in model.graph.inputs if v.name not in model.graph.initializers)
     outputs = tuple(tensor_info(v) for v in model.graph.outputs)
     return Graph(model, model_hash, source, nodes, inputs, outputs, notes=notes)
+
+
+def _arrived(data: bytes, model_hash: str, source: str, fields: Mapping[str, Any]) -> Graph:
+    return replace(view(ir.from_proto(onnx.load_from_string(data)), model_hash, source), **fields)
 
 
 def _captured(node: ir.Node) -> tuple[str, ...]:

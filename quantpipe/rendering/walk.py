@@ -135,18 +135,17 @@ def render(
 ) -> Rendered:
     """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for.
 
-    Ports named in `stored` (of a section of a graph) are integers in the plan's type, in every dialect; all others are
-    as the float model has them.
+    Ports named in `stored` (of a section of a graph) carry integers in every dialect; all others are as the float model
+    has them. The written graph's inputs are the model's own, then the stored ones, then what the dialect declares.
     """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:
         if value.name in graph.input_names:
             context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
-    for info in graph.inputs:
-        if info.name in stored:
-            dtype = plan.quantizers[info.name].dtype
-            outside = context.builder.input(stored_port(info.name), str(dtype), info.shape)
-            context.set(info.name, Form.QUANTIZED, dialect.enter(context, info.name, outside))
+    entering = [i for i in graph.inputs if i.name in stored]
+    ports = [context.builder.input(f"{i.name}_stored", i.dtype, i.shape) for i in entering]
+    for info, port in zip(entering, ports, strict=True):
+        context.set(info.name, Form.QUANTIZED, dialect.enter(context, info.name, port))
     for node in graph.nodes:
         kernel = topology.kernel_of.get(node.name)
         if kernel is not None:
@@ -165,8 +164,7 @@ def render(
     for info in graph.outputs:
         if info.name in stored:
             value = dialect.leave(context, info.name, context.get(info.name, Form.QUANTIZED))
-            dtype = plan.quantizers[info.name].dtype
-            value.type, value.shape = ir.TensorType(ir_dtype(dtype)), ir.Shape(list(info.shape))
+            value.type, value.shape = ir.TensorType(ir_dtype(info.dtype)), ir.Shape(list(info.shape))
             outputs.append(value)
             continue
         value = context.get(info.name, Form.FLOAT)
@@ -174,11 +172,6 @@ def render(
         value.type, value.shape = original.type, original.shape
         outputs.append(value)
     return Rendered(context.builder.build(outputs), context.stored())
-
-
-def stored_port(tensor: str) -> str:
-    """Name of the port of a section that carries a tensor's integers in."""
-    return f"{tensor}_stored"
 
 
 def _copy_float(context: Context, node: Node) -> None:

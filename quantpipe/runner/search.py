@@ -11,11 +11,10 @@ from quantpipe.artifacts import digest_json, is_current, read_json
 from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import Interrupted
-from quantpipe.evaluate.candidate import CandidateMeasure, objective_value
+from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, objective_value
 from quantpipe.evaluate.reference import Reference, reference_of
 from quantpipe.filing import file_trials
 from quantpipe.graph.execute import Session
-from quantpipe.plan import Planner
 from quantpipe.reporting import shortfall
 from quantpipe.runner.job import ANNOTATE, Found, Job
 from quantpipe.search import JsonlLog, Objective, SearchResult, Stopped, search_origin
@@ -61,24 +60,29 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     table = ThresholdTable(
         job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method
     )
-    candidates = CandidateMeasure(
-        job.graph,
-        job.topology,
-        settings.spec,
-        job.space,
-        table,
-        Planner(job.graph, job.topology, settings.spec, settings.schema),
-        job.inputs.search,
-        aim.reference,
-        str(settings.objective["metric"]),
-        str(settings.objective["cost"]),
+    workers = settings.executor.open(
+        CandidateRecipe(
+            job.graph,
+            job.topology,
+            settings.spec,
+            settings.schema,
+            job.space,
+            table,
+            job.inputs.search,
+            aim.reference,
+            str(settings.objective["metric"]),
+            str(settings.objective["cost"]),
+            settings.backend,
+            EvaluatorKind(settings.search.evaluator),
+            settings.calibrate.memory_mb,
+        )
     )
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     result = stages.search(
         job.space,
-        candidates,
+        workers,
         aim.objective,
         settings.search.algorithm,
         stages.Budget(settings.search.max_evaluations, settings.search.max_seconds),
@@ -89,7 +93,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     strategy = table.strategy(job.space.decode(result.best))
     current = is_current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    found = Found(strategy, _report(job, result, aim.objective, known), table.rectified(strategy))
+    found = Found(strategy, _report(job, result, aim.objective, known, workers.count), table.rectified(strategy))
     for note in found.report["notes"]:
         job.console.warn(note)
     if result.evaluations_new or not current:
@@ -116,13 +120,19 @@ def judged(job: Job, found: Found, objective: Objective) -> Found:
     return replace(found, report=report)
 
 
-def _report(job: Job, result: SearchResult, objective: Objective, known: Mapping[str, Any]) -> dict[str, Any]:
+def _report(
+    job: Job, result: SearchResult, objective: Objective, known: Mapping[str, Any], workers: int
+) -> dict[str, Any]:
     """`known` is the report of an earlier run of this very search: its float pass was timed beside its trials."""
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     return {
         "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
         "evaluations": result.evaluations,
         "seconds": result.seconds,
+        "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
+        "pruned": result.pruned,
+        "evaluator": job.settings.search.evaluator,
+        "workers": workers,
         "float_pass_seconds": pass_seconds,
         "best_value": result.score.value,
         "best_cost": result.score.cost,

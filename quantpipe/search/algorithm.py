@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -10,11 +10,22 @@ import numpy as np
 from quantpipe.search.objective import Objective
 from quantpipe.types import ChoiceSpace, Point, Score
 
-Measure = Callable[[Sequence[Point]], Sequence[Score]]
-"""The expensive function of the caller: one score per point, in the order of the points."""
+Measure = Callable[..., Iterable[Score]]
+"""The expensive function of the caller, `measure(points)`: one score per point, in the order of the points. An iterator
+measures while it is read. One that can give up (see `Evaluator`) is called with `(points, hopeless)` as well."""
 
-Evaluate = Callable[[Sequence[Point]], Sequence[Score]]
-"""What an algorithm asks: like `Measure`, but remembered, logged and budgeted (see `Evaluator`)."""
+
+class Evaluate(Protocol):
+    """What an algorithm asks: like `Measure`, but remembered, logged and budgeted (see `Evaluator`)."""
+
+    def __call__(self, points: Sequence[Point], rival: Score | None = None) -> Sequence[Score]:
+        """The scores of the points.
+
+        `rival` says that of each point only this matters: is it better than the rival by the objective, and by how
+        much. Of one that is not, the measurement may end early; its score is `pruned`, with the exact cost and a value
+        that it would not have exceeded. Without a rival every score is exact.
+        """
+        ...
 
 
 class Algorithm(Protocol):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from quantpipe.search.algorithm import Measure
 from quantpipe.search.log import TrialLog
@@ -17,11 +18,24 @@ class BudgetExhausted(Exception):
     """Control flow between `Evaluator` and `run_search`; algorithms let it pass."""
 
 
-class Evaluator:
-    """Answers points, each measured at most once; the state of one run.
+@dataclass(frozen=True)
+class Hopeless:
+    """Whether even the best that a score can still become is not better than a rival. Travels to other processes."""
 
-    measure: scores points; called with at most `batch_size` points, all new. After each call its trials are logged,
-        so `batch_size` is also how many measurements a kill can lose.
+    objective: Objective
+    rival: Score
+
+    def __call__(self, still_possible: Score) -> bool:
+        return not self.objective.better(still_possible, self.rival)
+
+
+class Evaluator:
+    """Answers points, each measured at most once (twice, if it was given up and its exact score is asked for later).
+
+    measure: scores points; called with at most `batch_size` points (None: with all that were asked), all new. A list of
+        scores is logged when the call returns, those of an iterator one by one; so what a kill can lose is one batch,
+        or what the iterator has in flight.
+    prunes: `measure` takes a second argument, a function that says of a partial score that it cannot win any more.
     max_evaluations: how many distinct points are answered, from the log or by measuring (None: no limit).
     max_seconds: wall seconds of measuring after which no measurement begins (None: no limit). Trials from the log count
         with their logged seconds but are always answered: a resumed run gets as far as the first one before it
@@ -40,7 +54,8 @@ class Evaluator:
         max_evaluations: int | None = None,
         max_seconds: float | None = None,
         log: TrialLog | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = 1,
+        prunes: bool = False,
         on_trial: Callable[[Trial, Trial], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -55,20 +70,23 @@ class Evaluator:
             if max_seconds is None
             else real("search.max_seconds", max_seconds, above=0.0, also=", or null for no limit")
         )
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; at least 1 point is measured at a time")
         self.batch_size = batch_size
         self.best: Trial | None = None
         self.trace: list[Trial] = []
         """Each trial that was the best when it was answered."""
         self.evaluations_new = 0
+        self.pruned = 0
+        """Trials that were given up."""
         self.seconds = 0.0
-        self._measure, self._log, self._on_trial, self._clock = measure, log, on_trial, clock
+        self._measure, self._prunes = measure, prunes
+        self._log, self._on_trial, self._clock = log, on_trial, clock
         self._answered: dict[Point, Trial] = {}
         earlier = [] if log is None else log.read()
-        self._logged: dict[Point, Trial] = {}
+        self._logged: dict[Point, list[Trial]] = {}
         for trial in earlier:
-            self._logged.setdefault(trial.point, trial)
+            self._logged.setdefault(trial.point, []).append(trial)
         self._next_number = max((trial.number for trial in earlier), default=-1) + 1
 
     @property
@@ -76,39 +94,76 @@ class Evaluator:
         """Distinct points answered."""
         return len(self._answered)
 
-    def __call__(self, points: Sequence[Point]) -> list[Score]:
+    def __call__(self, points: Sequence[Point], rival: Score | None = None) -> list[Score]:
         """The scores in the order of the points; BudgetExhausted, after answering what the budget allows."""
         asked = [tuple(int(i) for i in point) for point in points]
         waiting: list[Point] = []
+        left = math.inf if self.max_evaluations is None else self.max_evaluations - self.evaluations
         for point in dict.fromkeys(asked):
-            if point in self._answered:
+            if self._serves(self._answered.get(point), rival):
                 continue
-            if self.max_evaluations is not None and self.evaluations + len(waiting) >= self.max_evaluations:
-                self._work(waiting)
-                raise BudgetExhausted
-            if point in self._logged:
+            if point not in self._answered:
+                if left <= 0:
+                    self._work(waiting, rival)
+                    raise BudgetExhausted
+                left -= 1
+            logged = next((trial for trial in self._logged.get(point, ()) if self._serves(trial, rival)), None)
+            if logged is not None:
                 # Trials are answered in the order asked, so that ties and the trace come out as in the first run.
-                self._work(waiting)
+                self._work(waiting, rival)
                 waiting = []
-                self._answer(self._logged[point])
+                self._answer(logged)
             else:
                 waiting.append(point)
-        self._work(waiting)
+        self._work(waiting, rival)
         return [self._answered[point].score for point in asked]
 
-    def _work(self, points: Sequence[Point]) -> None:
+    def _serves(self, trial: Trial | None, rival: Score | None) -> bool:
+        """Whether a trial is an answer: an exact one always, one that was given up if it cannot beat this rival."""
+        if trial is None or not trial.score.pruned:
+            return trial is not None
+        return rival is not None and not self.objective.better(trial.score, rival)
+
+    def _work(self, points: Sequence[Point], rival: Score | None) -> None:
         """Measure new points, a batch at a time."""
-        for first in range(0, len(points), self.batch_size):
-            if self.max_seconds is not None and self.seconds >= self.max_seconds:
-                raise BudgetExhausted
-            batch = points[first : first + self.batch_size]
+        size = self.batch_size or max(len(points), 1)
+        hopeless = (Hopeless(self.objective, rival),) if rival is not None and self._prunes else ()
+        for first in range(0, len(points), size):
+            self._refuse_overtime()
+            batch = points[first : first + size]
             begin = self._clock()
-            scores = self._measure(batch)
-            seconds = (self._clock() - begin) / len(batch)
-            if len(scores) != len(batch):
-                raise ValueError(f"measure gave {len(scores)} scores for {len(batch)} points")
-            for point, score in zip(batch, scores, strict=True):
-                self._keep(Trial(self._next_number, point, _plain(score), seconds))
+            scores = self._measure(batch, *hopeless)
+            if isinstance(scores, Sequence):
+                self._whole(batch, scores, (self._clock() - begin) / len(batch))
+            else:
+                self._stream(batch, iter(scores), begin)
+
+    def _whole(self, batch: Sequence[Point], scores: Sequence[Score], seconds: float) -> None:
+        if len(scores) != len(batch):
+            raise ValueError(f"measure gave {len(scores)} scores for {len(batch)} points")
+        for point, score in zip(batch, scores, strict=True):
+            self._keep(Trial(self._next_number, point, _plain(score), seconds))
+
+    def _stream(self, batch: Sequence[Point], scores: Iterator[Score], begin: float) -> None:
+        """Each score is kept as it comes; its seconds are those since the one before (several may be in flight)."""
+        try:
+            for number, point in enumerate(batch):
+                if number:
+                    self._refuse_overtime()
+                score = next(scores, None)
+                if score is None:
+                    raise ValueError(f"measure gave {number} scores for {len(batch)} points")
+                now = self._clock()
+                self._keep(Trial(self._next_number, point, _plain(score), now - begin))
+                begin = now
+        finally:
+            close = getattr(scores, "close", None)
+            if close is not None:
+                close()
+
+    def _refuse_overtime(self) -> None:
+        if self.max_seconds is not None and self.seconds >= self.max_seconds:
+            raise BudgetExhausted
 
     def _keep(self, trial: Trial) -> None:
         if self._log is not None:
@@ -122,7 +177,9 @@ class Evaluator:
     def _answer(self, trial: Trial) -> Trial:
         self._answered[trial.point] = trial
         self.seconds += trial.seconds
-        if self.best is None or self.objective.better(trial.score, self.best.score):
+        self.pruned += trial.score.pruned
+        # What was given up was not better than its rival: it is never the best, whatever its bound says.
+        if self.best is None or (not trial.score.pruned and self.objective.better(trial.score, self.best.score)):
             self.best = trial
             self.trace.append(trial)
         return self.best
@@ -132,4 +189,5 @@ def _plain(score: Score) -> Score:
     """The score in Python floats: a NumPy float32 would compare otherwise than the number that the log gives back."""
     if math.isnan(score.cost):
         raise ValueError(f"measure gave a cost that is no number: {score}")
-    return Score(float(score.value), float(score.cost), tuple((name, float(value)) for name, value in score.metrics))
+    metrics = tuple((name, float(value)) for name, value in score.metrics)
+    return Score(float(score.value), float(score.cost), metrics, bool(score.pruned))

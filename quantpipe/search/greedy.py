@@ -58,7 +58,7 @@ class Greedy:
         while fruitless < len(turns):
             choice = turns.popleft()
             while (lower := _lowered(space, point, choice)) is not None:
-                (attempt,) = evaluate([lower])
+                (attempt,) = evaluate([lower], rival=score)
                 if attempt.cost >= score.cost:
                     break
                 if not objective.better(attempt, score):

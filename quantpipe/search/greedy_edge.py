@@ -23,6 +23,6 @@ class GreedyEdge:
         (score,) = evaluate([point])
         for i, choice in enumerate(space):
             others = [(*point[:i], option, *point[i + 1 :]) for option in range(1, len(choice.options))]
-            for other, attempt in zip(others, evaluate(others), strict=True):
+            for other, attempt in zip(others, evaluate(others, rival=score), strict=True):
                 if objective.better(attempt, score):
                     point, score = other, attempt

@@ -201,7 +201,7 @@ def _descend(point: Point, score: Score, table: list[list[_Option]], evaluate: E
             continue
         choice, option = steps[0]
         step = (*point[:choice], option, *point[choice + 1 :])
-        (attempt,) = evaluate([step])
+        (attempt,) = evaluate([step], rival=score)
         if objective.better(attempt, score):
             point, score, went = step, attempt, True
         else:

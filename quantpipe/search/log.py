@@ -119,7 +119,8 @@ class JsonlLog:
         try:
             fields = json.loads(line)
             metrics = tuple((name, float(value)) for name, value in fields["metrics"].items())
-            score = Score(float(fields["value"]), float(fields["cost"]), metrics)
+            pruned = bool(fields.get("pruned", False))
+            score = Score(float(fields["value"]), float(fields["cost"]), metrics, pruned)
             point = tuple(int(i) for i in fields["point"])
             return Trial(int(fields["number"]), point, score, float(fields["seconds"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -138,6 +139,7 @@ def _line(trial: Trial, space: ChoiceSpace | None) -> dict[str, Any]:
         "value": _number(trial.score.value),
         "cost": _number(trial.score.cost),
         "metrics": {name: _number(value) for name, value in trial.score.metrics},
+        **({"pruned": True} if trial.score.pruned else {}),
         "seconds": _number(trial.seconds),
     }
 

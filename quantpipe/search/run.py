@@ -28,7 +28,8 @@ class SearchResult:
     """What a search found. `trace` has each trial that was the best when it was answered; its last one is the best.
 
     `evaluations` counts distinct points, `evaluations_new` those of them that were measured now and not taken from the
-    log; `seconds` is the time of measuring them all, logged ones with their logged time.
+    log; `seconds` is the time of measuring them all, logged ones with their logged time; `pruned` of the trials were
+    given up early.
     """
 
     best: Point
@@ -39,6 +40,7 @@ class SearchResult:
     seconds: float
     stopped: Stopped
     trace: tuple[Trial, ...]
+    pruned: int = 0
 
 
 def run_search(
@@ -77,4 +79,5 @@ def run_search(
         seconds=evaluator.seconds,
         stopped=stopped,
         trace=tuple(evaluator.trace),
+        pruned=evaluator.pruned,
     )

@@ -96,12 +96,12 @@ class Simulated:
         return context.builder.op("Sub", single, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """q in the NumPy type that holds it."""
         q = context.plan.quantizers[tensor]
         zero = self._scalar(context, f"{tensor}.zero", np.float32(q.zero_point))
         shifted = context.builder.op("Add", value, zero, name=f"{tensor}/uncentre")
-        return context.builder.op(
-            "Cast", shifted, name=f"{tensor}/stored", output=f"{tensor}_stored", to=int(ir_dtype(q.dtype))
-        )
+        dtype = int(ir_dtype(np.dtype(q.dtype.numpy).name))
+        return context.builder.op("Cast", shifted, name=f"{tensor}/stored", output=f"{tensor}_stored", to=dtype)
 
     # --- ops --------------------------------------------------------------------------------------------------------
 

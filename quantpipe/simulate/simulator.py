@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +36,11 @@ class Simulation:
     scalars: Parameters = field(repr=False)
 
 
-def simulate(graph: Graph, topology: Topology, plan: QuantPlan) -> Simulation:
-    """Render the simulated graph of a plan. Its inputs are the model's own, then every number of the plan by name."""
+def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:
+    """Render the simulated graph of a plan. Its inputs are the graph's own (those in `stored` carry integers), then
+    every number of the plan by name."""
     dialect = Simulated()
-    rendered = render(graph, topology, plan, dialect)
+    rendered = render(graph, topology, plan, dialect, stored)
     return Simulation(rendered, dialect.weights, dialect.scalars)
 
 
@@ -54,21 +55,35 @@ def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
 
 
 class Simulator:
-    """Sessions of simulated graphs, the latest few kept. One session serves every plan with the same weights."""
+    """Sessions of simulated graphs, the latest few kept. One session serves every plan with the same weights.
 
-    def __init__(self, graph: Graph, topology: Topology) -> None:
-        self._graph, self._topology = graph, topology
+    `stored`: ports of a section of a graph that carry integers; `threads` of each session (None: every core).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        stored: Collection[str] = (),
+        sessions: int = SESSIONS,
+        threads: int | None = None,
+    ) -> None:
+        self._graph, self._topology, self._stored = graph, topology, stored
+        self._most, self._threads = sessions, threads
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
     def prepare(self, plan: QuantPlan) -> tuple[Session, Mapping[str, NDArray[Any]]]:
         """The session of a plan and the parameters to feed beside the samples."""
-        simulation = simulate(self._graph, self._topology, plan)
+        simulation = simulate(self._graph, self._topology, plan, self._stored)
         key = _key(simulation)
         session = self._sessions.get(key)
         if session is None:
-            session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
+            model = bind(simulation.rendered.model, simulation.weights)
+            # Sections run in turn: what one leaves behind, cores or memory, must not be missing for the next.
+            alone = not self._stored
+            session = Session(model, threads=self._threads, spin=alone, arena=alone, where="simulated model")
             self._sessions[key] = session
-            while len(self._sessions) > SESSIONS:
+            while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)
         return session, simulation.scalars

@@ -68,12 +68,14 @@ class ChoiceSpace:
 class Score:
     """What one point is worth. `value` is the objective, higher is better; `cost` is lower-is-better.
 
-    `metrics` holds further numbers for the log (top1, kl, bits, …).
+    `metrics` holds further numbers for the log (top1, kl, bits, …). `pruned`: the measurement was given up, as it could
+    not win any more; `value` is then an upper bound of what it would have been, and `cost` is exact.
     """
 
     value: float
     cost: float
     metrics: tuple[tuple[str, float], ...] = ()
+    pruned: bool = False
 
 
 @dataclass(frozen=True)

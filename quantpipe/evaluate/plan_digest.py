@@ -1,0 +1,55 @@
+"""Digests of a plan's parts: equal digests mean equal numbers, hence equal integers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from quantpipe.types import QuantPlan, Topology, WeightTensor
+
+
+class PlanDigest:
+    """Digests of sections of plans. Weights, which plans share, are read once each."""
+
+    def __init__(self) -> None:
+        self._weights: dict[int, tuple[WeightTensor, bytes]] = {}
+
+    def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...]) -> bytes:
+        """Every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use."""
+        digest = hashlib.blake2b(digest_size=16)
+        names = dict.fromkeys(tensors)
+        for kernel in topology.kernels:
+            names |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output])
+            if kernel.weight is not None:
+                digest.update(self._weight(plan.weights[kernel.weight]))
+            _feed(digest, plan.kernels.get(kernel.node))
+        for name in names:
+            for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
+                _feed(digest, numbers.get(name))
+        return digest.digest()
+
+    def _weight(self, weight: WeightTensor) -> bytes:
+        known = self._weights.get(id(weight))
+        if known is None:
+            digest = hashlib.blake2b(digest_size=16)
+            _feed(digest, weight)
+            known = self._weights[id(weight)] = (weight, digest.digest())  # held, so that its id stays its own
+        return known[1]
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if isinstance(value, np.ndarray | np.generic):
+        digest.update(f"{value.dtype.str}{value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif is_dataclass(value):
+        for field in fields(value):
+            _feed(digest, getattr(value, field.name))
+    elif isinstance(value, tuple):
+        digest.update(f"({len(value)}".encode())
+        for item in value:
+            _feed(digest, item)
+    else:
+        digest.update(f"{value!r};".encode())

@@ -1,0 +1,84 @@
+"""What executors take and give, and what they share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from quantpipe.errors import ConfigError
+from quantpipe.types import Point, Score
+
+Handle = TypeVar("Handle")
+Hopeless = Callable[[Score], bool]
+
+IN_FLIGHT = 2
+"""Points handed out per worker: one being measured and one behind it, so that no worker waits for another's turn."""
+
+
+class Measure(Protocol):
+    """Scores in the order of the points; each is measured when it is read."""
+
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]: ...
+
+
+class Recipe(Protocol):
+    """How to make a measure. It is pickled, and opened once in each process."""
+
+    def make(self, threads: int | None = None, share: int = 1) -> Measure:
+        """`threads` for this process (None: every core); `share`: how many processes share the memory."""
+        ...
+
+
+class Workers(Protocol):
+    """The workers of one search: a measure that has to be closed. Reading its scores may raise what a worker raised."""
+
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]: ...
+
+    def close(self) -> None:
+        """End every process; what is in flight is lost."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Processes that measured."""
+        ...
+
+
+class Executor(Protocol):
+    def open(self, recipe: Recipe) -> Workers: ...
+
+
+def worker_count(workers: int | None, cores: int) -> int:
+    """The number given, or one per core. ConfigError for what is no number of workers."""
+    if workers is None:
+        return cores
+    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
+        raise ConfigError(
+            f"is {workers!r}; legal is a whole number of at least 1, or null for one per core",
+            where="executor.workers",
+        )
+    return workers
+
+
+def in_order(
+    points: Sequence[Point],
+    window: int,
+    submit: Callable[[Point], Handle],
+    result: Callable[[Handle], Score],
+    cancel: Callable[[Handle], object],
+) -> Iterator[Score]:
+    """Scores in the order of the points, with at most `window` points handed out at a time."""
+    rest = iter(points)
+    waiting: deque[Handle] = deque()
+    try:
+        waiting.extend(submit(point) for point in islice(rest, window))
+        while waiting:
+            score = result(waiting[0])
+            waiting.popleft()
+            waiting.extend(submit(point) for point in islice(rest, 1))
+            yield score
+    finally:
+        for handle in waiting:
+            cancel(handle)

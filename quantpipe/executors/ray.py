@@ -1,0 +1,108 @@
+"""Workers of a Ray cluster, on one machine or several; an extra (`pip install quantpipe[ray]`).
+
+Points are tasks, which Ray repeats elsewhere when a worker dies. A worker process keeps its measure between tasks. What
+the recipe refers to by path (image folders) must lie at the same path on every machine.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from quantpipe.errors import ConfigError, WorkerError
+from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, worker_count
+from quantpipe.graph.execute import available_cores
+from quantpipe.types import Point, Score
+
+RETRIES = 3
+"""How often Ray repeats a point whose worker died."""
+
+
+@dataclass(frozen=True)
+class Ray:
+    """conf/executor/ray.yaml. `address` None starts a cluster on this machine for the run; otherwise that of a running
+    one (`auto`, `host:port`). `workers`: tasks at a time; None for one per core of the cluster. `threads` per task."""
+
+    address: str | None = None
+    workers: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        worker_count(self.workers, 1)
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            raise ConfigError(f"is {self.threads!r}; legal is a whole number of at least 1", where="executor.threads")
+
+    def open(self, recipe: Recipe) -> RayTasks:
+        return RayTasks(_ray(), recipe, self)
+
+
+class RayTasks:
+    """A connection to the cluster, closed with the search."""
+
+    def __init__(self, ray: Any, recipe: Recipe, options: Ray) -> None:
+        self._ray, self._own = ray, not ray.is_initialized()
+        cores = available_cores()
+        if self._own:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            local = {"num_cpus": worker_count(options.workers, cores) * options.threads} if not options.address else {}
+            ray.init(
+                address=options.address or "local",
+                include_dashboard=False if not options.address else None,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **local,
+            )
+        self.count = worker_count(options.workers, max(1, int(ray.cluster_resources()["CPU"]) // options.threads))
+        self._recipe, self._key = [ray.put(recipe)], uuid.uuid4().hex
+        self._task = ray.remote(num_cpus=options.threads, max_retries=RETRIES)(_score)
+        self._more = (options.threads, self.count)
+
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        submit = partial(self._submit, hopeless=hopeless)
+        return in_order(points, IN_FLIGHT * self.count, submit, self._result, self._ray.cancel)
+
+    def close(self) -> None:
+        if self._own:
+            self._ray.shutdown()
+
+    def _submit(self, point: Point, hopeless: Hopeless | None) -> Any:
+        return self._task.remote(self._key, self._recipe, *self._more, point, hopeless)
+
+    def _result(self, task: Any) -> Score:
+        try:
+            found: Score = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error  # as the worker raised it
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"a point could not be measured, nor when it was repeated ({' '.join(str(error).split())[:200]})",
+                stage="search",
+                where="executor",
+            ) from error
+        return found
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "executor=ray needs the package ray: pip install quantpipe[ray]; legal without it are serial and process",
+            where="executor",
+        ) from error
+    return ray
+
+
+_measures: dict[str, Measure] = {}
+
+
+def _score(key: str, recipe: Sequence[Any], threads: int, share: int, point: Point, hopeless: Hopeless | None) -> Score:
+    """In the worker. The recipe comes as a reference inside a list, so that it is fetched once and not per task."""
+    if key not in _measures:
+        _measures.clear()
+        _measures[key] = _ray().get(recipe[0]).make(threads, share)
+    return next(_measures[key]([point], hopeless))

@@ -1,0 +1,32 @@
+"""Everything in this process, one point after the other, each with all cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from quantpipe.executors.protocol import Hopeless, Recipe
+from quantpipe.types import Point, Score
+
+
+@dataclass(frozen=True)
+class Serial:
+    """conf/executor/serial.yaml."""
+
+    def open(self, recipe: Recipe) -> Local:
+        return Local(recipe)
+
+
+class Local:
+    """One worker: this process."""
+
+    count = 1
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.measure = recipe.make()
+
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        return self.measure(points, hopeless)
+
+    def close(self) -> None:
+        """Nothing to end."""
