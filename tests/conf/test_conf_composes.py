@@ -48,6 +48,7 @@ def build(config: DictConfig) -> None:
     make(config.dataset, "dataset")
     make(config.threshold.activations, "threshold.activations")
     make(config.search.algorithm, "search.algorithm")
+    make(config.executor, "executor")
     make(config.tracking, "tracking", launch_folder=".", parent_key=None)
     Objective.from_config(**plain["objective"], float_accuracy=0.9, start_cost=100.0)
 

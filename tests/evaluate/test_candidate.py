@@ -1,0 +1,266 @@
+"""Scores of candidates: whatever is cut, kept, pruned or run in integers, they are those of the whole simulated model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from quantpipe.annotate.choices import choice_space
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.evaluate import candidate as candidates
+from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, objective_value, runs_fast
+from quantpipe.evaluate.reference import output_metrics, outputs_of, reference_of
+from quantpipe.evaluate.sections import sections
+from quantpipe.graph.execute import Session
+from quantpipe.simulate.simulator import Simulator
+from quantpipe.types import Form, Point, Score
+from tests.ops.line import ArraySamples, Line, Net, line
+from tests.zoo import requires_zoo, zoo
+
+SIMULATED, INTEGER, AUTO = EvaluatorKind.SIMULATED, EvaluatorKind.INTEGER, EvaluatorKind.AUTO
+
+
+def residual() -> Net:
+    """Branches, a sum, a concatenation, a pool, a dense layer that leaves as real numbers."""
+    net = Net(1)
+    x = net.input(None, 3, 12, 12)
+    a = net.node("Relu", net.conv(x, 3, 8, 3, 3, pads=[1, 1, 1, 1]))
+    for _ in range(3):
+        b = net.node("Relu", net.conv(a, 8, 8, 3, 3, pads=[1, 1, 1, 1]))
+        a = net.node("Relu", net.node("Add", net.conv(b, 8, 8, 1, 1), a))
+    a = net.node("Concat", a, net.conv(a, 8, 4, 1, 1), axis=1)
+    a = net.node("MaxPool", a, kernel_shape=[2, 2], strides=[2, 2])
+    a = net.node("Flatten", net.node("GlobalAveragePool", a))
+    net.output(net.dense(a, 12, 5))
+    return net
+
+
+def island() -> Net:
+    """A float op between integers, a second input that is read late, an output that is made early, a dead branch."""
+    net = Net(2)
+    x, late = net.input(None, 4, 8, 8), net.input(None, 6, name="late")
+    a = net.node("Relu", net.conv(x, 4, 6, 3, 3, pads=[1, 1, 1, 1]))
+    b = net.node("Erf", net.conv(a, 6, 6, 1, 1))
+    c = net.node("Relu", net.conv(b, 6, 6, 3, 3, pads=[1, 1, 1, 1]))
+    d = net.node("Flatten", net.node("GlobalAveragePool", net.node("Relu", net.conv(c, 6, 6, 1, 1))))
+    first = net.dense(net.node("Add", d, late), 6, 7)
+    net.output(first, net.node("Sigmoid", c))
+    return net
+
+
+NETS: dict[str, Callable[[], Net]] = {"residual": residual, "island": island}
+
+
+@cache
+def made(net: str, spec: str) -> Line:
+    found = line(NETS[net](), spec)
+    rng = np.random.default_rng(3)
+    shapes = {i.name: (70, *[d or 1 for d in i.shape[1:]]) for i in found.graph.inputs}
+    inputs = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
+    classes = found.graph.shapes[found.graph.outputs[0].name][-1]
+    return replace(found, samples=ArraySamples(inputs, rng.integers(0, classes, 70)))
+
+
+@cache
+def recipe(net: str, spec: str, kind: EvaluatorKind = SIMULATED, metric: str = "kl") -> CandidateRecipe:
+    l = made(net, spec)
+    # Few samples a run, so that there are several batches.
+    graph = replace(l.graph)
+    graph.__dict__["batch_size"] = 16
+    backend = l.spec.realize
+    space = choice_space(l.topology, AnnotateOptions(threshold_steps=(-1, 0, 1)))
+    reference = reference_of(Session(graph.model), l.samples, 16)
+    return CandidateRecipe(
+        graph, l.topology, l.spec, l.schema, space, l.table, l.samples, reference, metric, "bits", backend, kind
+    )
+
+
+def points(r: CandidateRecipe, count: int, seed: int = 0) -> list[Point]:
+    """The start, a walk of single changes from it, and random points."""
+    rng = np.random.default_rng(seed)
+    found, point = [r.space.start], list(r.space.start)
+    for _ in range(count):
+        i = int(rng.integers(len(point)))
+        point[i] = int(rng.integers(len(r.space.choices[i].options)))
+        found.append(tuple(point))
+    random = [tuple(int(rng.integers(len(c.options))) for c in r.space) for _ in range(3)]
+    return [*found, *random, found[1], found[0]]
+
+
+def whole(r: CandidateRecipe, point: Point) -> Score:
+    """The oracle: one simulated graph, all samples, no section, nothing kept."""
+    plan = r.make()._planner.plan(r.table.strategy(r.space.decode(point)))
+    session, parameters = Simulator(r.graph, r.topology).prepare(plan)
+    metrics = output_metrics(r.reference, outputs_of(session, r.samples, 16, parameters))
+    return Score(objective_value(r.metric, metrics), r.make().cost(point), tuple(metrics.items()))
+
+
+@pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample", "tvm_arm", "int4_weights"])
+@pytest.mark.parametrize("net", NETS)
+def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:
+    r = recipe(net, spec)
+    asked = points(r, 6)
+    assert list(r.make()(asked)) == [whole(r, p) for p in asked]
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("backend", ["qdq", "qoperator"])
+def test_integer_candidates_have_the_same_scores(net: str, backend: str) -> None:
+    r = recipe(net, "ort_cpu")
+    assert runs_fast(backend, r.topology, r.make()._parts)
+    asked = points(r, 12, seed=4)
+    assert list(replace(r, kind=INTEGER, backend=backend).make()(asked)) == list(r.make()(asked))
+    auto = replace(r, kind=AUTO, backend=backend).make()
+    assert list(auto(asked[:3])) == list(r.make()(asked[:3]))
+    assert auto.kind in (SIMULATED, INTEGER)
+
+
+def test_auto_simulates_where_the_runtime_has_no_kernels() -> None:
+    r = replace(recipe("residual", "vta"), kind=AUTO)
+    measure = r.make()
+    next(measure([r.space.start]))
+    assert measure.kind is SIMULATED
+
+
+def test_auto_simulates_where_the_integer_form_computes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor whose 8 bit kernels saturate."""
+    r = replace(recipe("residual", "ort_cpu"), kind=AUTO)
+    plain = Session.run
+
+    def wrong(self: Session, *given: object, **named: object) -> dict[str, object]:
+        found = plain(self, *given, **named)  # type: ignore[arg-type]
+        return {k: np.maximum(v, 1) if self._where == "realized section" else v for k, v in found.items()}
+
+    monkeypatch.setattr(Session, "run", wrong)
+    measure = r.make()
+    (score,) = measure([r.space.start])
+    assert measure.kind is SIMULATED
+    assert score == whole(r, r.space.start)
+
+
+@pytest.mark.parametrize("memory", [0, 40_000, 1 << 30])
+@pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
+def test_what_is_kept_changes_no_bit(memory: int, kind: EvaluatorKind) -> None:
+    r = replace(recipe("residual", "ort_cpu"), kind=kind)
+    asked = points(r, 8, seed=1)
+    cold = [next(r.make()([p])) for p in asked]
+    measure = candidates.CandidateMeasure(r, None, memory)
+    assert list(measure(asked)) == cold
+    assert measure._cache.used <= memory
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every run of a session, by what the session is."""
+    found: list[str] = []
+    plain = Session.run
+
+    def counted(self: Session, *given: object, **named: object) -> dict[str, object]:
+        found.append(self._where)
+        return plain(self, *given, **named)  # type: ignore[arg-type, return-value]
+
+    monkeypatch.setattr(Session, "run", counted)
+    yield found
+
+
+def test_a_late_change_starts_late(runs: list[str]) -> None:
+    r = recipe("residual", "ort_cpu")
+    measure, batches = r.make(), -(-70 // 16)
+    list(measure([r.space.start]))
+    first = len(runs)
+    assert first == batches * len(measure._parts) >= batches * 4
+    keys = [c.key for c in r.space]
+    late = keys.index(f"bits:{r.topology.weights[-1].tensor}")
+    early = keys.index(f"bits:{r.topology.weights[0].tensor}")
+    for choice, sections_run in ((late, 1), (early, len(measure._parts))):
+        before = len(runs)
+        list(measure([tuple(int(i == choice) for i in range(len(keys)))]))
+        assert len(runs) - before == batches * sections_run
+    before = len(runs)
+    list(measure([r.space.start]))
+    assert len(runs) - before == batches, "a known point runs its last section only"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
+def test_threads_change_no_bit(threads: int, kind: EvaluatorKind) -> None:
+    r = replace(recipe("residual", "ort_cpu"), kind=kind)
+    asked = points(r, 4)
+    assert list(r.make(threads, 2)(asked)) == list(recipe("residual", "ort_cpu").make(1)(asked))
+
+
+@pytest.mark.parametrize("spec", ["ort_cpu", "vta"])
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("count", [1, 3, 8, 100])
+def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None:
+    l = made(net, spec)
+    parts = sections(l.graph, l.topology, l.graph.outputs[0].name, count)
+    names = [n.name for p in parts for n in p.graph.nodes]
+    assert len(names) == len(set(names))
+    stored = {k.output for k in l.topology.kernels if k.form is Form.QUANTIZED}
+    known: set[str] = set()
+    for part in parts[:-1]:
+        assert stored.issuperset(part.live) and part.live
+        assert set(part.reads) <= known
+        known = set(part.live)
+        assert known == {*part.makes, *(t for t in part.live if t in part.reads or t not in part.makes)}
+    assert set(parts[-1].reads) <= known and not parts[-1].integer
+    if net == "residual":
+        assert names == [n.name for n in l.graph.nodes], "every node is needed"
+    else:
+        assert "sigmoid1" not in names, "what the first output does not need is not run"
+        assert any(not p.integer for p in parts[:-1]) or count == 1, "the island is no integer section"
+
+
+@pytest.mark.parametrize("metric", ["kl", "mse", "accuracy"])
+def test_a_measurement_that_cannot_win_is_given_up(metric: str, runs: list[str]) -> None:
+    r = replace(recipe("residual", "ort_cpu"), metric=metric)
+    asked = points(r, 8, seed=5)
+    exact = list(r.make()(asked))
+    limit = sorted(s.value for s in exact)[len(exact) // 2]
+    measure = r.make()
+    before = len(runs)
+    found = list(measure(asked, lambda best: best.value < limit))
+    assert any(s.pruned for s in found) and not all(s.pruned for s in found)
+    for now, then in zip(found, exact, strict=True):
+        assert now.cost == then.cost
+        if now.pruned:
+            assert then.value <= now.value < limit
+        else:
+            assert now == then  # better than the limit, or known to be worse only behind the last samples
+    assert len(runs) - before < len(asked) * 5 * len(measure._parts)
+    again = r.make()
+    assert list(again(asked, lambda best: best.value < limit)) == found
+    assert list(measure(asked)) == exact, "what was left of a pruned candidate is no obstacle"
+
+
+def test_a_cost_that_cannot_win_runs_nothing(runs: list[str]) -> None:
+    r = recipe("residual", "ort_cpu")
+    (score,) = r.make()([r.space.start], lambda best: best.cost > 0)
+    assert score.pruned and score.value == 0.0 and not runs
+
+
+@requires_zoo
+def test_resnet20_in_integers_has_the_simulated_scores() -> None:
+    from tests.ops.test_zoo_agreement import graph_of
+
+    with np.load(zoo("data/cifar10_val.npz")) as archive:
+        images = next(archive[k] for k in archive.files if archive[k].ndim == 4)[:48]
+    graph = replace(graph_of("cifar10_resnet20"))
+    graph.__dict__["batch_size"] = 16
+    pixels = (images / np.float32(255) - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    samples = ArraySamples({graph.inputs[0].name: pixels.transpose(0, 3, 1, 2).astype(np.float32)})
+    l = line(graph, "ort_cpu", samples=samples)
+    space = choice_space(l.topology, AnnotateOptions())
+    reference = reference_of(Session(graph.model), samples, 16)
+    r = CandidateRecipe(
+        graph, l.topology, l.spec, l.schema, space, l.table, samples, reference, "kl", "bits", "qdq", INTEGER
+    )
+    asked = points(r, 5)
+    found = list(r.make()(asked))
+    assert found == list(replace(r, kind=SIMULATED).make()(asked))
+    assert found[0] == whole(r, asked[0])
