@@ -64,10 +64,7 @@ class Processes:
         self._seconds: deque[float] = deque(maxlen=3)
         self._pool: ProcessPoolExecutor | None = None
         self._deaths = 0
-
-    @property
-    def count(self) -> int:
-        return self._workers if self._pool is not None else 1
+        self.count = 1
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
         rest = deque(points)
@@ -113,6 +110,7 @@ class Processes:
                 threads = max(1, available_cores() // self._workers)
                 begin = (self._recipe, threads, self._workers, os.getpid())
                 self._pool = ProcessPoolExecutor(self._workers, initializer=_begin, initargs=begin)
+                self.count = self._workers
             try:
                 return _Task(point, self._pool.submit(_score, point, hopeless), self._pool)
             except BrokenProcessPool as error:

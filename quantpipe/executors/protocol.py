@@ -42,7 +42,7 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """Processes that measured."""
+        """How many processes measured, at most."""
         ...
 
 
