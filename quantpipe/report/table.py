@@ -43,10 +43,17 @@ def _models(report: Mapping[str, Any]) -> Table:
     _add(table, "mean bits, weights / activations", "32 / 32", "", _bits(model))
     _add(table, "bit operations (BOPs)", "", "", text.count(model.get("bops")))
     _add(table, "nodes, integer / float", "", "", _nodes(model))
+    search = _part(report, "search")
+    if search.get("evaluations"):
+        _add(table, "candidates, per second", text.number(search["evaluations"]), "", _rate(search))
     if latency:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
         _add(table, "latency, batch 1", next(pair), "", next(pair))
     return table
+
+
+def _rate(search: Mapping[str, Any]) -> str:
+    return text.number(search.get("evaluations_per_second"), 3)
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -61,12 +60,22 @@ def test_a_job_that_cannot_run_is_told_and_the_others_are_kept(program: Program)
     assert len(list(program.cwd.glob("outputs/*/*/1/evaluate/report.json"))) == 1
 
 
+LAUNCHERS = {
+    "joblib": ("hydra.launcher.n_jobs=2",),
+    "submitit_local": ("hydra.launcher.timeout_min=5",),
+    "ray": ("+hydra.launcher.ray.init.num_cpus=2",),
+}
+PLUGIN = {"submitit_local": "hydra_submitit_launcher"}
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("hydra_plugins") is None, reason="no launcher plug-in is installed")
-def test_jobs_in_processes_share_the_parent(program: Program) -> None:
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    result = program.bare(*SWEEP, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_jobs_in_processes_share_the_parent(launcher: str, program: Program) -> None:
+    plugin = PLUGIN.get(launcher, f"hydra_{launcher}_launcher")
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"the launcher {launcher} is not installed")
+    result = program.bare(*SWEEP, f"hydra/launcher={launcher}", *LAUNCHERS[launcher])
     assert result.code == 0, result.err
     parent, children, _ = runs_of(program.cwd)
     assert {parent.info.status, *(c.info.status for c in children)} == {"FINISHED"}
     assert len(children) == 4
+    assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4

@@ -1,4 +1,4 @@
-"""Scores of candidates: whatever is cut, kept, pruned or run in integers, they are those of the whole simulated model."""
+"""Scores of candidates: whatever is cut, kept, pruned or run in integers, they are the whole simulated model's."""
 
 from __future__ import annotations
 
@@ -67,15 +67,26 @@ def made(net: str, spec: str) -> Line:
 
 @cache
 def recipe(net: str, spec: str, kind: EvaluatorKind = SIMULATED, metric: str = "kl") -> CandidateRecipe:
-    l = made(net, spec)
+    made_line = made(net, spec)
     # Few samples a run, so that there are several batches.
-    graph = replace(l.graph)
+    graph = replace(made_line.graph)
     graph.__dict__["batch_size"] = 16
-    backend = l.spec.realize
-    space = choice_space(l.topology, AnnotateOptions(threshold_steps=(-1, 0, 1)))
-    reference = reference_of(Session(graph.model), l.samples, 16)
+    backend = made_line.spec.realize
+    space = choice_space(made_line.topology, AnnotateOptions(threshold_steps=(-1, 0, 1)))
+    reference = reference_of(Session(graph.model), made_line.samples, 16)
     return CandidateRecipe(
-        graph, l.topology, l.spec, l.schema, space, l.table, l.samples, reference, metric, "bits", backend, kind
+        graph,
+        made_line.topology,
+        made_line.spec,
+        made_line.schema,
+        space,
+        made_line.table,
+        made_line.samples,
+        reference,
+        metric,
+        "bits",
+        backend,
+        kind,
     )
 
 
@@ -197,11 +208,11 @@ def test_threads_change_no_bit(threads: int, kind: EvaluatorKind) -> None:
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("count", [1, 3, 8, 100])
 def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None:
-    l = made(net, spec)
-    parts = sections(l.graph, l.topology, l.graph.outputs[0].name, count)
+    made_line = made(net, spec)
+    parts = sections(made_line.graph, made_line.topology, made_line.graph.outputs[0].name, count)
     names = [n.name for p in parts for n in p.graph.nodes]
     assert len(names) == len(set(names))
-    stored = {k.output for k in l.topology.kernels if k.form is Form.QUANTIZED}
+    stored = {k.output for k in made_line.topology.kernels if k.form is Form.QUANTIZED}
     known: set[str] = set()
     for part in parts[:-1]:
         assert stored.issuperset(part.live) and part.live
@@ -210,7 +221,7 @@ def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None
         assert known == {*part.makes, *(t for t in part.live if t in part.reads or t not in part.makes)}
     assert set(parts[-1].reads) <= known and not parts[-1].integer
     if net == "residual":
-        assert names == [n.name for n in l.graph.nodes], "every node is needed"
+        assert names == [n.name for n in made_line.graph.nodes], "every node is needed"
     else:
         assert "sigmoid1" not in names, "what the first output does not need is not run"
         assert any(not p.integer for p in parts[:-1]) or count == 1, "the island is no integer section"
@@ -254,11 +265,22 @@ def test_resnet20_in_integers_has_the_simulated_scores() -> None:
     graph.__dict__["batch_size"] = 16
     pixels = (images / np.float32(255) - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
     samples = ArraySamples({graph.inputs[0].name: pixels.transpose(0, 3, 1, 2).astype(np.float32)})
-    l = line(graph, "ort_cpu", samples=samples)
-    space = choice_space(l.topology, AnnotateOptions())
+    made_line = line(graph, "ort_cpu", samples=samples)
+    space = choice_space(made_line.topology, AnnotateOptions())
     reference = reference_of(Session(graph.model), samples, 16)
     r = CandidateRecipe(
-        graph, l.topology, l.spec, l.schema, space, l.table, samples, reference, "kl", "bits", "qdq", INTEGER
+        graph,
+        made_line.topology,
+        made_line.spec,
+        made_line.schema,
+        space,
+        made_line.table,
+        samples,
+        reference,
+        "kl",
+        "bits",
+        "qdq",
+        INTEGER,
     )
     asked = points(r, 5)
     found = list(r.make()(asked))

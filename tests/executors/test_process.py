@@ -144,5 +144,5 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True, "two"])
 def test_no_number_of_workers(workers: object) -> None:
-    with pytest.raises(ConfigError, match="executor.workers"):
+    with pytest.raises(ConfigError, match=r"executor\.workers"):
         Process(workers)  # type: ignore[arg-type]
