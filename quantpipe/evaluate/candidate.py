@@ -25,6 +25,10 @@ FAST_BITS = 8
 """Storage for which onnxruntime has integer kernels."""
 
 
+MOST_SENT = 2_000_000_000
+"""Bytes of constants; a protobuf message holds less than 2 GiB."""
+
+
 class EvaluatorKind(StrEnum):
     """How candidates are run: as integer models in onnxruntime, simulated in float32, or whichever is faster here."""
 
@@ -54,6 +58,12 @@ class CandidateRecipe:
     backend: str
     kind: EvaluatorKind = EvaluatorKind.AUTO
     memory_mb: int = 1024
+
+    @property
+    def travels(self) -> bool:
+        """Whether the model fits the format in which it is sent."""
+        constants = (self.graph.constant_tensor(name) for name in self.graph.constant_names())
+        return sum(tensor.nbytes for tensor in constants) < MOST_SENT
 
     def make(self, threads: int | None = None, share: int = 1) -> CandidateMeasure:
         """The measure, for one process: its threads, and how many share the memory."""
@@ -89,16 +99,17 @@ class CandidateMeasure:
 
     def _score(self, point: Point, hopeless: Callable[[Score], bool] | None) -> Score:
         r = self._recipe
-        cost, bound = self.cost(point), Bound(r.metric, r.reference)
+        cost = self.cost(point)
+        bound = Bound(r.metric, r.reference) if hopeless is not None else None
         plan = self._planner.plan(r.table.strategy(r.space.decode(point)))
         batches = _Batches(r.samples, r.graph.batch_size, self._cache)
         candidate = self._candidate(plan, batches)
         outputs = []
         for number in range(batches.count):
-            if hopeless is not None and hopeless(Score(bound.best(), cost)):
+            if hopeless is not None and bound is not None and hopeless(Score(bound.best(), cost)):
                 return Score(bound.best(), cost, pruned=True)
             outputs.append(candidate.run(number, batches))
-            if hopeless is not None:
+            if bound is not None:
                 bound.add(outputs[-1])
         metrics = output_metrics(r.reference, np.concatenate(outputs))
         return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))

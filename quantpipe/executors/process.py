@@ -23,6 +23,7 @@ from loky.process_executor import BrokenProcessPool
 from quantpipe.errors import WorkerError
 from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, worker_count
 from quantpipe.graph.execute import available_cores
+from quantpipe.search.options import real
 from quantpipe.types import Point, Score
 
 DEATHS = 3
@@ -41,6 +42,7 @@ class Process:
 
     def __post_init__(self) -> None:
         worker_count(self.workers, 1)
+        real("executor.start_seconds", self.start_seconds, least=0.0)
 
     def open(self, recipe: Recipe) -> Processes:
         return Processes(recipe, worker_count(self.workers, available_cores()), self.start_seconds)
@@ -59,7 +61,8 @@ class Processes:
     """A pool that starts late, and this process for single points."""
 
     def __init__(self, recipe: Recipe, workers: int, start_seconds: float) -> None:
-        self._recipe, self._workers, self._start_seconds = recipe, workers, start_seconds
+        self._recipe, self._start_seconds = recipe, start_seconds
+        self._workers = workers if recipe.travels else 1
         self._local: Measure | None = None
         self._seconds: deque[float] = deque(maxlen=3)
         self._pool: ProcessPoolExecutor | None = None
@@ -97,7 +100,7 @@ class Processes:
 
     def _here(self, point: Point, hopeless: Hopeless | None) -> Score:
         if self._local is None:
-            self._local = self._recipe.make(None, 1)
+            self._local = self._recipe.make(None, 1 if self._workers == 1 else 2)
         begin = time.perf_counter()
         score = next(self._local([point], hopeless))
         if not score.pruned:
@@ -108,7 +111,8 @@ class Processes:
         while True:
             if self._pool is None:
                 threads = max(1, available_cores() // self._workers)
-                begin = (self._recipe, threads, self._workers, os.getpid())
+                # Half of the memory is this process's, for single points.
+                begin = (self._recipe, threads, 2 * self._workers, os.getpid())
                 self._pool = ProcessPoolExecutor(self._workers, initializer=_begin, initargs=begin)
                 self.count = self._workers
             try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from quantpipe.errors import ConfigError
+from quantpipe.search.options import whole
 from quantpipe.types import Point, Score
 
 Handle = TypeVar("Handle")
@@ -25,6 +25,11 @@ class Measure(Protocol):
 
 class Recipe(Protocol):
     """How to make a measure. It is pickled, and opened once in each process."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether it can be pickled (a model beyond 2 GB cannot)."""
+        ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:
         """`threads` for this process (None: every core); `share`: how many processes share the memory."""
@@ -54,12 +59,7 @@ def worker_count(workers: int | None, cores: int) -> int:
     """The number given, or one per core. ConfigError for what is no number of workers."""
     if workers is None:
         return cores
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
-        raise ConfigError(
-            f"is {workers!r}; legal is a whole number of at least 1, or null for one per core",
-            where="executor.workers",
-        )
-    return workers
+    return whole("executor.workers", workers, least=1, also=", or null for one per core")
 
 
 def in_order(

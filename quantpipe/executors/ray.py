@@ -16,6 +16,7 @@ from typing import Any
 from quantpipe.errors import ConfigError, WorkerError
 from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, worker_count
 from quantpipe.graph.execute import available_cores
+from quantpipe.search.options import whole
 from quantpipe.types import Point, Score
 
 RETRIES = 3
@@ -33,8 +34,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         worker_count(self.workers, 1)
-        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
-            raise ConfigError(f"is {self.threads!r}; legal is a whole number of at least 1", where="executor.threads")
+        whole("executor.threads", self.threads, least=1)
 
     def open(self, recipe: Recipe) -> RayTasks:
         return RayTasks(_ray(), recipe, self)
@@ -44,6 +44,10 @@ class RayTasks:
     """A connection to the cluster, closed with the search."""
 
     def __init__(self, ray: Any, recipe: Recipe, options: Ray) -> None:
+        if not recipe.travels:
+            raise ConfigError(
+                "a model of more than 2 GB cannot be sent to other processes; legal is serial", where="executor"
+            )
         self._ray, self._own = ray, not ray.is_initialized()
         cores = available_cores()
         if self._own:

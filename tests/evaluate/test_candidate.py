@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -128,6 +129,21 @@ def test_integer_candidates_have_the_same_scores(net: str, backend: str) -> None
     auto = replace(r, kind=AUTO, backend=backend).make()
     assert list(auto(asked[:3])) == list(r.make()(asked[:3]))
     assert auto.kind in (SIMULATED, INTEGER)
+
+
+def test_hardware_without_multipliers_may_run_in_integers_too() -> None:
+    r = replace(recipe("residual", "vta"), kind=INTEGER)
+    assert r.backend == "integer" and any(p.integer for p in r.make()._parts)
+    asked = points(r, 3)
+    assert list(r.make()(asked)) == list(recipe("residual", "vta").make()(asked))
+
+
+def test_a_recipe_that_was_sent_gives_the_same() -> None:
+    r = recipe("residual", "ort_cpu")
+    asked = points(r, 2)
+    there = pickle.loads(pickle.dumps(r))
+    there.graph.__dict__["batch_size"] = 16
+    assert r.travels and list(there.make()(asked)) == list(r.make()(asked))
 
 
 def test_auto_simulates_where_the_runtime_has_no_kernels() -> None:

@@ -24,6 +24,7 @@ class ToyRecipe:
     deaths: int = 1
     illegal: Point | None = None
     seconds: float = 0.0
+    travels: bool = True
 
     def make(self, threads: int | None = None, share: int = 1) -> Callable[..., Iterator[Score]]:
         (self.folder / f"process-{os.getpid()}-{threads}-{share}").touch()

@@ -59,7 +59,7 @@ def test_workers_share_cores_and_memory(tmp_path: Path) -> None:
     list(opened(POINTS))
     opened.close()
     cores = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert {p.name.split("-", 2)[2] for p in tmp_path.glob("process-*")} == {f"{cores}-2"}
+    assert {p.name.split("-", 2)[2] for p in tmp_path.glob("process-*")} == {f"{cores}-4"}
     assert len(recipe.processes()) <= 2
 
 
@@ -68,6 +68,12 @@ def test_no_process_starts_where_it_would_not_pay(tmp_path: Path) -> None:
     opened = Process(2, start_seconds=60).open(recipe)
     assert list(opened(POINTS)) == [worth(p) for p in POINTS]
     assert recipe.processes() == {os.getpid()} and opened.count == 1
+
+
+def test_what_cannot_be_sent_is_measured_here(tmp_path: Path) -> None:
+    opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path, travels=False))
+    assert list(opened(POINTS)) == [worth(p) for p in POINTS]
+    assert ToyRecipe(tmp_path).processes() == {os.getpid()} and opened.count == 1
 
 
 def test_processes_start_in_a_batch_that_is_long(tmp_path: Path) -> None:
@@ -146,3 +152,9 @@ def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 def test_no_number_of_workers(workers: object) -> None:
     with pytest.raises(ConfigError, match=r"executor\.workers"):
         Process(workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [-1, "soon", float("nan")])
+def test_no_number_of_seconds(seconds: object) -> None:
+    with pytest.raises(ConfigError, match=r"executor\.start_seconds"):
+        Process(start_seconds=seconds)  # type: ignore[arg-type]
