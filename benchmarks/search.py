@@ -1,12 +1,15 @@
 """What evaluating a candidate costs, in passes of the float model over the same samples.
 
     python benchmarks/search.py cost [--model NAME] [--samples N] [--candidates N]
+    python benchmarks/search.py workers [--model NAME] [--samples N] [--candidates N]
 
-Four figures for each evaluator: the first candidate (everything is made), a candidate that differs in every choice (a
-random point), a candidate that differs from the start in one choice (a probe), and a step of a greedy walk, which
+`cost` gives four figures for each evaluator: the first candidate (everything is made), a candidate that differs in every
+choice (a random point), one that differs from the start in one choice (a probe), and a step of a greedy walk, which
 lowers one choice after the other in random order and keeps every second lowering. Float passes are timed in between,
 so that the machine's drift hits all alike; the figures are medians, for probes and steps also the mean, as these
 depend on where in the model the change is.
+
+`workers` measures batches of random points in this process and in worker processes.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.subset import First
 from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.evaluate.reference import reference_of
+from quantpipe.executors import Process, Serial
 from quantpipe.graph.execute import Session, available_cores, run_batches
 from quantpipe.graph.normalize import load_graph
 from quantpipe.hardware.load import load_hardware
@@ -159,14 +163,37 @@ def cost(name: str, samples: int, candidates: int) -> None:
     print(f"\nScores of both evaluators equal: {scores[0] == scores[1]} ({len(scores[0])} points).")
 
 
+def workers(name: str, samples: int, candidates: int) -> None:
+    r = recipe(name, samples)
+    rng = np.random.default_rng(0)
+    batches = [[tuple(int(rng.integers(len(c.options))) for c in r.space) for _ in range(candidates)] for _ in range(3)]
+    print(f"# Worker processes: {name}, {samples} samples, {candidates} random points, {available_cores()} cores\n")
+    print("| executor | start and first batch, s | later batches, points per second |\n|---|---|---|")
+    scores = []
+    for title, executor in (
+        ("serial", Serial()),
+        *((f"process, {n} workers", Process(n, start_seconds=0.0)) for n in (2, 4)),
+    ):
+        opened = executor.open(replace(r, kind=EvaluatorKind.INTEGER))
+        times = []
+        for batch in batches:
+            before = time.perf_counter()
+            scores.append(list(opened(batch)))
+            times.append(time.perf_counter() - before)
+        opened.close()
+        print(f"| {title} | {times[0]:.2f} | {candidates * (len(times) - 1) / sum(times[1:]):.2f} |")
+    same = all(scores[i] == scores[i % len(batches)] for i in range(len(scores)))
+    print(f"\nScores equal: {same}.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["cost"])
+    parser.add_argument("part", choices=["cost", "workers"])
     parser.add_argument("--model", default="imagenet_efficientnet_lite0")
     parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--candidates", type=int, default=24)
+    parser.add_argument("--candidates", type=int, default=16)
     options = parser.parse_args()
-    cost(options.model, options.samples, options.candidates)
+    (cost if options.part == "cost" else workers)(options.model, options.samples, options.candidates)
 
 
 if __name__ == "__main__":
