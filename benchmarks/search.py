@@ -3,11 +3,11 @@
     python benchmarks/search.py cost [--model NAME] [--samples N] [--candidates N]
     python benchmarks/search.py workers [--model NAME] [--samples N] [--candidates N]
 
-`cost` gives four figures for each evaluator: the first candidate (everything is made), a candidate that differs in every
-choice (a random point), one that differs from the start in one choice (a probe), and a step of a greedy walk, which
-lowers one choice after the other in random order and keeps every second lowering. Float passes are timed in between,
-so that the machine's drift hits all alike; the figures are medians, for probes and steps also the mean, as these
-depend on where in the model the change is.
+`cost` gives four figures for each evaluator: the first candidate (everything is made), a candidate that differs in
+every choice (a random point), one that differs from the start in one choice (a probe), and a step of a greedy walk,
+which lowers one choice after the other in random order and keeps every second lowering. Float passes are timed in
+between, so that the machine's drift hits all alike; the figures are medians, for probes and steps also the mean, as
+these depend on where in the model the change is.
 
 `workers` measures batches of random points in this process and in worker processes.
 """

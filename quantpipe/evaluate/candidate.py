@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.calibrate.table import ThresholdTable
@@ -81,7 +83,8 @@ class CandidateMeasure:
         output = recipe.graph.outputs[0].name
         self._parts = sections(recipe.graph, recipe.topology, output)
         self._chain: Chain | None = None
-        self.kind = recipe.kind
+        self.kind = EvaluatorKind(recipe.kind)
+        """For `auto`, what it came to, once a point was measured."""
 
     def cost(self, point: Point) -> float:
         """The cost alone; runs nothing."""
@@ -116,34 +119,39 @@ class CandidateMeasure:
 
     def _candidate(self, plan: QuantPlan, batches: _Batches) -> Candidate:
         if self._chain is None:
-            self.kind = self._decided(plan, batches)
-            self._chain = self._in_form(self.kind, self._cache)
+            self._chain = self._decided(plan, batches) if self.kind is EvaluatorKind.AUTO else self._in_form(self.kind)
+            self._chain.cache = self._cache
         return self._chain.candidate(plan)
 
-    def _in_form(self, kind: EvaluatorKind, cache: TensorCache | None) -> Chain:
+    def _in_form(self, kind: EvaluatorKind) -> Chain:
+        self.kind = kind
         backend = self._recipe.backend if kind is EvaluatorKind.INTEGER else None
-        return Chain(self._parts, cache, backend, self._threads)
+        return Chain(self._parts, None, backend, self._threads)
 
-    def _decided(self, plan: QuantPlan, batches: _Batches) -> EvaluatorKind:
-        """For `auto`: the integer form where it can run fast, gives the same on one batch, and was faster.
+    def _decided(self, plan: QuantPlan, batches: _Batches) -> Chain:
+        """The integer form where it can run fast, gives the same on one batch, and was faster; else the simulated one.
 
         The same on every processor that the report's comparison of all integers accepts; on one without exact 8 bit
         kernels, simulation is what remains. The scores do not depend on the outcome, so it may depend on time.
         """
-        if self.kind is not EvaluatorKind.AUTO:
-            return self.kind
+        simulated = self._in_form(EvaluatorKind.SIMULATED)
         if not runs_fast(self._recipe.backend, self._recipe.topology, self._parts):
-            return EvaluatorKind.SIMULATED
-        seconds, found = {}, []
-        for kind in (EvaluatorKind.SIMULATED, EvaluatorKind.INTEGER):
-            candidate = self._in_form(kind, None).candidate(plan)
-            before = time.perf_counter()
-            found.append(candidate.run(0, batches))
-            made = time.perf_counter()
-            candidate.run(0, batches)
-            seconds[kind] = made - before + (time.perf_counter() - made) * (batches.count - 1)
-        same = np.array_equal(found[0], found[1], equal_nan=True)
-        return min(seconds, key=seconds.__getitem__) if same else EvaluatorKind.SIMULATED
+            return simulated
+        integer = self._in_form(EvaluatorKind.INTEGER)
+        (expected, slow), (found, fast) = (_timed(c, plan, batches) for c in (simulated, integer))
+        if fast < slow and np.array_equal(expected, found, equal_nan=True):
+            return integer
+        self.kind = EvaluatorKind.SIMULATED
+        return simulated
+
+
+def _timed(chain: Chain, plan: QuantPlan, batches: _Batches) -> tuple[NDArray[Any], float]:
+    """The output of the first batch, and the seconds that all batches would take, making the sessions included."""
+    candidate, begin = chain.candidate(plan), time.perf_counter()
+    output = candidate.run(0, batches)
+    ready = time.perf_counter()
+    candidate.run(0, batches)
+    return output, ready - begin + (time.perf_counter() - ready) * (batches.count - 1)
 
 
 class _Batches:

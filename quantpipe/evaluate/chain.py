@@ -42,12 +42,12 @@ class Ready:
 
 class Chain:
     """Runs plans on the batches of one list of samples. `backend`: the realized form for the sections that are integers
-    throughout; None: every section is simulated. Both give the same."""
+    throughout; None: every section is simulated. Both give the same. `cache` None: nothing is kept."""
 
     def __init__(
         self, parts: Sequence[Section], cache: TensorCache | None, backend: str | None, threads: int | None = None
     ) -> None:
-        self._parts, self._cache, self._backend, self._threads = tuple(parts), cache, backend, threads
+        self._parts, self.cache, self._backend, self._threads = tuple(parts), cache, backend, threads
         self._digests = PlanDigest()
         self._ready: list[OrderedDict[bytes, Ready]] = [OrderedDict() for _ in parts]
         self._simulators = [Simulator(p.graph, p.topology, p.stored, SESSIONS, threads) for p in parts]
@@ -59,8 +59,8 @@ class Chain:
         for digest in own:
             key = hashlib.blake2b(key + digest, digest_size=16).digest()
             keys.append(key)
-        if self._cache is not None:
-            self._cache.begin(keys[:-1])
+        if self.cache is not None:
+            self.cache.begin(keys[:-1])
         return Candidate(self, plan, own, keys)
 
     def run(self, of: Candidate, number: int, inputs: Callable[[int], State]) -> NDArray[Any]:
@@ -74,14 +74,14 @@ class Chain:
                 return next(iter(results.values()))
             made = dict(zip(part.makes, results.values(), strict=True))
             state = {t: made[t] if t in made else state[t] for t in part.live}
-            if self._cache is not None:
-                self._cache.put(of.keys[index], number, state)
+            if self.cache is not None:
+                self.cache.put(of.keys[index], number, state)
         raise AssertionError("a chain has a last section")
 
     def _start(self, of: Candidate, number: int) -> tuple[int, State]:
         """The first section to run, and what it starts from."""
         for index in range(len(self._parts) - 2, -1, -1):
-            state = self._cache.get(of.keys[index], number) if self._cache is not None else None
+            state = self.cache.get(of.keys[index], number) if self.cache is not None else None
             if state is not None:
                 return index + 1, state
         return 0, {}

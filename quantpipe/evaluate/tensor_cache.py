@@ -59,13 +59,12 @@ class TensorCache:
         """Keep a state; older entries go where it does not fit, or it is not kept at all."""
         size = sum(array.nbytes for array in state.values())
         place = self._protected if key in self._protected else self._probation
-        states = place.setdefault(key, {})
-        if batch in states:
+        if batch in place.get(key, ()):
             return
         while self.used + size > self._limit:
             if not (self._evict(self._probation, key) or (place is self._protected and self._evict(place, key))):
                 return
-        states[batch] = state
+        place.setdefault(key, {})[batch] = state
         self._bytes[key] = self._bytes.get(key, 0) + size
 
     def _evict(self, place: OrderedDict[bytes, dict[int, State]], but: bytes) -> bool:
