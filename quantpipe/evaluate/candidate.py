@@ -18,6 +18,7 @@ from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
 from quantpipe.evaluate.sections import Section, sections
 from quantpipe.evaluate.tensor_cache import State, TensorCache
+from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.plan import Planner
@@ -63,7 +64,9 @@ class CandidateRecipe:
 
     @property
     def travels(self) -> bool:
-        """Whether the model fits the format in which it is sent."""
+        """Whether the model fits the format in which it is sent, and needs no files beside it."""
+        if external_tensors(self.graph.model):
+            return False
         constants = (self.graph.constant_tensor(name) for name in self.graph.constant_names())
         return sum(tensor.nbytes for tensor in constants) < MOST_SENT
 

@@ -28,7 +28,7 @@ class Recipe(Protocol):
 
     @property
     def travels(self) -> bool:
-        """Whether it can be pickled (a model beyond 2 GB cannot)."""
+        """Whether it can be pickled (a model beyond 2 GB, or with weights in files, cannot)."""
         ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:

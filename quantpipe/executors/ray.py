@@ -46,7 +46,8 @@ class RayTasks:
     def __init__(self, ray: Any, recipe: Recipe, options: Ray) -> None:
         if not recipe.travels:
             raise ConfigError(
-                "a model of more than 2 GB cannot be sent to other processes; legal is serial", where="executor"
+                "a model beyond 2 GB, or with weights in files, cannot be sent to other processes; legal is serial",
+                where="executor",
             )
         self._ray, self._own = ray, not ray.is_initialized()
         cores = available_cores()
