@@ -32,6 +32,7 @@ def build_report(
     data: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The whole report as plain data."""
+    carried = evaluation.generalization
     return {
         "version": __version__,
         "run": {
@@ -51,6 +52,7 @@ def build_report(
         "agreement": evaluation.agreement.as_dict(),
         **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
         "data": {role: _data(record) for role, record in data.items()},
+        "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
         "search": dict(search),
         "model": dict(model),
@@ -63,7 +65,13 @@ def build_report(
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
-        "warnings": [*graph.notes, *_left_out(data), *_profile_notes(profile), *_search_notes(search)],
+        "warnings": [
+            *graph.notes,
+            *_left_out(data),
+            *_profile_notes(profile),
+            *_search_notes(search),
+            *([carried.warning] if carried and carried.warning else []),
+        ],
     }
 
 
@@ -91,6 +99,8 @@ def shortfall(objective: Objective, best: Score) -> str | None:
     """By how much the best candidate misses the objective, and which key decides that; None when it does not."""
     if objective.feasible(best):
         return None
+    if objective.open_ended:
+        return "no candidate gave a number as its value (all are NaN); the most precise point is used"
     head = "no candidate met the objective, and the best one found is used: "
     if objective.cost_limit is not None:
         return (
@@ -100,6 +110,12 @@ def shortfall(objective: Objective, best: Score) -> str | None:
     if objective.metric is Metric.ACCURACY:
         found = (
             f"its accuracy on the search samples is {best.value:.4g}, allowed is "
+            f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
+            f"less objective.tolerance={objective.tolerance:g})"
+        )
+    elif objective.metric is Metric.CALLABLE:
+        found = (
+            f"{objective.target} gives it {best.value:.4g} on the search samples, allowed is "
             f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
             f"less objective.tolerance={objective.tolerance:g})"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +59,8 @@ class RunFolder:
         self.partial = root / "calibrate" / "partial.npz"
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
+        self.pareto = root / "search" / "pareto.json"
+        self.front = root / "search" / "front"
         self.model = root / "realize" / "model.onnx"
         self.recovered = root / "recover" / "weights.npz"
         self.report = root / "evaluate" / "report.json"
@@ -68,6 +70,7 @@ class RunFolder:
         return RunLock(self.root)
 
     def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
+        """`chosen_from` is the origin of the space, which a threshold may widen and the user may narrow."""
         payload = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
@@ -132,13 +135,25 @@ class RunFolder:
         strategy: Strategy,
         results: Mapping[str, Any],
         origin: Origin | None,
+        path: Path | None = None,
     ) -> None:
-        """`origin` None: keep the one that the file has (its results are being completed)."""
+        """`origin` None: keep the one that the file has (its results are being completed). `path` None: the run's own
+        strategy."""
         payload = strategy_payload(graph.model_hash, settings.spec, settings.schema, topology, strategy, results)
         if origin is None:
             known = read_origin(self.strategy) if self.strategy.is_file() else None
             origin = known or Origin("search/replay", {"model": graph.model_hash})
-        write_json(self.strategy, payload, origin)
+        write_json(path or self.strategy, payload, origin)
+
+    def write_pareto(self, payload: Mapping[str, Any], origin: Origin) -> None:
+        """The table of a Pareto front."""
+        write_json(self.pareto, payload, origin)
+
+    def clear_front(self, keep: Sequence[str]) -> None:
+        """Delete strategies of points that are not on the front any more."""
+        for path in self.front.glob("trial_*.json") if self.front.is_dir() else ():
+            if path.name not in keep:
+                path.unlink()
 
     def write_realized(self, plan: QuantPlan, realized: Rendered, origin: Origin) -> None:
         write_json(self.root / "realize" / "plan.json", plan_payload(plan), origin)

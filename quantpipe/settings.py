@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol, get_args
 
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.evaluate.candidate import EvaluatorKind
+from quantpipe.evaluate.reference import ValueOf
 from quantpipe.executors import Executor
 from quantpipe.recover import RecoverOptions
-from quantpipe.search import Algorithm, Objective
+from quantpipe.search import Algorithm, Form, Objective, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
@@ -24,7 +26,9 @@ STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 COMMANDS = ("run", "replay", "check", "lint")
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
-OBJECTIVE = ("metric", "form", "tolerance", "cost", "cost_limit")
+OBJECTIVE = (
+    "metric", "target", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs", "latency_seconds"
+)  # fmt: skip
 LEAST_MEMORY_MB = 16
 STATISTICS = ("full", "extremes")
 
@@ -41,6 +45,7 @@ class SearchSettings:
     max_evaluations: int | None
     max_seconds: float | None
     evaluator: str = EvaluatorKind.AUTO.value
+    target: float | None = None
 
     def __post_init__(self) -> None:
         _legal("search.evaluator", self.evaluator, [kind.value for kind in EvaluatorKind])
@@ -48,6 +53,8 @@ class SearchSettings:
             whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
         if self.max_seconds is not None:
             real("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+        if self.target is not None:
+            real("search.target", self.target, also=", or null for none")
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,21 @@ class CheckSettings:
                 raise ConfigError(f"is {shape!r}; legal is a list such as [1,3,224,224]", where=f"check.shapes.{name}")
 
 
+@dataclass(frozen=True)
+class ReplaySettings:
+    """`force`: take a strategy of another model where all its names fit. `trial`: a number in trials.jsonl, where the
+    file named is a log."""
+
+    force: bool = False
+    trial: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.force, bool):
+            raise ConfigError(f"is {self.force!r}; legal is true or false", where="replay.force")
+        if self.trial is not None:
+            whole("replay.trial", self.trial, least=0, also=", or null for a strategy.json")
+
+
 class Console(Protocol):
     """Where a run tells how far it is."""
 
@@ -150,6 +172,10 @@ class Settings:
     config: Mapping[str, Any] = field(default_factory=dict)
     strategy: Path | None = None
     profile: Path | None = None
+    limits: ChoiceLimits = field(default_factory=ChoiceLimits)
+    pick: str = "knee"
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    value_of: ValueOf | None = None
 
     def __post_init__(self) -> None:
         _legal("command", self.command, COMMANDS)
@@ -170,7 +196,13 @@ class Settings:
         for name in self.objective:
             _legal("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
-        Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
+        objective = Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
+        if objective.form is Form.PARETO and self.search.target is not None:
+            raise ConfigError(
+                f"has no meaning with objective.form={Form.PARETO}, which has no single best; give null",
+                where="search.target",
+            )
+        Pick.parse(self.pick)
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:

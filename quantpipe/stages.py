@@ -17,12 +17,12 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare
+from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
-from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
+from quantpipe.evaluate.reference import Reference, ValueOf, output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.executors import Workers
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
@@ -32,7 +32,7 @@ from quantpipe.realize import BACKENDS
 from quantpipe.recover import Climbed, LayerOptions, RecoverOptions, Recovery, climb
 from quantpipe.recover import recover as walk_layers
 from quantpipe.rendering import Rendered, render
-from quantpipe.search import Algorithm, Evaluator, Objective, SearchResult, TrialLog, run_search
+from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
 from quantpipe.simulate.simulator import Simulator, simulate
 from quantpipe.types import (
     ChoiceSpace,
@@ -87,6 +87,7 @@ def calibrate(
 class Budget:
     max_evaluations: int | None
     max_seconds: float | None
+    target: float | None = None
 
 
 def make_objective(
@@ -99,42 +100,50 @@ def make_objective(
 ) -> Objective:
     """The objective with its reference: the float model's own value, and the cost of the most precise point."""
     bits = bits_of(topology, space.decode(space.start))
+    cost = COSTS.get(str(config["cost"]))  # a latency has no formula
     return Objective.from_config(
         metric=str(config["metric"]),
         form=str(config["form"]),
         tolerance=config["tolerance"],
         cost=str(config["cost"]),
         cost_limit=config["cost_limit"],
+        weight=config.get("weight"),
+        target=config.get("target"),
+        latency_runs=config.get("latency_runs", 20),
+        latency_seconds=config.get("latency_seconds", 2.0),
         float_accuracy=top1(reference.outputs, reference.labels),
-        start_cost=COSTS[str(config["cost"])](topology, graph, spec, bits),
+        float_value=reference.own_value,
+        start_cost=None if cost is None else cost(topology, graph, spec, bits),
     )
 
 
 def search(
     space: ChoiceSpace,
-    workers: Workers,
+    candidates: Measure,
     objective: Objective,
     algorithm: Algorithm,
     budget: Budget,
     seed: int,
     log: TrialLog,
     on_trial: Callable[[Trial, Trial], None],
+    singly: bool,
 ) -> SearchResult:
-    """The best point within the budget; trials go to the log as they come. The workers are closed, however it ends."""
+    """The best point within the budget; trials go to the log as they come.
+
+    `singly`: `candidates` takes one point at a time and cannot give up, because it times them.
+    """
     evaluator = Evaluator(
-        workers,
+        candidates,
         objective,
         max_evaluations=budget.max_evaluations,
         max_seconds=budget.max_seconds,
+        target=budget.target,
         log=log,
-        batch_size=None,
-        prunes=True,
+        batch_size=1 if singly else None,
+        prunes=objective.bounded and not singly,
         on_trial=on_trial,
     )
-    try:
-        return run_search(algorithm, space, evaluator, objective, seed)
-    finally:
-        workers.close()
+    return run_search(algorithm, space, evaluator, objective, seed)
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
@@ -152,6 +161,7 @@ class Evaluation:
     latency: Mapping[str, Any] = field(default_factory=dict)
     samples: int = 0
     free_running: Mapping[str, float | None] = field(default_factory=dict)
+    generalization: Generalization | None = None
 
 
 def evaluate(
@@ -164,9 +174,17 @@ def evaluate(
     layer_samples: int,
     latency_runs: int,
     latency_seconds: float,
+    chosen_by: Samples,
+    metric: str,
+    value_of: ValueOf | None,
 ) -> Evaluation:
-    """Float, simulated and realized model on samples that nothing was fitted to or chosen by."""
-    reference = reference_of(Session(graph.model, where=graph.source), samples, graph.batch_size)
+    """Float, simulated and realized model on samples that nothing was fitted to or chosen by.
+
+    The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`.
+    """
+    float_session = Session(graph.model, where=graph.source)
+    reference = replace(reference_of(float_session, samples, graph.batch_size), value_of=value_of)
+    seen = replace(reference_of(float_session, chosen_by, graph.batch_size), value_of=value_of)
     session, parameters = Simulator(graph, topology).prepare(plan)
     outputs = {
         "float": reference.outputs,
@@ -183,7 +201,11 @@ def evaluate(
     timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
     free = free_running(Session(realized.model, where="realized model"), samples, reference)
-    return Evaluation(metrics, agreement, layers, times, len(samples), free)
+    before = outputs_of(session, chosen_by, graph.batch_size, parameters)
+    carried = None
+    if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
+        carried = generalization(metric, (seen, before), (reference, outputs["simulated"]))
+    return Evaluation(metrics, agreement, layers, times, len(samples), free, carried)
 
 
 def float_pass(graph: Graph, samples: Samples) -> float:

@@ -27,9 +27,9 @@ def choice_space(topology: Topology, options: AnnotateOptions, percents: Sequenc
         choices.append(_bits(group.key, group.max_bits, group.edges, options))
         if len(options.threshold_steps) > 1:
             steps = sorted(options.threshold_steps, key=lambda s: (s != 0, s))
-            choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges))
+            choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges, graded=False))
         if len(percents) > 1:
-            choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges))
+            choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges, graded=False))
     choices += [_bits(w.tensor, w.max_bits, w.edges, options) for w in topology.weights]
     if not choices:
         raise ConfigError(

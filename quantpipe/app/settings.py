@@ -15,7 +15,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.app.functions import functions_of
+from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.io import RESIDENT_MB
@@ -23,7 +24,14 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
-from quantpipe.settings import CalibrateSettings, CheckSettings, EvaluateSettings, SearchSettings, Settings
+from quantpipe.settings import (
+    CalibrateSettings,
+    CheckSettings,
+    EvaluateSettings,
+    ReplaySettings,
+    SearchSettings,
+    Settings,
+)
 from quantpipe.types import HardwareSpec, RequantizeKind
 
 GROUPS = (
@@ -43,11 +51,14 @@ GROUPS = (
 KEYS = (
     "command",
     "strategy",
+    "pick",
     "stages",
     "seed",
     "strict",
     "verify",
     "plugins",
+    "replay",
+    "choices",
     "annotate",
     "calibrate",
     "profile",
@@ -88,6 +99,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
             search["max_evaluations"],
             search["max_seconds"],
             str(search["evaluator"]),
+            search.get("target"),
         ),
         objective=plain["objective"],
         recover=_options(RecoverOptions, plain["recover"], "recover"),
@@ -109,6 +121,12 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
+        limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
+        pick=str(plain["pick"]),
+        replay=ReplaySettings(**_known(ReplaySettings, plain["replay"], "replay")),
+        value_of=load_function(target, "objective.target", plugins)
+        if (target := plain["objective"].get("target"))
+        else None,
     )
 
 

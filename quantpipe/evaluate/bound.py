@@ -30,19 +30,23 @@ class Bound:
         self._metric, self._reference = metric, reference
         self._count = len(reference.outputs)
         self._done, self._sum = 0, 0.0
+        classes = not isinstance(reference.outputs, tuple) and reference.outputs.ndim == 2
+        self._labels = reference.labels if metric == "accuracy" and classes else None
         self._distribution = is_distribution(reference.outputs)
-        self._variance = float(np.var(reference.outputs.astype(np.float64))) or 1.0
+        rows = reference.outputs if isinstance(reference.outputs, tuple) else (reference.outputs,)
+        elements = np.concatenate([row.reshape(-1).astype(np.float64) for row in rows])
+        self._elements, self._variance = max(elements.size, 1), float(np.var(elements)) or 1.0
 
     def add(self, outputs: NDArray[Any]) -> None:
         """The next samples' outputs `[n, ...]`."""
-        expected = self._reference.outputs[self._done : self._done + len(outputs)]
+        expected = np.stack(list(self._reference.outputs[self._done : self._done + len(outputs)]))
         if self._metric == "kl":
             self._sum += self._divergence(expected, outputs)
         elif self._metric == "mse":
             difference = outputs.astype(np.float64) - expected.astype(np.float64)
-            self._sum += float(np.sum(difference**2)) / max(expected[0].size, 1) / self._variance
-        elif self._metric == "accuracy" and self._reference.labels is not None and outputs.ndim == 2:
-            labels = self._reference.labels[self._done : self._done + len(outputs)]
+            self._sum += float(np.sum(difference**2)) * self._count / self._elements / self._variance
+        elif self._labels is not None:
+            labels = self._labels[self._done : self._done + len(outputs)]
             self._sum += int(np.sum(outputs.argmax(axis=1) == labels))
         self._done += len(outputs)
 
@@ -52,7 +56,7 @@ class Bound:
             return -least if least > 0 or math.isnan(least) else 0.0  # NaN is the worst value
         if self._metric == "kl":
             return 0.0
-        if self._metric == "accuracy" and self._reference.labels is not None and self._reference.outputs.ndim == 2:
+        if self._labels is not None:
             return (self._sum + self._count - self._done) / self._count
         return float("inf")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,7 @@ from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
 from quantpipe.evaluate.sections import Section, sections
 from quantpipe.evaluate.tensor_cache import State, TensorCache
+from quantpipe.graph.execute import joined
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
@@ -44,8 +46,8 @@ class EvaluatorKind(StrEnum):
 class CandidateRecipe:
     """Everything that a score depends on, and how to get at it; travels to other processes.
 
-    `metric` is accuracy, kl or mse; `cost` a key of COSTS; `backend` the output form of the run; `memory_mb` what
-    tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
+    `metric` is accuracy, kl, mse or callable; `cost` a key of COSTS; `backend` the output form of the run;
+    `memory_mb` what tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
     """
 
     graph: Graph = field(repr=False)
@@ -64,11 +66,17 @@ class CandidateRecipe:
 
     @property
     def travels(self) -> bool:
-        """Whether the model fits the format in which it is sent, and needs no files beside it."""
+        """Whether the model fits the format in which it is sent and needs no files beside it, and all else can go."""
         if external_tensors(self.graph.model):
             return False
         constants = (self.graph.constant_tensor(name) for name in self.graph.constant_names())
-        return sum(tensor.nbytes for tensor in constants) < MOST_SENT
+        if sum(tensor.nbytes for tensor in constants) >= MOST_SENT:
+            return False
+        try:
+            cloudpickle.dumps((self.samples, self.reference.value_of))
+        except Exception:  # whatever a user's object raises; a session that carries states cannot go either
+            return False
+        return True
 
     def make(self, threads: int | None = None, share: int = 1) -> CandidateMeasure:
         """The measure, for one process: its threads, and how many share the memory."""
@@ -83,6 +91,7 @@ class CandidateMeasure:
         self._planner = Planner(recipe.graph, recipe.topology, recipe.spec, recipe.schema)
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
+        self._batches = _Batches(recipe.samples, recipe.graph.batch_size, self._cache)
         output = recipe.graph.outputs[0].name
         self._parts = sections(recipe.graph, recipe.topology, output)
         self._chain: Chain | None = None
@@ -108,16 +117,17 @@ class CandidateMeasure:
         cost = self.cost(point)
         bound = Bound(r.metric, r.reference) if hopeless is not None else None
         plan = self._planner.plan(r.table.strategy(r.space.decode(point)))
-        batches = _Batches(r.samples, r.graph.batch_size, self._cache)
+        batches = self._batches
+        self._cache.begin([SAMPLES])
         candidate = self._candidate(plan, batches)
         outputs = []
-        for number in range(batches.count):
+        for number in batches.numbers():
             if hopeless is not None and bound is not None and hopeless(Score(bound.best(), cost)):
                 return Score(bound.best(), cost, pruned=True)
             outputs.append(candidate.run(number, batches))
             if bound is not None:
                 bound.add(outputs[-1])
-        metrics = output_metrics(r.reference, np.concatenate(outputs))
+        metrics = output_metrics(r.reference, joined(outputs))
         return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))
 
     def _candidate(self, plan: QuantPlan, batches: _Batches) -> Candidate:
@@ -154,7 +164,7 @@ def _timed(chain: Chain, plan: QuantPlan, batches: _Batches) -> tuple[NDArray[An
     output = candidate.run(0, batches)
     ready = time.perf_counter()
     candidate.run(0, batches)
-    return output, ready - begin + (time.perf_counter() - ready) * (batches.count - 1)
+    return output, ready - begin + (time.perf_counter() - ready) * (batches.least - 1)
 
 
 class _Batches:
@@ -162,11 +172,25 @@ class _Batches:
 
     def __init__(self, samples: Samples, size: int, cache: TensorCache) -> None:
         self._samples, self._size, self._cache = samples, size, cache
-        self.count = -(-len(samples) // size)
+        self.least = -(-len(samples) // size)
+        """How many there are at least: a batch ends where the samples' shape changes."""
+        self._count: int | None = None
         self._reader: Iterator[Batch] | None = None
         self._next = 0
         self._latest: tuple[int, State] = (-1, {})
-        cache.begin([SAMPLES])
+
+    def numbers(self) -> Iterator[int]:
+        """0 to the last one. The first time, how many there are shows at their end only."""
+        number = 0
+        while self._count is None or number < self._count:
+            if self._count is None:
+                try:
+                    self(number)
+                except StopIteration:
+                    self._count = number
+                    return
+            yield number
+            number += 1
 
     def __call__(self, number: int) -> State:
         if self._latest[0] == number:
@@ -192,5 +216,7 @@ def runs_fast(backend: str, topology: Topology, parts: Sequence[Section]) -> boo
 
 
 def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
-    """What a search maximizes: top1, -kl or -mse (NaN for accuracy without labels)."""
+    """What a search maximizes: top1, -kl, -mse (NaN for accuracy without labels), or what the user's function gives."""
+    if metric == "callable":
+        return metrics["callable"]
     return metrics.get("top1", float("nan")) if metric == "accuracy" else -metrics[metric]

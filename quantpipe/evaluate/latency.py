@@ -20,6 +20,11 @@ def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, 
     Stops after `runs` pairs or `max_seconds`, whichever comes first (but never before five pairs).
     """
     sessions = (Session(float_model, where="float model"), Session(realized, where="realized model"))
+    return interleaved(sessions, feeds, runs, max_seconds)
+
+
+def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> dict[str, Any]:
+    """The same for sessions that exist: (float, realized)."""
     for session in sessions:
         for _ in range(WARM_UP):
             session.run(feeds)

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.errors import DataError
+from quantpipe.errors import ConfigError, DataError
 from quantpipe.evaluate.metrics import all_finite, kl_divergence, relative_mse, top1
 from quantpipe.graph.execute import Session, collect
 from quantpipe.types import Outputs, Samples
 
+ValueOf = Callable[[Outputs, Outputs, NDArray[np.int64] | None], float]
+"""A user's objective: (the float model's outputs, the candidate's outputs, labels or None) -> float, greater is
+better."""
+
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """First output of the float model `[N, ...]` (N arrays where shapes differ), and the labels `[N]`, if any."""
+    """First output of the float model `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, and the
+    user's own objective."""
 
     outputs: Outputs = field(repr=False)
     labels: NDArray[np.int64] | None = field(repr=False)
+    value_of: ValueOf | None = None
+
+    @property
+    def own_value(self) -> float | None:
+        """What the user's objective gives for the float model itself."""
+        return None if self.value_of is None else user_value(self, self.outputs)
 
 
 def outputs_of(
@@ -42,7 +53,25 @@ def reference_of(session: Session, samples: Samples, size: int) -> Reference:
 
 
 def output_metrics(reference: Reference, outputs: Outputs) -> dict[str, float]:
-    """kl, mse and, with labels, top1 of some outputs."""
+    """kl, mse and, with labels, top1 of some outputs; `callable` where the user gave a function."""
     found = {"kl": kl_divergence(reference.outputs, outputs), "mse": relative_mse(reference.outputs, outputs)}
+    if reference.value_of is not None:
+        found["callable"] = user_value(reference, outputs)
     accuracy = top1(outputs, reference.labels)
     return found if accuracy is None else found | {"top1": accuracy}
+
+
+def user_value(reference: Reference, outputs: Outputs) -> float:
+    """The user's objective. ConfigError when the function fails or gives no number (NaN is one: the worst)."""
+    if reference.value_of is None:
+        raise ConfigError("is not set", stage="search", where="objective.target")
+    name = getattr(reference.value_of, "__qualname__", repr(reference.value_of))
+    try:
+        return float(reference.value_of(reference.outputs, outputs, reference.labels))
+    except Exception as error:
+        raise ConfigError(
+            f"{name}(reference_outputs, outputs, labels) must give a number, and ended with "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            stage="search",
+            where="objective.target",
+        ) from error

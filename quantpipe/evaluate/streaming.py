@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quantpipe.data.carry import Carried
 from quantpipe.data.subset import First
 from quantpipe.evaluate.metrics import summary
 from quantpipe.evaluate.reference import Reference
-from quantpipe.graph.execute import Session
-from quantpipe.types import Outputs, Samples
+from quantpipe.graph.execute import Session, joined
+from quantpipe.types import Samples
 
 
 def free_running(session: Session, samples: Samples, reference: Reference) -> dict[str, float | None]:
@@ -25,11 +23,4 @@ def free_running(session: Session, samples: Samples, reference: Reference) -> di
         return {}
     name = session.outputs[0]
     found = [np.asarray(out[name]) for out in islice(carried.free_run(session.run), len(samples))]
-    return summary(reference.outputs, _joined(found), reference.labels)
-
-
-def _joined(found: list[NDArray[Any]]) -> Outputs:
-    """As `graph.execute.collect` gives them."""
-    if len({array.shape[1:] for array in found}) <= 1:
-        return np.concatenate(found)
-    return tuple(row for array in found for row in array)
+    return summary(reference.outputs, joined(found), reference.labels)

@@ -21,7 +21,7 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, worker_count
+from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, kind_of, worker_count
 from quantpipe.graph.execute import available_cores
 from quantpipe.search.options import real
 from quantpipe.types import Point, Score
@@ -62,7 +62,7 @@ class Processes:
 
     def __init__(self, recipe: Recipe, workers: int, start_seconds: float) -> None:
         self._recipe, self._start_seconds = recipe, start_seconds
-        self._workers = workers if recipe.travels else 1
+        self._workers = workers if workers == 1 or recipe.travels else 1
         self._local: Measure | None = None
         self._seconds: deque[float] = deque(maxlen=3)
         self._pool: ProcessPoolExecutor | None = None
@@ -82,6 +82,10 @@ class Processes:
                 )
                 return
             yield self._here(rest.popleft(), hopeless)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self._local)
 
     def close(self) -> None:
         if self._pool is not None:

@@ -28,7 +28,8 @@ class Recipe(Protocol):
 
     @property
     def travels(self) -> bool:
-        """Whether it can be pickled (a model beyond 2 GB, or with weights in files, cannot)."""
+        """Whether it can be pickled (not so a model beyond 2 GB or with weights in files, samples that carry states,
+        and some functions of users)."""
         ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:
@@ -50,9 +51,19 @@ class Workers(Protocol):
         """How many processes measured, at most."""
         ...
 
+    @property
+    def kind(self) -> str:
+        """Which evaluator measured; `auto` where that is not known: nothing was measured, or not in this process."""
+        ...
+
 
 class Executor(Protocol):
     def open(self, recipe: Recipe) -> Workers: ...
+
+
+def kind_of(measure: Measure | None) -> str:
+    """The evaluator that a measure decided for, where it has several."""
+    return str(getattr(measure, "kind", "auto"))
 
 
 def worker_count(workers: int | None, cores: int) -> int:

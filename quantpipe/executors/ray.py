@@ -43,10 +43,13 @@ class Ray:
 class RayTasks:
     """A connection to the cluster, closed with the search."""
 
+    kind = "auto"
+
     def __init__(self, ray: Any, recipe: Recipe, options: Ray) -> None:
         if not recipe.travels:
             raise ConfigError(
-                "a model beyond 2 GB, or with weights in files, cannot be sent to other processes; legal is serial",
+                "a model beyond 2 GB or with weights in files, and data or functions that cannot be pickled, cannot be "
+                "sent to other processes; legal is serial",
                 where="executor",
             )
         self._ray, self._own = ray, not ray.is_initialized()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantpipe.executors.protocol import Hopeless, Recipe
+from quantpipe.executors.protocol import Hopeless, Recipe, kind_of
 from quantpipe.types import Point, Score
 
 
@@ -27,6 +27,10 @@ class Local:
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
         return self.measure(points, hopeless)
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.measure)
 
     def close(self) -> None:
         """Nothing to end."""

@@ -114,7 +114,11 @@ def run_batches(
 
 def collect(session: Session, samples: Samples, batch_size: int, output: str, extra: Feeds | None = None) -> Outputs:
     """One output over all samples, `[N, ...]`; where its shape differs from sample to sample, one array for each."""
-    found = [out[output] for out in run_batches(session, samples, batch_size, [output], extra)]
+    return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra)])
+
+
+def joined(found: Sequence[NDArray[Any]]) -> Outputs:
+    """The outputs of batches `[n, ...]` in a row; rows of their own where shapes differ."""
     if len({array.shape[1:] for array in found}) <= 1:
         return np.concatenate(found)
     return tuple(row for array in found for row in array)

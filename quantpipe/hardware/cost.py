@@ -1,4 +1,4 @@
-"""What a choice of bits costs, by four measures: bits, weight bytes, BOPs, cycles of the device.
+"""What a choice of bits costs: bits, weight bytes, BOPs, cycles of the device, most bytes of activations at once.
 
 All are pure functions of (topology, graph, hardware, bits per tensor); none runs a model.
 """
@@ -10,7 +10,7 @@ from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.types import HardwareSpec, Kernel, Topology
+from quantpipe.types import Form, HardwareSpec, Kernel, Topology
 
 Bits = Mapping[str, int]
 CostFunction = Callable[[Topology, Graph, HardwareSpec, Bits], float]
@@ -57,11 +57,42 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
     return total
 
 
+def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Most bytes of activations that live at once, per sample, when the nodes run one after the other in their order.
+
+    A tensor lives from the node that makes it (the model's inputs: from the beginning) to its last reader (the model's
+    outputs: to the end); a node's inputs and outputs live together. Stored tensors count at their bits, accumulators
+    that are handed on at the accumulator's width, all others at 32 bits. A kernel and the clamps it
+    swallowed are one step; what is between them is never stored.
+    """
+    last: dict[str, int] = {}
+    for step, node in enumerate(graph.nodes):
+        last |= dict.fromkeys((t for t in (*node.inputs, *node.captured) if t and not graph.is_constant(t)), step)
+    last |= dict.fromkeys(graph.output_names, len(graph.nodes))
+    widths = {k.output: spec.accumulator.dtype.bits for k in topology.kernels if k.form is Form.RAW}
+    widths |= {t: bits[t] for t in topology.group_of}
+
+    def size(tensor: str) -> float:
+        return prod(graph.shapes.get(tensor, (0,))) * widths.get(tensor, FLOAT_BITS) / 8
+
+    live = {i.name: size(i.name) for i in graph.inputs if i.name in last}
+    peak = sum(live.values())
+    for step, node in enumerate(graph.nodes):
+        if node.name not in topology.swallowed:
+            kernel = topology.kernel_of.get(node.name)
+            made = (kernel.output,) if kernel is not None else node.outputs
+            live |= {t: size(t) for t in made if t}
+            peak = max(peak, sum(live.values()))
+        live = {t: b for t, b in live.items() if last.get(t, -1) > step}
+    return peak
+
+
 COSTS: Mapping[str, CostFunction] = {
     "bits": bit_sum,
     "weight_bytes": weight_bytes,
     "bops": bops,
     "cycles": cycles,
+    "peak_activation_bytes": peak_activation_bytes,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from quantpipe.report import text
-from quantpipe.report.plot import best_so_far
+from quantpipe.report.plot import best_so_far, pareto_front
 
 _SHOWN_ROWS = 40
 _MODELS = ("float", "simulated", "realized")
@@ -31,6 +31,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         sentence=sentence,
         plot=best_so_far(search.get("trace_cost" if by_cost else "trace")),
         plotted="Cost of the best candidate so far" if by_cost else "Best value found so far",
+        front=pareto_front(search.get("front"), search.get("picked")),
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
         recover=_rows(report.get("recover")),
         choices=_rows(report.get("choices")),

@@ -55,6 +55,34 @@ def best_so_far(trace: Any) -> Plot | None:
     )
 
 
+@dataclass(frozen=True)
+class Front(Plot):
+    """A Pareto front: the steps between its points, the points themselves, and the one that was picked (`last`)."""
+
+    dots: tuple[tuple[float, float], ...] = ()
+
+
+def pareto_front(points: Any, picked: Any) -> Front | None:
+    """The plot of `[[trial, cost, value], …]`: value over cost. None when fewer than two finite points are there."""
+    found = [(p[1], p[2], p[0]) for p in points or () if isinstance(p, list | tuple) and len(p) == 3]
+    steps = best_so_far([[cost, value] for cost, value, _ in found])
+    if steps is None:
+        return None
+    low, high = found[0][0], found[-1][0]
+    values = [value for _, value, _ in found]
+    top, bottom = max(values), min(values)
+
+    def at(cost: float, value: float) -> tuple[float, float]:
+        x = _LEFT + (WIDTH - _LEFT - _RIGHT) * (cost - low) / max(high - low, 1e-12)
+        y = _TOP + (HEIGHT - _TOP - _BOTTOM) * (top - value) / max(top - bottom, 1e-12)
+        return round(x, 1), round(y, 1)
+
+    chosen = next((at(c, v) for c, v, number in found if number == picked), steps.last)
+    ticks = tuple((at(c, bottom)[0], number(c)) for c in _even(low, high))
+    dots = tuple(at(c, v) for c, v, _ in found)
+    return Front(steps.path, ticks, steps.y_ticks, chosen, dots=dots)
+
+
 def _points(trace: Any) -> list[tuple[float, float]]:
     """The finite points in order, thinned out to what a screen can show (every improvement's level is kept)."""
     points = []

@@ -15,7 +15,7 @@ from quantpipe.runner.job import Job
 from quantpipe.types import Profile, TensorStats
 
 
-def calibrate(job: Job, stored: Profile | None, loaded: Profile | None) -> Profile:
+def calibrate(job: Job, stored: Profile | None, loaded: Profile | None = None) -> Profile:
     """The profile of all measured tensors; `stored` is the one that the run folder has, `loaded` that of a file."""
     if loaded is not None:
         return _from_file(job, loaded)

@@ -52,7 +52,12 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         options.layer_samples,
         options.latency_runs,
         options.latency_seconds,
+        job.inputs.search,
+        str(settings.objective["metric"]),
+        settings.value_of,
     )
+    if evaluation.generalization is not None and evaluation.generalization.warning:
+        job.console.warn(evaluation.generalization.warning)
     return build_report(
         settings=settings,
         graph=job.graph,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quantpipe import stages
+from quantpipe.annotate.limits import pinned
 from quantpipe.artifacts import Origin
 from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.graph.view import Graph
@@ -19,6 +20,10 @@ from quantpipe.types import ChoiceSpace, Strategy, Topology
 
 ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
+
+
+SEARCH = ("choices", "threshold", "search", "objective", "pick", "seed")
+"""What the strategy follows from besides."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +47,23 @@ class Job:
     files: RunFolder
     topology: Topology
     space: ChoiceSpace
+    whole: ChoiceSpace
+    """The space before the user's own limits."""
     profile: str | None = None
     """Digest of the file that statistics are loaded from, if they are."""
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> Job:
         percents = clip_percents(settings.estimator)
-        topology, space = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate, percents)
+        topology, whole = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate, percents)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
-        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space, profile)
+        space = settings.limits.narrowed(whole)
+        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space, whole, profile)
+
+    @property
+    def pinned(self) -> dict[str, int]:
+        """Choices that the user left with one option."""
+        return pinned(self.whole, self.space)
 
     @property
     def graph(self) -> Graph:
@@ -67,9 +80,9 @@ class Job:
 
     @property
     def chosen_from(self) -> Origin:
-        """Of the search space: the threshold option may add choices to what the topology has."""
+        """Of the search space: the threshold option may add choices to what the topology has, the user may limit it."""
         keys = (*ANNOTATE, "threshold") if clip_percents(self.settings.estimator) else ANNOTATE
-        return self.origin("annotate", {}, keys)
+        return self.origin("annotate", {}, (*keys, "choices"))
 
     @property
     def calibrated(self) -> Origin:
@@ -78,7 +91,7 @@ class Job:
 
     @property
     def searched(self) -> Origin:
-        return self.origin("search", self.fitted_on, (*ANNOTATE, "threshold", "search", "objective", "seed"))
+        return self.origin("search", self.fitted_on, (*ANNOTATE, *SEARCH))
 
     def recovered(self, strategy: str) -> Origin:
         return self.origin("recover", {"strategy": strategy} | self.fitted_on, (*ANNOTATE, "recover", "seed"))
@@ -100,3 +113,11 @@ class Job:
         """strategy.json; `measured` is what evaluation adds to its results."""
         results = {"search": found.report, "rectified": found.rectified, "recover": found.recovery, **measured}
         self.files.write_strategy(self.settings, self.graph, self.topology, found.strategy, results, origin)
+
+    def write_front_strategy(self, name: str, found: Found) -> None:
+        """One point of a Pareto front as a strategy of its own."""
+        results = {"search": found.report, "rectified": found.rectified}
+        path = self.files.front / name
+        self.files.write_strategy(
+            self.settings, self.graph, self.topology, found.strategy, results, self.searched, path
+        )

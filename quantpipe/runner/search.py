@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,12 +14,17 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import Interrupted
 from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, objective_value
 from quantpipe.evaluate.reference import Reference, reference_of
+from quantpipe.evaluate.timed import TimedMeasure
+from quantpipe.executors import Workers
 from quantpipe.filing import file_trials
 from quantpipe.graph.execute import Session
+from quantpipe.plan import Planner
+from quantpipe.rendering import Rendered
 from quantpipe.reporting import shortfall
 from quantpipe.runner.job import ANNOTATE, Found, Job
-from quantpipe.search import JsonlLog, Objective, SearchResult, Stopped, search_origin
-from quantpipe.types import Profile, Score
+from quantpipe.runner.pareto import picked, write_front
+from quantpipe.search import CostKind, JsonlLog, Measure, Objective, SearchResult, Stopped, search_origin
+from quantpipe.types import Point, Profile, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +40,7 @@ class Aim:
         """ArtifactError when the folder's log of trials belongs to another search."""
         settings, samples = job.settings, job.inputs.search
         session = Session(job.graph.model, where=job.graph.source)
-        reference = reference_of(session, samples, job.graph.batch_size)
+        reference = replace(reference_of(session, samples, job.graph.batch_size), value_of=settings.value_of)
         objective = stages.make_objective(
             settings.objective, job.graph, job.topology, settings.spec, job.space, reference
         )
@@ -60,6 +66,8 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     table = ThresholdTable(
         job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method
     )
+    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
+    timed = aim.objective.cost is CostKind.LATENCY
     workers = settings.executor.open(
         CandidateRecipe(
             job.graph,
@@ -71,7 +79,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
             job.inputs.search,
             aim.reference,
             str(settings.objective["metric"]),
-            str(settings.objective["cost"]),
+            "bits" if timed else str(settings.objective["cost"]),
             settings.backend,
             EvaluatorKind(settings.search.evaluator),
             settings.calibrate.memory_mb,
@@ -80,23 +88,29 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
-    result = stages.search(
-        job.space,
-        workers,
-        aim.objective,
-        settings.search.algorithm,
-        stages.Budget(settings.search.max_evaluations, settings.search.max_seconds),
-        settings.seed,
-        aim.log,
-        lambda trial, best: show(trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"),
-    )
-    strategy = table.strategy(job.space.decode(result.best))
+    with closing(workers):
+        result = stages.search(
+            job.space,
+            _timed(job, workers, table, planner) if timed else workers,
+            aim.objective,
+            settings.search.algorithm,
+            stages.Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target),
+            settings.seed,
+            aim.log,
+            lambda trial, best: show(trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"),
+            singly=timed,
+        )
+    point, score, front = picked(job, result, aim.objective)
+    strategy = table.strategy(job.space.decode(point))
     current = is_current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    found = Found(strategy, _report(job, result, aim.objective, known, workers.count), table.rectified(strategy))
+    report = {**_report(job, result, score, aim.objective, known, workers), **front}
+    found = Found(strategy, report, table.rectified(strategy))
     for note in found.report["notes"]:
         job.console.warn(note)
     if result.evaluations_new or not current:
+        if front:
+            write_front(job, result.front, report, table)
         job.write_strategy(found, {}, job.searched)
     file_trials(settings.tracker, aim.log.read())
     if result.stopped is Stopped.INTERRUPTED:
@@ -111,7 +125,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
 def judged(job: Job, found: Found, objective: Objective) -> Found:
     """Whether the target is met, after recovery; says so when it is not."""
     report = dict(found.report)
-    if found.recovery.get("metrics"):
+    if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])
         score = Score(value, float(report["best_cost"]))
         report |= {"feasible": objective.feasible(score), "shortfall": shortfall(objective, score)}
@@ -120,10 +134,27 @@ def judged(job: Job, found: Found, objective: Objective) -> Found:
     return replace(found, report=report)
 
 
+def _timed(job: Job, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
+    """Candidates whose cost is their latency, realized as the run's own result will be."""
+    objective = job.settings.objective
+
+    def realized(point: Point) -> Rendered:
+        plan = planner.plan(table.strategy(job.space.decode(point)))
+        return stages.realize(job.graph, job.topology, plan, job.settings.backend)
+
+    session = Session(job.graph.model, where=job.graph.source)
+    fixed = job.graph.inputs[0].shape[0] if job.graph.inputs and job.graph.inputs[0].shape else None
+    feeds = next(iter(job.inputs.search.batches(fixed or 1))).inputs
+    return TimedMeasure(
+        candidates, realized, session, feeds, int(objective["latency_runs"]), float(objective["latency_seconds"])
+    )
+
+
 def _report(
-    job: Job, result: SearchResult, objective: Objective, known: Mapping[str, Any], workers: int
+    job: Job, result: SearchResult, score: Score, objective: Objective, known: Mapping[str, Any], workers: Workers
 ) -> dict[str, Any]:
-    """`known` is the report of an earlier run of this very search: its float pass was timed beside its trials."""
+    """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
+    was timed beside its trials."""
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     return {
         "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
@@ -131,16 +162,19 @@ def _report(
         "seconds": result.seconds,
         "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
         "pruned": result.pruned,
-        "evaluator": job.settings.search.evaluator,
-        "workers": workers,
+        "evaluator": _kind(workers, known, job.settings.search.evaluator),
+        "workers": workers.count,
         "float_pass_seconds": pass_seconds,
-        "best_value": result.score.value,
-        "best_cost": result.score.cost,
-        "feasible": result.feasible,
-        "shortfall": shortfall(objective, result.score),
+        "best_value": score.value,
+        "best_cost": score.cost,
+        "feasible": objective.feasible(score),
+        "shortfall": shortfall(objective, score),
         "stopped": result.stopped.value,
         "space_size": job.space.about,
-        "metrics": dict(result.score.metrics),
+        "metrics": dict(score.metrics),
+        "metric": objective.metric.value,
+        "cost": objective.cost.value,
+        "pinned": dict(job.pinned),
         "form": objective.form.value,
         "notes": _notes(job, result),
         "trace": [[t.number, t.score.value] for t in result.trace],
@@ -157,3 +191,8 @@ def _notes(job: Job, result: SearchResult) -> list[str]:
             "option that estimates"
         ]
     return []
+
+
+def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
+    """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
+    return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))

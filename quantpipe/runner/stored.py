@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantpipe.artifacts import read_json
+from quantpipe.artifacts import digest_json, read_json
 from quantpipe.errors import ArtifactError
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.runfolder import replayed_overrides
 from quantpipe.runner.job import Found, Job
-from quantpipe.strategyfile import read_strategy
+from quantpipe.runner.trial import replayed_trial
+from quantpipe.strategyfile import read_strategy, strategy_payload
 
 
 def stored_strategy(job: Job) -> Found:
@@ -25,13 +26,16 @@ def stored_strategy(job: Job) -> Found:
 
 
 def replayed_strategy(job: Job) -> Found:
-    """The strategy of `command=replay strategy=FILE`. ArtifactError where this folder holds another one."""
+    """The strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`. ArtifactError
+    where this folder holds another one."""
     path = job.settings.strategy
     if path is None:
         raise ArtifactError("there is no strategy to be replayed; give strategy=FILE", stage="replay")
-    job.console.stage("replay", str(path))
-    found, here = _read(job, path), job.files.strategy
-    if here.is_file() and read_json(here).get("strategy") != read_json(path).get("strategy"):
+    number = job.settings.replay.trial
+    job.console.stage("replay", str(path) if number is None else f"trial {number} of {path}")
+    found = _read(job, path) if number is None else replayed_trial(job, path, number)
+    here = job.files.strategy
+    if here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(job, found)):
         raise ArtifactError(
             "this folder holds another strategy than the one to be replayed; choose another folder (hydra.run.dir)",
             stage="replay",
@@ -40,13 +44,27 @@ def replayed_strategy(job: Job) -> Found:
     return found
 
 
+def _decided(job: Job, found: Found) -> object:
+    """The part of the strategy's file that says what was decided."""
+    spec, schema = job.settings.spec, job.settings.schema
+    payload = strategy_payload(job.graph.model_hash, spec, schema, job.topology, found.strategy, {})
+    return payload["strategy"]
+
+
 def _read(job: Job, path: Path) -> Found:
     settings = job.settings
     payload = read_json(path)
-    strategy = read_strategy(payload, str(path), job.graph.model_hash, settings.spec, settings.schema, job.topology)
+    model = str((payload.get("strategy") or {}).get("model_hash"))
+    forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
+    expected = model if forced else job.graph.model_hash
+    strategy = read_strategy(payload, str(path), expected, settings.spec, settings.schema, job.topology)
     results = payload.get("results", {})
     recovery = results.get("recover", {})
     found = Found(strategy, results.get("search", {}), results.get("rectified", []))
+    if forced:
+        left = ", and its recovered weights are left out" if recovery.get("weights") else ""
+        job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
+        return found
     if settings.command != "replay" or not recovery:
         return found
     overrides = replayed_overrides(path, recovery, job.topology) if recovery.get("weights") else NO_OVERRIDES

@@ -18,6 +18,10 @@ class BudgetExhausted(Exception):
     """Control flow between `Evaluator` and `run_search`; algorithms let it pass."""
 
 
+class TargetReached(BudgetExhausted):
+    """The best trial is as good as was asked for."""
+
+
 @dataclass(frozen=True)
 class Hopeless:
     """Whether even the best that a score can still become is not better than a rival. Travels to other processes."""
@@ -40,6 +44,7 @@ class Evaluator:
     max_seconds: wall seconds of measuring after which no measurement begins (None: no limit). Trials from the log count
         with their logged seconds but are always answered: a resumed run gets as far as the first one before it
         measures, and then stops where one uninterrupted run would have.
+    target: as `Objective.reaches` takes it; the first trial that is so good ends the search (None: no target).
     on_trial: called with each newly measured trial and the best one so far.
     clock: seconds, for tests.
 
@@ -53,6 +58,7 @@ class Evaluator:
         *,
         max_evaluations: int | None = None,
         max_seconds: float | None = None,
+        target: float | None = None,
         log: TrialLog | None = None,
         batch_size: int | None = 1,
         prunes: bool = False,
@@ -70,6 +76,7 @@ class Evaluator:
             if max_seconds is None
             else real("search.max_seconds", max_seconds, above=0.0, also=", or null for no limit")
         )
+        self.target = None if target is None else real("search.target", target, also=", or null for none")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; at least 1 point is measured at a time")
         self.batch_size = batch_size
@@ -88,6 +95,11 @@ class Evaluator:
         for trial in earlier:
             self._logged.setdefault(trial.point, []).append(trial)
         self._next_number = max((trial.number for trial in earlier), default=-1) + 1
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Everything answered, in that order."""
+        return tuple(self._answered.values())
 
     @property
     def evaluations(self) -> int:
@@ -113,6 +125,7 @@ class Evaluator:
                 self._work(waiting, rival)
                 waiting = []
                 self._answer(logged)
+                self._refuse_to_go_on()
             else:
                 waiting.append(point)
         self._work(waiting, rival)
@@ -173,6 +186,12 @@ class Evaluator:
         best = self._answer(trial)
         if self._on_trial is not None:
             self._on_trial(trial, best)
+        self._refuse_to_go_on()
+
+    def _refuse_to_go_on(self) -> None:
+        """TargetReached as soon as it is, in the order of the answers, so that a resumed search ends alike."""
+        if self.target is not None and self.best is not None and self.objective.reaches(self.best.score, self.target):
+            raise TargetReached
 
     def _answer(self, trial: Trial) -> Trial:
         self._answered[trial.point] = trial

@@ -32,7 +32,8 @@ class Greedy:
     """Walks down from the most precise point, one choice by one option at a time.
 
     Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
-    that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits.
+    that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
+    where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
     probe of such a choice came out better (a threshold step may): then the best of its options is taken before the
     walk.
@@ -47,7 +48,7 @@ class Greedy:
         (start,) = evaluate([space.start])
         if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
             self._while_it_holds(space, evaluate, objective, start)
-        elif not objective.feasible(start):
+        elif objective.open_ended or not objective.feasible(start):
             self._until_it_fits(space, evaluate, objective, start)
 
     def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
@@ -70,7 +71,7 @@ class Greedy:
     def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
         ranks, free = self._ranks(space, evaluate, objective, start)
         point, score = _settled(space, evaluate, objective, free, start)
-        while ranks and not objective.feasible(score):
+        while ranks and (objective.open_ended or not objective.feasible(score)):
             choice = min(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
             lower = _lowered(space, point, choice)

@@ -20,8 +20,9 @@ class GreedyBackward:
     What each choice loses alone at its last option orders the walk: one probe per choice, at the precise end, as near
     the coarse end everything is broken and a single raise gains nothing. Each raise is expected to leave 1 / `decay` of
     the loss (4: the squared error of one bit less). Within a tolerance the walk ends as soon as the value is near
-    enough. Within a cost it goes on while the cost fits, and leaves a choice alone that no longer fits. A choice that
-    saves nothing (a threshold step) stays at its first option.
+    enough. Within a cost it goes on while the cost fits, and leaves a choice alone that no longer fits. Where cost and
+    value are weighed against each other, it goes all the way. A choice that saves nothing (a threshold step) stays at
+    its first option.
     """
 
     decay: float = 4.0
@@ -41,7 +42,7 @@ class GreedyBackward:
         (score,) = evaluate([point])
         # Of a tolerance the search wants the first feasible point, of a cost limit the last one.
         within_cost = objective.form is Form.BEST_VALUE_WITHIN_COST
-        while ranks and objective.feasible(score) == within_cost:
+        while ranks and (objective.open_ended or objective.feasible(score) == within_cost):
             choice = max(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
             higher = (*point[:choice], point[choice] - 1, *point[choice + 1 :])

@@ -1,50 +1,47 @@
-"""Sensitivities and a knapsack: measure every option alone, solve for the best combination, check and correct.
+"""Sensitivities and a knapsack: measure options alone, solve for the best combination, check and correct.
 
 The losses of single options add up well (recovery trials: Spearman 0.75 to 0.98 between their sum and the joint loss,
 median ratio 1.0 to 1.3): good enough to plan with, not to finish with. So an integer program plans, and every plan is
 evaluated: one that does not hold is made again with a tighter budget, one that holds with a looser one.
+
+Planning does not wait for the last probe. The levels of equal precision come first, then the last option of every
+choice, then the others, nearest to the plan first; in between, what is known so far is planned with (`additive`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from quantpipe.search.additive import Additive, Table, plan, used, useful, weighed
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.descent import descend
+from quantpipe.search.levels import depth, level, levels
 from quantpipe.search.objective import Form, Objective
 from quantpipe.search.options import whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
-_FLOOR = 0.01
-"""Share of the tolerance that a plan which saves all there is to save uses at least. Options without a loss of their
-own may lose together; with nothing to add up, a tighter budget would not plan less of them."""
+_CHUNKS = 4
+"""Between so many parts of the probes a plan is made; each costs at most one evaluation."""
 
-_NODES = 2000
-"""Limit of the integer program: a limit in seconds would plan otherwise on a slower machine."""
+_EARLY_ROUNDS = 5
+"""Plans at most once every choice was probed once, before the other options are."""
 
-_HOPELESS = 4.0
-"""The descent leaves out single steps that are predicted to lose this many times what is left."""
-
-
-@dataclass(frozen=True)
-class _Option:
-    """An option of a choice: what it loses and saves alone, against the most precise point."""
-
-    index: int
-    loss: float
-    saved: float
+_PRICES = (1.0, 2.0, 0.5, 4.0, 0.25)
+"""Factors on the price of cost, where it is weighed against value: the joint loss is not quite the sum."""
 
 
 @dataclass(frozen=True)
 class Knapsack:
-    """One probe per choice and option, at most `rounds` plans, then single steps while they are better.
+    """One probe per choice and option, plans in between and at most `rounds` at the end, then single steps.
 
-    Within a tolerance the plan costs least with a sum of losses that fits; within a cost it loses least. Losses below
+    Within a tolerance a plan costs least with a sum of losses that fits; within a cost it loses least. Losses below
     0 do not pay for others, but the option is preferred; an option whose probe is NaN is never taken. Saved costs add
-    up exactly for bits and weight bytes, nearly for others; what decides is the cost of the evaluated point.
+    up exactly for bits and weight bytes, nearly for others; what decides is the cost of the evaluated point. Of a
+    Pareto front the plans are spread over all costs.
     """
 
     rounds: int = 20
@@ -54,43 +51,138 @@ class Knapsack:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         (start,) = evaluate([space.start])
-        table = _probed(space, evaluate, start)
-        best = max(
-            ((space.start, start), *self._plans(space.start, start, _useful(table), evaluate, objective)),
-            key=lambda found: objective.key(found[1]),
-        )
-        _descend(*best, table, evaluate, objective)
+        run = _Run(space, evaluate, objective, start, Additive(space, start))
+        run.levels()
+        if not objective.feasible(start) and objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+            run.probe(run.model.unmeasured())  # there is no budget to plan with, so nothing to plan early
+        else:
+            run.probe_in_parts([(i, len(space.choices[i].options) - 1) for i in run.model.movable])
+            run.plans(_EARLY_ROUNDS)
+            run.probe_in_parts(run.nearest_first(run.model.unmeasured()))
+        run.plans(self.rounds)
+        descend(*run.best, run.model.table(), evaluate, objective)
 
-    def _plans(
-        self, first: Point, start: Score, table: list[list[_Option]], evaluate: Evaluate, objective: Objective
-    ) -> Iterator[tuple[Point, Score]]:
+
+@dataclass
+class _Run:
+    """One search: what it may ask, what it knows, and the best combination it has seen (single probes aside)."""
+
+    space: ChoiceSpace
+    evaluate: Evaluate
+    objective: Objective
+    start: Score
+    model: Additive
+    best: tuple[Point, Score] = field(init=False)
+    ratio: float = 1.0
+    """How much more than the additive model says was used, at the latest plan."""
+
+    def __post_init__(self) -> None:
+        self.best = (self.space.start, self.start)
+        self.within_cost = self.objective.cost_limit is not None
+
+    def levels(self) -> None:
+        """The coarsest level that holds (of a cost limit: the most precise one), by bisection; else all of them."""
+        if self.objective.open_ended:
+            points = levels(self.space)[1:]
+            for index, (point, score) in enumerate(zip(points, self.evaluate(points), strict=True), start=1):
+                self._see(point, score)
+                self.model.learn_level(index, score)
+            return
+        low, high = 0, depth(self.space) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            point = level(self.space, middle)
+            (score,) = self.evaluate([point])
+            self._see(point, score)
+            self.model.learn_level(middle, score)
+            if self.objective.feasible(score) == self.within_cost:
+                high = middle
+            else:
+                low = middle
+
+    def probe(self, asked: list[tuple[int, int]]) -> None:
+        """Options alone, in one batch."""
+        first = self.space.start
+        points = [(*first[:i], option, *first[i + 1 :]) for i, option in asked]
+        for (i, option), score in zip(asked, self.evaluate(points), strict=True):
+            self.model.learn(i, option, score)
+
+    def probe_in_parts(self, asked: list[tuple[int, int]]) -> None:
+        """The same with a plan before each part."""
+        size = max(1, -(-len(asked) // _CHUNKS))
+        for begin in range(0, len(asked), size):
+            if len(asked) > 2 * _CHUNKS and not self.objective.open_ended:
+                self._plan_once()
+            self.probe(asked[begin : begin + size])
+
+    def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What stands next to the best combination matters most."""
+        point = self.best[0]
+        return sorted(asked, key=lambda found: (abs(found[1] - point[found[0]]), found))
+
+    def plans(self, rounds: int) -> None:
+        """Plan, evaluate, correct, until there is nothing to correct."""
+        table = useful(self.model.table())
+        for point, score in self._planned(table, rounds):
+            self._see(point, score)
+
+    def _see(self, point: Point, score: Score) -> None:
+        if self.objective.better(score, self.best[1]):
+            self.best = (point, score)
+
+    def _plan_once(self) -> None:
+        """One plan from what is known, its limit corrected by how far off the latest one was."""
+        table, goal = useful(self.model.table()), self._goal()
+        if goal is None:
+            return
+        limit = self.start.cost - (self.start.cost - goal) * self.ratio if self.within_cost else goal / self.ratio
+        chosen = plan(table, self.start, limit, goal, self.within_cost)
+        predicted = used(chosen, table, self.start, goal, self.within_cost)
+        point = tuple(option.index for option in chosen)
+        (score,) = self.evaluate([point])
+        self._see(point, score)
+        if self.within_cost:
+            predicted, found = self.start.cost - score.cost, self.start.cost - predicted
+        else:
+            found = self.start.value - score.value
+        if predicted > 0 and math.isfinite(found):
+            self.ratio = min(max(found / predicted, 0.25), 8.0)
+
+    def _goal(self) -> float | None:
+        """What may be used: a loss, or a cost; None where the most precise point already uses more."""
+        if self.objective.cost_limit is not None:
+            return self.objective.cost_limit
+        goal = self.start.value - self.objective.reference_value + self.objective.tolerance
+        return max(goal, 1e-9) if goal >= 0 else None
+
+    def _planned(self, table: Table, rounds: int) -> Iterator[tuple[Point, Score]]:
         """Evaluated plans. `limit` bounds what a plan is predicted to use (loss, or cost); what it does use decides."""
-        within_cost = objective.form is Form.BEST_VALUE_WITHIN_COST
-        goal = objective.cost_limit if objective.cost_limit is not None else 0.0
-        if not within_cost:
-            goal = start.value - objective.reference_value + objective.tolerance
-            if not goal >= 0:
-                # Not even the most precise point is good enough: whatever came out better may help.
-                point = tuple(min(options, key=lambda o: o.loss).index for options in table)
-                (score,) = evaluate([point])
-                yield point, score
-                if not objective.feasible(score):
-                    return
-                goal = score.value - objective.reference_value + objective.tolerance
-            goal = max(goal, 1e-9)
-        limit, held, broke = goal, 0.0, math.inf
-        for _ in range(self.rounds):
-            plan = _plan(table, start, limit, goal, within_cost)
-            point, predicted = tuple(option.index for option in plan), _used(plan, table, start, goal, within_cost)
-            (score,) = evaluate([point])
+        if self.objective.open_ended:
+            yield from self._spread(table, rounds)
+            return
+        start, within_cost, goal = self.start, self.within_cost, self._goal()
+        if goal is None:
+            # Not even the most precise point is good enough: whatever came out better may help.
+            point = tuple(min(options, key=lambda o: o.loss).index for options in table)
+            (score,) = self.evaluate([point])
             yield point, score
-            used = score.cost if within_cost else start.value - score.value
-            ratio = goal / used if used > 0 else math.inf
-            if objective.feasible(score):
-                if within_cost and limit >= goal and math.isclose(predicted, used, rel_tol=1e-9):
+            if not self.objective.feasible(score):
+                return
+            goal = max(score.value - self.objective.reference_value + self.objective.tolerance, 1e-9)
+        limit, held, broke = goal, 0.0, math.inf
+        for _ in range(rounds):
+            chosen = plan(table, start, limit, goal, within_cost)
+            predicted = used(chosen, table, start, goal, within_cost)
+            point = tuple(option.index for option in chosen)
+            (score,) = self.evaluate([point])
+            yield point, score
+            spent = score.cost if within_cost else start.value - score.value
+            ratio = goal / spent if spent > 0 else math.inf
+            if self.objective.feasible(score):
+                if within_cost and limit >= goal and math.isclose(predicted, spent, rel_tol=1e-9):
                     return  # costs add up: the plan is as good as the model knows
                 if not within_cost and all(
-                    o.saved == max(p.saved for p in c) for o, c in zip(plan, table, strict=True)
+                    o.saved == max(p.saved for p in c) for o, c in zip(chosen, table, strict=True)
                 ):
                     return
                 held = max(held, limit)
@@ -105,128 +197,15 @@ class Knapsack:
             if math.isfinite(broke) and broke - held <= 1e-3 * broke:
                 return
 
-
-def _probed(space: ChoiceSpace, evaluate: Evaluate, start: Score) -> list[list[_Option]]:
-    """The options of each choice that can be planned with; the first option is always one."""
-    first = space.start
-    asked = [(i, option) for i, choice in enumerate(space) for option in range(1, len(choice.options))]
-    scores = evaluate([(*first[:i], option, *first[i + 1 :]) for i, option in asked])
-    table = [[_Option(0, 0.0, 0.0)] for _ in space]
-    for (i, option), score in zip(asked, scores, strict=True):
-        loss, saved = start.value - score.value, start.cost - score.cost
-        if math.isfinite(loss) and math.isfinite(saved):
-            table[i].append(_Option(option, loss, saved))
-    return table
-
-
-def _useful(table: list[list[_Option]]) -> list[list[_Option]]:
-    """Without options that lose as much as another one, or more, and save no more."""
-    kept = []
-    for options in table:
-        front: list[_Option] = []
-        for option in sorted(options, key=lambda o: (o.loss, -o.saved, o.index)):
-            if not front or option.saved > front[-1].saved:
-                front.append(option)
-        kept.append(front)
-    return kept
-
-
-def _uses(table: list[list[_Option]], goal: float, within_cost: bool) -> list[list[float]]:
-    """What each option uses of the limit: its loss, or minus what it saves."""
-    if within_cost:
-        return [[-o.saved for o in options] for options in table]
-    total = sum(max(o.saved for o in options) for options in table) or 1.0
-    return [[max(o.loss, 0.0) + _FLOOR * goal * max(o.saved, 0.0) / total for o in options] for options in table]
-
-
-def _used(plan: list[_Option], table: list[list[_Option]], start: Score, goal: float, within_cost: bool) -> float:
-    uses = _uses(table, goal, within_cost)
-    spent = sum(use[options.index(o)] for o, options, use in zip(plan, table, uses, strict=True))
-    return spent + (start.cost if within_cost else 0.0)
-
-
-def _plan(table: list[list[_Option]], start: Score, limit: float, goal: float, within_cost: bool) -> list[_Option]:
-    """The best combination that is predicted to stay within the limit; if there is none, what uses least."""
-    uses = _uses(table, goal, within_cost)
-    least = [min(use) for use in uses]
-    room = limit - (start.cost if within_cost else 0.0) - sum(least)
-    cheapest = [options[use.index(low)] for options, use, low in zip(table, uses, least, strict=True)]
-    if room <= 0:
-        return cheapest
-    # In units of the room, as the solver's tolerances are absolute; what does not fit alone is left out.
-    columns = [
-        (i, o, (use - least[i]) / room)
-        for i, options in enumerate(table)
-        for o, use in zip(options, uses[i], strict=True)
-        if use - least[i] <= room * (1 + 1e-9)
-    ]
-    prices = np.array([o.loss if within_cost else -o.saved for _, o, _ in columns])
-    taken = _solve(prices, np.array([use for *_, use in columns]), np.array([i for i, *_ in columns]))
-    return cheapest if taken is None else [columns[j][1] for j in taken]
-
-
-def _solve(prices: np.ndarray, uses: np.ndarray, choices: np.ndarray) -> list[int] | None:
-    """Exactly one column per choice, least price, uses of at most 1 in sum: the columns, in the order of choices."""
-    from scipy import optimize, sparse  # here, as no other search needs it
-
-    if not len(prices):
-        return []
-    columns = np.arange(len(prices))
-    one_each = sparse.csr_array((np.ones(len(prices)), (choices, columns)))
-    found = optimize.milp(
-        prices / (np.abs(prices).max() or 1.0),
-        integrality=np.ones(len(prices)),
-        bounds=optimize.Bounds(0, 1),
-        constraints=[
-            optimize.LinearConstraint(one_each, 1, 1),
-            optimize.LinearConstraint(uses[None, :], -np.inf, 1),
-        ],
-        options={"node_limit": _NODES, "mip_rel_gap": 1e-6},
-    )
-    if found.x is None:
-        return None
-    return [int(columns[choices == i][np.argmax(found.x[choices == i])]) for i in range(int(choices[-1]) + 1)]
-
-
-def _descend(point: Point, score: Score, table: list[list[_Option]], evaluate: Evaluate, objective: Objective) -> None:
-    """Change one choice at a time while that is better, in the order of the predictions, until a fruitless round."""
-    refused: set[tuple[int, int]] = set()
-    went = False
-    while True:
-        steps = [step for step in _steps(point, score, table, objective) if step not in refused]
-        if not steps:
-            if not went:
-                return
-            refused, went = set(), False
-            continue
-        choice, option = steps[0]
-        step = (*point[:choice], option, *point[choice + 1 :])
-        (attempt,) = evaluate([step], rival=score)
-        if objective.better(attempt, score):
-            point, score, went = step, attempt, True
+    def _spread(self, table: Table, rounds: int) -> Iterator[tuple[Point, Score]]:
+        """Plans where cost and value are weighed: by several prices of cost, or, for a front, by costs from the least
+        to the greatest."""
+        if self.objective.form is Form.WEIGHTED:
+            price = self.objective.trade / self.objective.cost_unit
+            plans = [weighed(table, price * factor) for factor in _PRICES[:rounds]]
         else:
-            refused.add((choice, option))
-
-
-def _steps(point: Point, score: Score, table: list[list[_Option]], objective: Objective) -> list[tuple[int, int]]:
-    """Steps that may be better, the most promising first: (choice, option)."""
-    within_tolerance = objective.form is Form.LEAST_COST_WITHIN_TOLERANCE
-    cost_first = objective.feasible(score) == within_tolerance
-    left = score.value - objective.reference_value + objective.tolerance
-    ranked = []
-    for choice, options in enumerate(table):
-        now = next(o for o in options if o.index == point[choice])
-        for o in options:
-            loss, saved = o.loss - now.loss, o.saved - now.saved
-            if o is now:
-                continue
-            if within_tolerance and cost_first:
-                if saved >= 0 and loss <= _HOPELESS * left:
-                    rank = max(loss, 0.0) / saved if saved > 0 else math.inf
-                    ranked.append((rank, loss, choice, o.index))
-            elif cost_first:
-                if saved > 0:
-                    ranked.append((-saved, loss, choice, o.index))
-            elif (loss < 0 or (loss == 0 and saved > 0)) and score.cost - saved <= (objective.cost_limit or math.inf):
-                ranked.append((loss, -saved, choice, o.index))
-    return [(choice, option) for *_, choice, option in sorted(ranked)]
+            least = self.start.cost - sum(max(o.saved for o in options) for options in table)
+            limits = np.linspace(least, self.start.cost, rounds + 1)[:-1]
+            plans = [plan(table, self.start, float(limit), float(limit), True) for limit in limits]
+        points = list(dict.fromkeys(tuple(option.index for option in chosen) for chosen in plans))
+        yield from zip(points, self.evaluate(points), strict=True)

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,18 +118,54 @@ class JsonlLog:
 
     def _trial(self, line: bytes, number: int) -> Trial:
         try:
-            fields = json.loads(line)
-            metrics = tuple((name, float(value)) for name, value in fields["metrics"].items())
-            pruned = bool(fields.get("pruned", False))
-            score = Score(float(fields["value"]), float(fields["cost"]), metrics, pruned)
-            point = tuple(int(i) for i in fields["point"])
-            return Trial(int(fields["number"]), point, score, float(fields["seconds"]))
+            return _trial(json.loads(line))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"line {number} is damaged ({error!r}); delete the line and its trial is measured again",
                 stage="search",
                 where=str(self.path),
             ) from error
+
+
+@dataclass(frozen=True)
+class LoggedTrial:
+    """A line of a log with the options it names, and the origin of the log."""
+
+    origin: Mapping[str, str]
+    choices: Mapping[str, int]
+    trial: Trial
+
+
+def find_trial(path: Path, number: int) -> LoggedTrial:
+    """The trial of this number in a log of any origin. Raises ArtifactError where there is none."""
+    try:
+        lines = path.read_bytes().splitlines()
+        header = json.loads(lines[0])
+        if header["format"] != FORMAT or header["version"] != VERSION:
+            raise ValueError("another format")
+    except (OSError, IndexError, ValueError, KeyError, TypeError) as error:
+        raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
+    found = []
+    for line in lines[1:]:
+        try:
+            fields = json.loads(line)
+            found.append(fields["number"])
+            if fields["number"] == number:
+                return LoggedTrial(header["origin"], dict(fields["choices"]), _trial(fields))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # a torn last line; what is asked for is looked for in the others
+    raise ArtifactError(
+        f"holds no trial {number}; it has {f'{min(found)} to {max(found)}' if found else 'none'}",
+        stage="replay",
+        where=str(path),
+    )
+
+
+def _trial(fields: Mapping[str, Any]) -> Trial:
+    metrics = tuple((name, float(value)) for name, value in fields["metrics"].items())
+    score = Score(float(fields["value"]), float(fields["cost"]), metrics, bool(fields.get("pruned", False)))
+    point = tuple(int(i) for i in fields["point"])
+    return Trial(int(fields["number"]), point, score, float(fields["seconds"]))
 
 
 def _line(trial: Trial, space: ChoiceSpace | None) -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""What is better: an order over scores, in two forms.
+"""What is better: an order over scores, in four forms.
 
 `least_cost_within_tolerance`: as cheap as possible while the value stays near the float model's.
 `best_value_within_cost`: as good as possible while the cost stays under a limit.
+`weighted`: the greatest value - weight · cost / unit, the unit being the cost of the most precise point.
+`pareto`: all that nothing else beats in both; a rule picks one afterwards (`search/pareto.py`). Searches that need one
+order take the weighted one, with the tolerance as weight: so much value is worth the whole cost.
 
-`Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error; so the
-float model's value is its accuracy, or 0. KL to the float output ranks candidates best and needs no labels
-(Spearman 0.92 to 0.97 against true accuracy, where accuracy on the same samples reaches 0.72 to 0.91).
+`Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error, or what a
+function of the user's gives; so the float model's value is its accuracy, or 0, or what that function gives it. KL to
+the float output ranks candidates best and needs no labels (Spearman 0.92 to 0.97 against true accuracy, where accuracy
+on the same samples reaches 0.72 to 0.91).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError
-from quantpipe.search.options import illegal, member, real
+from quantpipe.search.options import illegal, member, real, whole
 from quantpipe.types import Score
 
 _SLACK = 1e-9
@@ -28,11 +32,14 @@ class Metric(StrEnum):
     ACCURACY = "accuracy"
     KL = "kl"
     MSE = "mse"
+    CALLABLE = "callable"
 
 
 class Form(StrEnum):
     LEAST_COST_WITHIN_TOLERANCE = "least_cost_within_tolerance"
     BEST_VALUE_WITHIN_COST = "best_value_within_cost"
+    WEIGHTED = "weighted"
+    PARETO = "pareto"
 
 
 class CostKind(StrEnum):
@@ -42,13 +49,17 @@ class CostKind(StrEnum):
     WEIGHT_BYTES = "weight_bytes"
     BOPS = "bops"
     CYCLES = "cycles"
+    PEAK_ACTIVATION_BYTES = "peak_activation_bytes"
+    LATENCY = "latency"
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An order over scores. `metric` and `cost` say what the caller measures; only the log's origin depends on them.
+    """An order over scores. `metric`, `target` and `cost` say what the caller measures; only the log's origin depends
+    on them.
 
-    `tolerance` and `reference_value` are in units of the value, `cost_limit` in units of the cost.
+    `tolerance`, `weight` and `reference_value` are in units of the value, `cost_limit` and `cost_unit` in units of the
+    cost.
     """
 
     metric: Metric = Metric.ACCURACY
@@ -57,6 +68,11 @@ class Objective:
     cost: CostKind = CostKind.BITS
     reference_value: float = 0.0
     cost_limit: float | None = None
+    weight: float | None = None
+    cost_unit: float = 1.0
+    target: str | None = None
+    latency_runs: int = 20
+    latency_seconds: float = 2.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", member("objective.metric", self.metric, Metric))
@@ -65,15 +81,26 @@ class Objective:
         object.__setattr__(self, "tolerance", real("objective.tolerance", self.tolerance, least=0.0))
         if self.cost_limit is not None:
             object.__setattr__(self, "cost_limit", real("objective.cost_limit", self.cost_limit, above=0.0))
-        if self.form is Form.BEST_VALUE_WITHIN_COST and self.cost_limit is None:
-            raise illegal("objective.cost_limit", None, f"a share or an amount: objective.form={self.form} needs it")
-        if self.form is Form.LEAST_COST_WITHIN_TOLERANCE and self.cost_limit is not None:
-            raise ConfigError(
-                f"has no meaning with objective.form={self.form}; give null, or "
-                f"objective.form={Form.BEST_VALUE_WITHIN_COST}",
-                stage="search",
-                where="objective.cost_limit",
+        if self.weight is not None:
+            object.__setattr__(self, "weight", real("objective.weight", self.weight, least=0.0))
+        object.__setattr__(self, "cost_unit", real("cost of the most precise point", self.cost_unit, least=0.0) or 1.0)
+        whole("objective.latency_runs", self.latency_runs, least=5)
+        real("objective.latency_seconds", self.latency_seconds, above=0.0)
+        needed = {
+            "cost_limit": (Form.BEST_VALUE_WITHIN_COST, "a share or an amount"),
+            "weight": (Form.WEIGHTED, "what the cost of the most precise point is worth, in units of the metric"),
+        }
+        for name, (form, legal) in needed.items():
+            if self.form is form and getattr(self, name) is None:
+                raise illegal(f"objective.{name}", None, f"{legal}: objective.form={form} needs it")
+            if self.form is not form and getattr(self, name) is not None:
+                raise _meaningless(name, f"objective.form={self.form}", f"objective.form={form}")
+        if self.metric is Metric.CALLABLE and not self.target:
+            raise illegal(
+                "objective.target", self.target, "package.module:function: objective.metric=callable needs it"
             )
+        if self.metric is not Metric.CALLABLE and self.target is not None:
+            raise _meaningless("target", f"objective.metric={self.metric}", "objective.metric=callable")
 
     @classmethod
     def from_config(
@@ -84,13 +111,19 @@ class Objective:
         tolerance: float,
         cost: str,
         cost_limit: float | None,
+        weight: float | None = None,
+        target: str | None = None,
+        latency_runs: int = 20,
+        latency_seconds: float = 2.0,
         float_accuracy: float | None = None,
+        float_value: float | None = None,
         start_cost: float | None = None,
     ) -> Objective:
         """The objective of a conf/objective file.
 
-        `float_accuracy` is asked for by the metric accuracy only (kl and mse of the float model are 0). A `cost_limit`
-        of at most 1 is a share of `start_cost`, the cost of the most precise point; above 1 it is in units of the cost.
+        `float_accuracy` is asked for by the metric accuracy only, `float_value` by a callable (kl and mse of the float
+        model are 0). A `cost_limit` of at most 1 is a share of `start_cost`, the cost of the most precise point; above
+        1 it is in units of the cost. A latency counts in float models: it is a ratio already, and its unit is 1.
         """
         kind = member("objective.metric", metric, Metric)
         reference = 0.0
@@ -102,7 +135,10 @@ class Objective:
                     where="objective.metric",
                 )
             reference = float(float_accuracy)
-        if cost_limit is not None and real("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
+        if kind is Metric.CALLABLE:
+            reference = 0.0 if float_value is None else float(float_value)
+        measured = member("objective.cost", cost, CostKind) is CostKind.LATENCY
+        if cost_limit is not None and not measured and real("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
             if start_cost is None:
                 raise ValueError("a cost limit that is a share needs start_cost")
             cost_limit = cost_limit * start_cost
@@ -113,10 +149,37 @@ class Objective:
             cost=member("objective.cost", cost, CostKind),
             reference_value=reference,
             cost_limit=cost_limit,
+            weight=weight,
+            cost_unit=1.0 if measured or start_cost is None else start_cost,
+            target=target,
+            latency_runs=latency_runs,
+            latency_seconds=latency_seconds,
         )
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether every point is legal, because cost and value are weighed against each other."""
+        return self.form in (Form.WEIGHTED, Form.PARETO)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether some of the samples bound the value, so that a candidate can be given up. Nothing is known of a
+        user's function, and where cost and value are weighed every exact score is of use."""
+        return not self.open_ended and self.metric is not Metric.CALLABLE
+
+    @property
+    def trade(self) -> float:
+        """What the cost of the most precise point is worth, in units of the value (of open-ended forms)."""
+        return (self.tolerance or 1.0) if self.weight is None else self.weight
+
+    def utility(self, score: Score) -> float:
+        """value - trade · cost / unit: what open-ended forms maximize."""
+        return _value(score) - self.trade * score.cost / self.cost_unit
+
     def feasible(self, score: Score) -> bool:
-        """Whether the score keeps the promise of the form (near enough, or cheap enough)."""
+        """Whether the score keeps the promise of the form (near enough, or cheap enough, or a number at all)."""
+        if self.open_ended:
+            return not math.isnan(score.value)
         if self.cost_limit is not None:
             return score.cost <= self.cost_limit * (1 + _SLACK)
         return _value(score) >= self.reference_value - self.tolerance - _SLACK
@@ -125,6 +188,8 @@ class Objective:
         """A tuple that compares as the objective does: greater is better. A NaN value is the worst value."""
         feasible = self.feasible(score)
         value, thrift = _value(score), -score.cost
+        if self.open_ended:
+            return (feasible, self.utility(score), thrift)
         cost_first = feasible == (self.form is Form.LEAST_COST_WITHIN_TOLERANCE)
         return (feasible, thrift, value) if cost_first else (feasible, value, thrift)
 
@@ -138,6 +203,9 @@ class Objective:
         Feasible scores lie in [0, 1], infeasible ones in [1, 2]. Costs count as shares of the most precise point's
         cost (`start`); values, which have no natural unit, as x / (1 + x) of multiples x of the tolerance.
         """
+        if self.open_ended:
+            loss = (self.reference_value - self.utility(score)) / (self.trade or 1.0)
+            return (1 + _squash(loss)) / 2 if self.feasible(score) else 2.0
         unit = self.tolerance or 1.0
         loss = (self.reference_value - _value(score)) / unit
         if self.cost_limit is not None:
@@ -148,12 +216,32 @@ class Objective:
             return min(1.0, score.cost / start.cost) if start.cost > 0 else 1.0
         return 1 + max(0.0, _squash(loss - self.tolerance / unit))
 
+    def reaches(self, score: Score, target: float) -> bool:
+        """Whether the score is so good that a search may stop. `target`: the cost of a feasible point (a share of the
+        most precise point's, up to 1) where cost is what is minimized; else an accuracy or a callable's value to reach,
+        or a KL or a squared error to stay under."""
+        if not self.feasible(score):
+            return False
+        if self.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+            return score.cost <= (target * self.cost_unit if target <= 1 else target) * (1 + _SLACK)
+        if self.form is Form.WEIGHTED:
+            return self.utility(score) >= target
+        return score.value >= (-target if self.metric in (Metric.KL, Metric.MSE) else target) - _SLACK
+
     def __str__(self) -> str:
         limit = "none" if self.cost_limit is None else repr(self.cost_limit)
-        return (
+        text = (
             f"{self.form}: metric={self.metric} reference={self.reference_value!r} tolerance={self.tolerance!r} "
             f"cost={self.cost} limit={limit}"
         )
+        text += f" target={self.target}" if self.target is not None else ""
+        if self.cost is CostKind.LATENCY:
+            text += f" runs={self.latency_runs} seconds={self.latency_seconds!r}"
+        return text + (f" weight={self.weight!r} unit={self.cost_unit!r}" if self.open_ended else "")
+
+
+def _meaningless(name: str, here: str, there: str) -> ConfigError:
+    return ConfigError(f"has no meaning with {here}; give null, or {there}", stage="search", where=f"objective.{name}")
 
 
 def _value(score: Score) -> float:

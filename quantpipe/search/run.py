@@ -9,17 +9,20 @@ import numpy as np
 
 from quantpipe.errors import ConfigError
 from quantpipe.search.algorithm import Algorithm
-from quantpipe.search.evaluator import BudgetExhausted, Evaluator
+from quantpipe.search.evaluator import BudgetExhausted, Evaluator, TargetReached
 from quantpipe.search.objective import Objective
 from quantpipe.search.options import whole
+from quantpipe.search.pareto import front
 from quantpipe.types import ChoiceSpace, Point, Score, Trial
 
 
 class Stopped(StrEnum):
-    """Why a search ended: the algorithm had no more to ask, the budget was used up, or the user stopped it."""
+    """Why a search ended: the algorithm had no more to ask, the budget was used up, the target was reached, or the user
+    stopped it."""
 
     DONE = "done"
     BUDGET = "budget"
+    TARGET = "target"
     INTERRUPTED = "interrupted"
 
 
@@ -29,7 +32,7 @@ class SearchResult:
 
     `evaluations` counts distinct points, `evaluations_new` those of them that were measured now and not taken from the
     log; `seconds` is the time of measuring them all, logged ones with their logged time; `pruned` of the trials were
-    given up early.
+    given up early. `front` is the Pareto front of the exact ones, the cheapest first.
     """
 
     best: Point
@@ -41,6 +44,7 @@ class SearchResult:
     stopped: Stopped
     trace: tuple[Trial, ...]
     pruned: int = 0
+    front: tuple[Trial, ...] = ()
 
 
 def run_search(
@@ -57,6 +61,8 @@ def run_search(
     stopped = Stopped.DONE
     try:
         algorithm(space, evaluator, objective, rng)
+    except TargetReached:
+        stopped = Stopped.TARGET
     except BudgetExhausted:
         stopped = Stopped.BUDGET
     except KeyboardInterrupt:
@@ -80,4 +86,5 @@ def run_search(
         stopped=stopped,
         trace=tuple(evaluator.trace),
         pruned=evaluator.pruned,
+        front=front(evaluator.trials),
     )

@@ -15,13 +15,15 @@ Point = tuple[int, ...]
 class Choice:
     """One decision. `options` run from the most to the least precise (or costly); index 0 is the safe start.
 
-    `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision.
+    `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision. `graded`:
+    each option is coarser than the one before it (bits are, threshold steps are not).
     """
 
     key: str
     kind: str
     options: tuple[int, ...]
     edges: tuple[str, ...] = ()
+    graded: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", tuple(self.options))

@@ -73,7 +73,10 @@ def test_the_defaults_list_names_every_option() -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option(group: str, option: str) -> None:
-    fitting = {"schema": {"symmetric_with_power2_scale": ["hardware=vta"]}}.get(group, {}).get(option, [])
+    fitting = {
+        ("schema", "symmetric_with_power2_scale"): ["hardware=vta"],
+        ("objective", "callable"): ["objective.target='quantpipe.evaluate.metrics:kl_divergence'"],
+    }.get((group, option), [])
     build(composed(f"{group}={option}", *fitting))
 
 

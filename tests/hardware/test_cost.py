@@ -1,4 +1,4 @@
-"""The four costs, against numbers worked out by hand."""
+"""The costs, against numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -74,6 +74,28 @@ def test_cycles_pad_channels_to_blocks() -> None:
     conv = CONV_MACS * (16 / 3) * (16 / 5) / 256 + 5 * 27 / 8
     dense = DENSE_MACS * (16 / 4) * (192 / 180) / 256 + 720 / 8
     assert cost("cycles", made("vta")) == pytest.approx(conv + dense)
+
+
+def test_peak_of_activations_on_onnxruntime() -> None:
+    """x and the convolution's result together; behind it 180 + 180, and 4 accumulators or reals of 32 bits."""
+    assert cost("peak_activation_bytes", made("ort_cpu")) == 3 * 8 * 8 + 5 * 6 * 6
+    assert cost("peak_activation_bytes", made("ort_cpu"), 4) == (3 * 8 * 8 + 5 * 6 * 6) / 2
+    assert cost("peak_activation_bytes", made("ort_cpu"), 8, 2) == 3 * 8 * 8 + 5 * 6 * 6, "weights do not count"
+
+
+def test_peak_of_activations_where_accumulators_travel() -> None:
+    """hago_sample: conv's int32 result and x; relu's result beside it; then 180 floats twice."""
+    assert cost("peak_activation_bytes", made("hago_sample")) == max(192 + 4 * 180, 4 * 180 * 2)
+
+
+def test_peak_of_activations_keeps_a_residual_alive() -> None:
+    net = Net()
+    x = net.conv(net.input(None, 4, 6, 6), 4, 4, 1, 1, name="first")
+    y = net.conv(net.conv(x, 4, 8, 1, 1, name="wide"), 8, 4, 1, 1, name="back")
+    net.output(net.node("Add", x, y, name="add"))
+    made = line(net, "ort_cpu")
+    found = COSTS["peak_activation_bytes"](made.topology, made.graph, made.spec, bits(made, 8, 8))
+    assert found == 4 * 36 + 8 * 36 + 4 * 36, "x waits while the wide tensor becomes the narrow one"
 
 
 def test_fewer_bits_never_cost_more() -> None:

@@ -10,6 +10,7 @@ from quantpipe.search import (
     Algorithm,
     Annealing,
     Evaluator,
+    Evolutionary,
     Form,
     Greedy,
     GreedyBackward,
@@ -19,6 +20,8 @@ from quantpipe.search import (
     Objective,
     RandomSearch,
     SearchResult,
+    Surrogate,
+    Tpe,
     Uniform,
     run_search,
 )
@@ -34,6 +37,9 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grid": Grid(batch=4),
     "greedy_edge": GreedyEdge(),
     "greedy_backward": GreedyBackward(),
+    "evolutionary": Evolutionary(population=8),
+    "tpe": Tpe(),
+    "surrogate": Surrogate(batch=4, pool=64, trees=10),
 }
 
 
@@ -82,7 +88,7 @@ WEIGHTS = (0.0, 0.02, 0.001, 0.0, 0.003)
 
 
 def _additive(p: Point) -> float:
-    return sum(w * i for w, i in zip(WEIGHTS, p, strict=True))
+    return sum(w * i for w, i in zip(WEIGHTS, p, strict=False))
 
 
 def _interaction(p: Point) -> float:
@@ -104,6 +110,10 @@ TOYS = {
         (3, 3, 3, 3), lambda p: sum(w * i for w, i in zip(WEIGHTS, p, strict=False)), _within_cost(28.0)
     ),
     "cost_out_of_reach": _toy((3, 3), lambda p: 0.01 * sum(p), _within_cost(1.0)),
+    "weighted": _toy(
+        (3, 3, 3, 3, 3), _additive, Objective(form=Form.WEIGHTED, reference_value=0.9, weight=0.1, cost_unit=40.0)
+    ),
+    "pareto": _toy((3, 3, 3, 3), _additive, Objective(form=Form.PARETO, reference_value=0.9, cost_unit=32.0)),
     "no_choices": _toy((), lambda p: 0.0, WITHIN_TOLERANCE),
     "one_option_each": _toy((1, 1), lambda p: 0.0, WITHIN_TOLERANCE),
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from search_toys import TOYS, make_space
 
 from quantpipe.errors import ArtifactError, StorageError
-from quantpipe.search import JsonlLog, search_origin
+from quantpipe.search import JsonlLog, find_trial, search_origin
 from quantpipe.search.log import _line, _number
 from quantpipe.types import Choice, ChoiceSpace, Score, Trial
 
@@ -127,3 +127,21 @@ def test_the_origin_names_every_input() -> None:
     origins += [search_origin(base, TOY.objective, 1), search_origin(base, TOY.objective, 0, data="x")]
     assert len({json.dumps(o) for o in origins}) == len(origins)
     assert search_origin(base, TOY.objective, 0) == origins[0]
+
+
+def test_a_trial_is_found_by_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    log = JsonlLog(path, ORIGIN, TOY.space)
+    for number in range(12):
+        log.append(replace(TRIAL, number=number))
+    path.write_bytes(path.read_bytes() + b'{"number": 1')
+    found = find_trial(path, 11)
+    assert found.trial == replace(TRIAL, number=11)
+    assert found.choices == {"bits:0": 8, "bits:1": 7, "bits:2": 6}
+    assert found.origin == ORIGIN
+    with pytest.raises(ArtifactError, match=r"no trial 12; it has 0 to 11"):
+        find_trial(path, 12)
+    (tmp_path / "notes").write_text("mine\n")
+    for other in ("notes", "missing"):
+        with pytest.raises(ArtifactError, match="no trial log"):
+            find_trial(tmp_path / other, 0)

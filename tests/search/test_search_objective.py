@@ -15,6 +15,8 @@ from quantpipe.types import Score
 
 CHEAPEST = Objective(reference_value=0.9, tolerance=0.01)
 BEST = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
+WEIGHTED = Objective(form=Form.WEIGHTED, reference_value=0.9, weight=0.2, cost_unit=30.0)
+PARETO = Objective(form=Form.PARETO, reference_value=0.9, cost_unit=30.0)
 CONFIG = {"metric": "kl", "form": "least_cost_within_tolerance", "tolerance": 0.02, "cost": "bits", "cost_limit": None}
 
 
@@ -50,12 +52,28 @@ def test_best_value_within_cost() -> None:
     )
 
 
+def test_weighted() -> None:
+    """0.2 of value is worth 30 of cost, so 0.01 is worth 1.5."""
+    assert ranked(WEIGHTED, Score(0.9, 3), Score(0.9, 4), Score(0.91, 6), Score(0.9, 30), Score(math.nan, 0))
+
+
+def test_a_target_is_a_cost_or_a_value() -> None:
+    cost = Objective(reference_value=0.9, tolerance=0.01, cost_unit=20.0)
+    assert cost.reaches(Score(0.9, 8.0), 0.4) and not cost.reaches(Score(0.9, 8.1), 0.4), "a share of 20"
+    assert cost.reaches(Score(0.9, 8.1), 8.5) and not cost.reaches(Score(0.5, 1.0), 8.5), "feasible ones only"
+    kl = Objective(metric=Metric.KL, form=Form.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
+    assert kl.reaches(Score(-0.01, 9), 0.01) and not kl.reaches(Score(-0.02, 9), 0.01)
+    assert not kl.reaches(Score(-0.01, 11), 0.01)
+    assert BEST.reaches(Score(0.8, 9), 0.8) and not BEST.reaches(Score(0.79, 9), 0.8)
+    assert WEIGHTED.reaches(Score(0.9, 3), 0.88) and not WEIGHTED.reaches(Score(0.9, 3.1), 0.88)
+
+
 SCORES = st.builds(
     Score, st.sampled_from([0.5, 0.85, 0.89, 0.9, 1.1]) | st.floats(allow_nan=True), st.floats(0, 30, allow_nan=False)
 )
 
 
-@pytest.mark.parametrize("objective", [CHEAPEST, Objective(tolerance=0.0, reference_value=0.9), BEST])
+@pytest.mark.parametrize("objective", [CHEAPEST, Objective(tolerance=0.0, reference_value=0.9), BEST, WEIGHTED, PARETO])
 @given(a=SCORES, b=SCORES, start=st.floats(0, 30))
 def test_energy_never_contradicts_the_order(objective: Objective, a: Score, b: Score, start: float) -> None:
     reference = Score(0.9, start)
@@ -77,15 +95,25 @@ def test_configuration() -> None:
     share = Objective.from_config(**{**within, "cost_limit": 0.6}, start_cost=200.0)  # type: ignore[arg-type]
     assert share.cost_limit == pytest.approx(120.0)
     assert Objective.from_config(**{**within, "cost_limit": 150}).cost_limit == 150.0  # type: ignore[arg-type]
+    latency = {**within, "cost": "latency", "cost_limit": 0.6}
+    assert Objective.from_config(**latency, start_cost=7.0).cost_limit == 0.6, "in float models"  # type: ignore[arg-type]
+    user = {**CONFIG, "metric": "callable", "target": "a.b:c"}
+    assert Objective.from_config(**user, float_value=3.0).reference_value == 3.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("change", "key", "legal"),
     [
-        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse.*did you mean 'accuracy'"),
+        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse, callable.*did you mean 'accuracy'"),
         ({"metric": "accuracy"}, "objective.metric", "without labels give kl or mse"),
-        ({"form": "pareto"}, "objective.form", "least_cost_within_tolerance, best_value_within_cost"),
-        ({"cost": "joules"}, "objective.cost", "bits, weight_bytes, bops, cycles"),
+        ({"form": "parato"}, "objective.form", "best_value_within_cost, weighted, pareto.*did you mean 'pareto'"),
+        ({"form": "weighted"}, "objective.weight", "what the cost of the most precise point is worth"),
+        ({"weight": 0.1}, "objective.weight", "no meaning.*objective.form=weighted"),
+        ({"form": "weighted", "weight": -1}, "objective.weight", "at least 0"),
+        ({"metric": "callable"}, "objective.target", "package.module:function"),
+        ({"target": "a.b:c"}, "objective.target", "no meaning.*objective.metric=callable"),
+        ({"form": "pareto", "cost_limit": 0.5}, "objective.cost_limit", "objective.form=best_value_within_cost"),
+        ({"cost": "joules"}, "objective.cost", "bits, weight_bytes, bops, cycles, peak_activation_bytes, latency"),
         ({"tolerance": -0.1}, "objective.tolerance", "at least 0"),
         ({"tolerance": "1%"}, "objective.tolerance", "a number"),
         ({"cost_limit": 0.6}, "objective.cost_limit", "best_value_within_cost"),

@@ -1,0 +1,90 @@
+"""What a user takes away from the choice space: choices pinned to an option, restricted to some, or left as they begin.
+
+Patterns are matched against the keys of the choices (`bits:conv1.weight`), as in a shell, upper and lower case apart.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.types import Choice, ChoiceSpace
+
+
+@dataclass(frozen=True)
+class ChoiceLimits:
+    """`pin`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order;
+    options that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay
+    at their most precise option."""
+
+    pin: Mapping[str, int] = field(default_factory=dict)
+    restrict: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    freeze: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("pin", "restrict"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ConfigError(f"is {getattr(self, name)!r}; legal is {{pattern: …}}", where=f"choices.{name}")
+        for pattern, option in self.pin.items():
+            _whole(option, f"choices.pin: {pattern}", "one option, a whole number")
+        for pattern, options in self.restrict.items():
+            where, legal = f"choices.restrict: {pattern}", "a list of options, whole numbers"
+            if not isinstance(options, Sequence) or isinstance(options, str) or not options:
+                raise ConfigError(f"is {options!r}; legal is {legal}", where=where)
+            for option in options:
+                _whole(option, where, legal)
+        if isinstance(self.freeze, str) or not all(isinstance(p, str) for p in self.freeze):
+            raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
+
+    def narrowed(self, space: ChoiceSpace) -> ChoiceSpace:
+        """The space with what is left; a choice keeps its place, also with one option.
+
+        Raises ConfigError for a pattern that matches no choice, or leaves one without options.
+        """
+        left = {choice.key: choice for choice in space}
+        for pattern, option in self.pin.items():
+            _narrow(left, pattern, "choices.pin", (option,))
+        for pattern, options in self.restrict.items():
+            _narrow(left, pattern, "choices.restrict", options)
+        for pattern in self.freeze:
+            for key in _matching(left, pattern, "choices.freeze"):
+                left[key] = replace(left[key], options=left[key].options[:1])
+        return ChoiceSpace(tuple(left.values()))
+
+
+def pinned(whole: ChoiceSpace, narrowed: ChoiceSpace) -> dict[str, int]:
+    """Key -> option of the choices that were left with one option and had more."""
+    pairs = zip(whole, narrowed, strict=True)
+    return {after.key: after.options[0] for before, after in pairs if len(after.options) == 1 < len(before.options)}
+
+
+def _narrow(left: dict[str, Choice], pattern: str, where: str, wanted: Sequence[int]) -> None:
+    for key in _matching(left, pattern, where):
+        options = tuple(o for o in left[key].options if o in wanted)
+        if not options:
+            raise ConfigError(
+                f"{pattern!r} wants {', '.join(map(str, wanted))} and leaves {key} nothing; "
+                f"it has {', '.join(map(str, left[key].options))}",
+                stage="annotate",
+                where=where,
+            )
+        left[key] = replace(left[key], options=options)
+
+
+def _matching(left: Mapping[str, Choice], pattern: str, where: str) -> list[str]:
+    found = [key for key in left if fnmatch.fnmatchcase(key, pattern)]
+    if not found:
+        raise ConfigError(
+            f"the pattern {pattern!r} matches no choice{nearest(pattern, left)}; annotate/choices.json lists all keys",
+            stage="annotate",
+            where=where,
+        )
+    return found
+
+
+def _whole(value: Any, where: str, legal: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"is {value!r}; legal is {legal}", where=where)

@@ -1,0 +1,101 @@
+"""Whether what the search saw holds on samples that it did not see.
+
+The search chooses by one split, the report judges by another one. Both splits lose something against the float model;
+that they lose the same is compared with what the number of samples lets one know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.evaluate.candidate import objective_value
+from quantpipe.evaluate.reference import Reference, output_metrics
+from quantpipe.types import Outputs
+
+GROUPS = 20
+"""Parts of a split that are left out in turn."""
+
+DEVIATIONS = 2.0
+"""Standard errors beyond which the two are said to part: 1 in 44 by chance alone."""
+
+
+@dataclass(frozen=True)
+class Generalization:
+    """Losses against the float model, in units of `metric`: on the search samples, on the report samples, how much
+    greater the latter is, and the standard error of that difference. `parted`: greater by more than two of them."""
+
+    metric: str
+    search: float
+    report: float
+    difference: float
+    standard_error: float
+    parted: bool
+    search_samples: int
+    report_samples: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def warning(self) -> str | None:
+        """One sentence where they part."""
+        if not self.parted:
+            return None
+        return (
+            f"the result does not carry over from the search samples to the report samples: by {self.metric} the loss "
+            f"is {self.search:.4g} on the {self.search_samples} samples it was chosen by and {self.report:.4g} on "
+            f"{self.report_samples} others, a difference of {self.difference:.3g} with a standard error of "
+            f"{self.standard_error:.2g}; take more search samples (dataset.samples.search)"
+        )
+
+
+def generalization(
+    metric: str, seen: tuple[Reference, Outputs], unseen: tuple[Reference, Outputs]
+) -> Generalization | None:
+    """Compare a model's losses on two splits. Each comes as (float reference, the model's outputs `[N, ...]`).
+
+    Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric: each group is
+    left out once, se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap and
+    Other Resampling Plans", 1982). The samples of a split are paired with the float model's own outputs on them, so
+    what the float model itself does on either split is not counted. None where a split is too small, or a metric not
+    finite.
+    """
+    here, there = _loss(metric, *seen), _loss(metric, *unseen)
+    error = math.hypot(_standard_error(metric, *seen), _standard_error(metric, *unseen))
+    difference = there - here
+    if not (math.isfinite(difference) and math.isfinite(error)):
+        return None
+    counts = (len(seen[1]), len(unseen[1]))
+    return Generalization(metric, here, there, difference, error, difference > DEVIATIONS * error, *counts)
+
+
+def _loss(metric: str, reference: Reference, outputs: Outputs) -> float:
+    """What the float model has more of than the outputs."""
+    own = output_metrics(reference, reference.outputs)
+    return objective_value(metric, own) - objective_value(metric, output_metrics(reference, outputs))
+
+
+def _standard_error(metric: str, reference: Reference, outputs: Outputs) -> float:
+    count = min(GROUPS, len(outputs))
+    if count < 2:
+        return math.nan
+    group = np.arange(len(outputs)) % count
+    without = np.array([_loss(metric, *_part(reference, outputs, group != g)) for g in range(count)])
+    if not np.all(np.isfinite(without)):
+        return math.nan
+    return math.sqrt((count - 1) / count * float(np.sum((without - without.mean()) ** 2)))
+
+
+def _part(reference: Reference, outputs: Outputs, kept: NDArray[np.bool_]) -> tuple[Reference, Outputs]:
+    labels = None if reference.labels is None else reference.labels[kept]
+    return Reference(_rows(reference.outputs, kept), labels, reference.value_of), _rows(outputs, kept)
+
+
+def _rows(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
+    return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]

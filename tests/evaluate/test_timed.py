@@ -1,0 +1,47 @@
+"""Latency as a cost: what is timed, against what, and what becomes of the score."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quantpipe.evaluate.timed import TimedMeasure
+from quantpipe.graph.execute import Session
+from quantpipe.rendering import Rendered
+from quantpipe.types import Score
+from tests.ops.line import Net, line
+
+
+def small(layers: int) -> object:
+    net = Net()
+    x = net.input(None, 8, 40, 40)
+    for i in range(layers):
+        x = net.conv(x, 8, 8, 3, 3, name=f"conv{i}")
+    net.output(x)
+    return line(net).graph.model
+
+
+def test_the_cost_is_the_ratio_to_the_float_model() -> None:
+    models = {(0,): small(1), (1,): small(12)}
+    asked: list[list[tuple[int, ...]]] = []
+
+    def measure(points: object) -> list[Score]:
+        asked.append(list(points))  # type: ignore[call-overload]
+        return [Score(-0.5, 99.0, (("kl", 0.5),)) for _ in asked[-1]]
+
+    session = Session(small(12), where="float model")  # type: ignore[arg-type]
+    feeds = {session.inputs[0]: np.zeros((1, 8, 40, 40), np.float32)}
+    timed = TimedMeasure(
+        measure,
+        lambda p: Rendered(models[p], {}),
+        session,
+        feeds,
+        runs=20,
+        max_seconds=5.0,  # type: ignore[arg-type]
+    )
+    small_one, same = timed([(0,), (1,)])
+    assert asked == [[(0,), (1,)]], "measured together, timed one by one"
+    assert small_one.value == same.value == -0.5
+    metrics = dict(small_one.metrics)
+    assert metrics["kl"] == 0.5 and metrics["realized_ms"] > 0 and metrics["float_ms"] > 0
+    assert small_one.cost < 0.6, "one layer of twelve"
+    assert 0.4 < same.cost < 2.5, "the float model itself"
