@@ -26,6 +26,8 @@ class ChoiceLimits:
 
     def __post_init__(self) -> None:
         for name in ("pin", "restrict"):
+            if getattr(self, name) is None:  # how a configuration says nothing
+                object.__setattr__(self, name, {})
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"is {getattr(self, name)!r}; legal is {{pattern: …}}", where=f"choices.{name}")
         for pattern, option in self.pin.items():

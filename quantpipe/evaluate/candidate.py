@@ -46,8 +46,8 @@ class EvaluatorKind(StrEnum):
 class CandidateRecipe:
     """Everything that a score depends on, and how to get at it; travels to other processes.
 
-    `metric` is accuracy, kl, mse or callable; `cost` a key of COSTS; `backend` the output form of the run;
-    `memory_mb` what tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
+    `metric` is accuracy, kl, mse or callable; `cost` a key of COSTS; `backend` the output form of the run; `memory_mb`
+    what tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
     """
 
     graph: Graph = field(repr=False)

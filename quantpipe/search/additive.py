@@ -46,7 +46,7 @@ class Additive:
     def __init__(self, space: ChoiceSpace, start: Score) -> None:
         self._space, self._start = space, start
         self.measured: dict[tuple[int, int], tuple[float, float]] = {}
-        self._level: tuple[int, float, float] | None = None
+        self._levels: dict[int, tuple[float, float]] = {}
         self.movable = [i for i, c in enumerate(space) if len(c.options) > 1]
 
     def learn(self, choice: int, option: int, score: Score) -> None:
@@ -58,7 +58,7 @@ class Additive:
         graded = [i for i in self.movable if self._space.choices[i].graded]
         loss, saved = self._start.value - score.value, self._start.cost - score.cost
         if graded and index > 0 and math.isfinite(loss):
-            self._level = (index, max(loss, 0.0) / len(graded), max(saved, 0.0) / len(graded))
+            self._levels[index] = (max(loss, 0.0) / len(graded), max(saved, 0.0) / len(graded))
 
     def unmeasured(self) -> list[tuple[int, int]]:
         """(choice, option) in the order of the space."""
@@ -86,11 +86,11 @@ class Additive:
             return None
         known = {o: found for (i, o), found in self.measured.items() if i == choice and math.isfinite(found[0])}
         if not known:
-            if self._level is None:
-                return None
-            level, loss, saved = self._level
-            level = min(level, len(self._space.choices[choice].options) - 1)
-            return loss * DECAY ** (option - level), saved * option / level
+            known = self._levels
+        if not known:
+            return None
+        if option in known:
+            return known[option]
         above = min((o for o in known if o > option), default=None)
         below = max((o for o in known if o < option), default=0)
         low_loss, low_saved = known.get(below, (0.0, 0.0))

@@ -25,7 +25,10 @@ from quantpipe.search.options import whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
 _CHUNKS = 4
-"""Between so many parts of the probes a plan is made; each costs at most one evaluation."""
+"""Before each of so many parts of the probes a plan is made, from what is known by then."""
+
+_ATTEMPTS = 2
+"""Plans in a row at most: what one that does not hold used corrects the next one."""
 
 _EARLY_ROUNDS = 5
 """Plans at most once every choice was probed once, before the other options are."""
@@ -112,7 +115,9 @@ class _Run:
         size = max(1, -(-len(asked) // _CHUNKS))
         for begin in range(0, len(asked), size):
             if len(asked) > 2 * _CHUNKS and not self.objective.open_ended:
-                self._plan_once()
+                for _ in range(_ATTEMPTS):
+                    if self._plan_once():
+                        break
             self.probe(asked[begin : begin + size])
 
     def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -130,11 +135,11 @@ class _Run:
         if self.objective.better(score, self.best[1]):
             self.best = (point, score)
 
-    def _plan_once(self) -> None:
-        """One plan from what is known, its limit corrected by how far off the latest one was."""
+    def _plan_once(self) -> bool:
+        """One plan from what is known, its limit corrected by how far off the latest one was; whether it holds."""
         table, goal = useful(self.model.table()), self._goal()
         if goal is None:
-            return
+            return True
         limit = self.start.cost - (self.start.cost - goal) * self.ratio if self.within_cost else goal / self.ratio
         chosen = plan(table, self.start, limit, goal, self.within_cost)
         predicted = used(chosen, table, self.start, goal, self.within_cost)
@@ -147,6 +152,7 @@ class _Run:
             found = self.start.value - score.value
         if predicted > 0 and math.isfinite(found):
             self.ratio = min(max(found / predicted, 0.25), 8.0)
+        return self.objective.feasible(score)
 
     def _goal(self) -> float | None:
         """What may be used: a loss, or a cost; None where the most precise point already uses more."""

@@ -33,10 +33,10 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
     movable = [i for i, c in enumerate(space) if len(c.options) > 1]
     moved = list(point)
     if movable:
-        for i in rng.choice(movable, size=max(1, int(share * len(movable))), replace=False).tolist():
+        chosen = rng.choice(movable, size=max(1, int(share * len(movable))), replace=False)
+        for i, up in zip(chosen.tolist(), (rng.random(len(chosen)) < 0.5).tolist(), strict=True):
             last = len(space.choices[i].options) - 1
-            step = 1 if moved[i] == 0 else -1 if moved[i] == last else int(rng.choice((-1, 1)))
-            moved[i] += step
+            moved[i] += 1 if moved[i] == 0 or (up and moved[i] < last) else -1
     return tuple(moved)
 
 

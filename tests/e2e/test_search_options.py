@@ -85,7 +85,7 @@ def test_a_trial_is_replayed_by_its_number(pareto: tuple[Program, Result]) -> No
     assert "holds no trial 999" in program.run(*replay, *TRIAL, "replay.trial=999", folder="x").paragraph
     assert "replay.trial" in program.run(*replay, *TRIAL, "replay.trial=-1", folder="x").paragraph
     other = program.run("hardware=vta", "command=replay", *TRIAL, "replay.trial=17", folder="y").paragraph
-    assert "another hardware, annotate" in other
+    assert "another hardware" in other and "annotate" in other
 
 
 def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Program, Result]) -> None:
@@ -131,7 +131,7 @@ def test_limits_on_choices(program: Program) -> None:
     assert all(chosen[k] == v for k, v in pinned.items())
     assert "matches no choice" in program.run(r"choices.pin={bits\:nope:4}", folder="x").paragraph
     assert "leaves" in program.run(r"choices.pin={bits\:image:9}", folder="y").paragraph
-    assert "is no option" in program.run("+choices.pins={}", folder="z").paragraph
+    assert "is no option" in program.run("+choices.pins=1", folder="z").paragraph
 
 
 def test_a_function_of_the_users_own(program: Program) -> None:

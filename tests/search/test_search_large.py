@@ -23,16 +23,16 @@ SHIPPED: dict[str, Algorithm] = {
     **ALGORITHMS, "evolutionary": Evolutionary(), "tpe": Tpe(), "surrogate": Surrogate()
 }  # fmt: skip
 
-MOST_MS = {"tpe": 100.0, "evolutionary": 100.0, "surrogate": 200.0, "knapsack": 50.0}
-"""Milliseconds per evaluation on a busy machine; measured when idle: 25, 16, 50, 2. All others: below 1."""
+MOST_MS = {"tpe": 150.0, "evolutionary": 100.0, "surrogate": 300.0, "knapsack": 50.0}
+"""Milliseconds of CPU per evaluation; measured: 38, 20, 66, 4. All others: below 1."""
 
 
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n != "uniform"])
 def test_overhead_and_result_in_500_choices(name: str) -> None:
     """A candidate takes from 50 ms to seconds: what a search adds must not count."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = search(LARGE, SHIPPED[name], max_evaluations=100)
-    spent = 1e3 * (time.perf_counter() - begin) / 100
+    spent = 1e3 * (time.process_time() - begin) / 100
     assert result.evaluations == 100
     assert spent < MOST_MS.get(name, 20.0)
     start = LARGE.score(SPACE.start)
@@ -57,7 +57,7 @@ def test_overhead_of_a_walk_through_the_whole_of_it() -> None:
         return LARGE.value(point)
 
     toy = Toy(SPACE, loss, LARGE.cost, Objective(reference_value=0.9, tolerance=0.1))
-    begin = time.perf_counter()
+    begin = time.process_time()
     result = search(toy, SHIPPED["knapsack"], max_evaluations=2600)
     assert result.feasible
-    assert (time.perf_counter() - begin) / result.evaluations < 0.05
+    assert (time.process_time() - begin) / result.evaluations < 0.05
