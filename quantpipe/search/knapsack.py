@@ -27,8 +27,11 @@ from quantpipe.types import ChoiceSpace, Point, Score
 _CHUNKS = 4
 """Before each of so many parts of the probes a plan is made, from what is known by then."""
 
+_FIRST_PLANS = 3
+"""Plans from the levels alone: the guess is rough, and each one corrects the next, whether it holds or not."""
+
 _ATTEMPTS = 2
-"""Plans in a row at most: what one that does not hold used corrects the next one."""
+"""Later plans in a row at most: what one that does not hold used corrects the next one."""
 
 _EARLY_ROUNDS = 5
 """Plans at most once every choice was probed once, before the other options are."""
@@ -115,8 +118,9 @@ class _Run:
         size = max(1, -(-len(asked) // _CHUNKS))
         for begin in range(0, len(asked), size):
             if len(asked) > 2 * _CHUNKS and not self.objective.open_ended:
-                for _ in range(_ATTEMPTS):
-                    if self._plan_once():
+                first = not self.model.measured
+                for _ in range(_FIRST_PLANS if first else _ATTEMPTS):
+                    if self._plan_once() and not first:
                         break
             self.probe(asked[begin : begin + size])
 
