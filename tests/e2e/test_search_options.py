@@ -88,6 +88,7 @@ def test_a_trial_is_replayed_by_its_number(pareto: tuple[Program, Result]) -> No
     assert "another hardware" in other and "annotate" in other
 
 
+@pytest.mark.slow
 def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Program, Result]) -> None:
     program, first = pareto
     payload = read(first.folder / "search" / "strategy.json")
@@ -145,6 +146,7 @@ def test_a_function_of_the_users_own(program: Program) -> None:
     assert "cannot be imported" in unknown
 
 
+@pytest.mark.slow
 def test_weighted_and_peak_of_activations(program: Program) -> None:
     result = program.run(
         *SMALL, "search=knapsack", "objective.form=weighted", "objective.weight=2", "search.max_evaluations=60",
@@ -185,7 +187,10 @@ def test_a_target_ends_the_search(program: Program) -> None:
     assert all(float(str(r["cost"])) > limit or float(str(r["value"])) < -0.02 for r in rows[:-1])
 
 
-@pytest.mark.parametrize("search", ["tpe", "evolutionary", "surrogate"])
+@pytest.mark.parametrize(
+    "search",
+    ["tpe", pytest.param("evolutionary", marks=pytest.mark.slow), pytest.param("surrogate", marks=pytest.mark.slow)],
+)
 def test_model_based_searches_run_and_resume(program: Program, search: str) -> None:
     small = program.run(f"search={search}", "search.max_evaluations=9", "stages=[calibrate,search]")
     assert small.code == 0, small.err
@@ -197,6 +202,7 @@ def test_model_based_searches_run_and_resume(program: Program, search: str) -> N
     assert [r["point"] for r in trials(large.folder)] == [r["point"] for r in trials(fresh.folder)]
 
 
+@pytest.mark.slow
 def test_sigterm_keeps_what_was_measured(program: Program) -> None:
     options = ("search=tpe", "search.max_evaluations=400", "hardware=ort_cpu")
     process = program.start(*options)
@@ -215,6 +221,7 @@ def test_sigterm_keeps_what_was_measured(program: Program) -> None:
     assert len(trials(resumed.folder)) == kept + 2
 
 
+@pytest.mark.slow
 def test_the_report_says_whether_the_result_carries_over(program: Program) -> None:
     """Four search samples and a search that fits them: the report shows both losses, and warns when they part."""
     result = program.run("search=knapsack", "dataset.samples.search=6", "search.max_evaluations=120", *SMALL,

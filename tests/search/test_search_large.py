@@ -52,6 +52,7 @@ def test_knapsack_beats_annealing_and_random_at_every_budget(budget: int) -> Non
     assert knapsack < cost("random", budget)
 
 
+@pytest.mark.slow
 def test_overhead_of_a_walk_through_the_whole_of_it() -> None:
     def loss(point: Point) -> float:
         return LARGE.value(point)
