@@ -31,6 +31,8 @@ def replayed_trial(job: Job, log: Path, number: int) -> Found:
     )
     strategy = table.strategy(trial.choices)
     score = trial.trial.score
+    if score.pruned:
+        job.console.warn(f"trial {number} was given up when it could not win any more: its value in {log} is a bound")
     report = {
         "algorithm": f"trial {trial.trial.number}",
         "trial": trial.trial.number,

@@ -99,12 +99,13 @@ def test_the_best_of_an_interrupted_search_can_be_replayed(program: Program) -> 
 
 def test_two_processes_on_one_folder(program: Program) -> None:
     log = program.cwd / "run" / "search" / "trials.jsonl"
-    first = program.start(*SEARCH, SLOW)
+    long = ("hardware=vta", "search=random", "search.max_evaluations=120", SLOW)  # longer than a second start takes
+    first = program.start(*long)
     try:
         while not log.is_file():
             assert first.poll() is None, first.communicate()
             time.sleep(0.01)
-        second = program.run(*SEARCH, SLOW)
+        second = program.run(*long)
     finally:
         out, err = first.communicate(timeout=120)
     assert first.returncode == 0, err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from quantpipe.evaluate.timed import TimedMeasure
@@ -45,3 +47,23 @@ def test_the_cost_is_the_ratio_to_the_float_model() -> None:
     assert metrics["kl"] == 0.5 and metrics["realized_ms"] > 0 and metrics["float_ms"] > 0
     assert small_one.cost < 0.6, "one layer of twelve"
     assert 0.4 < same.cost < 2.5, "the float model itself"
+
+
+def test_every_candidate_is_measured_before_one_is_timed() -> None:
+    """Scores may come from an iterator with workers behind it, which must not compute beside what is timed."""
+    events: list[str] = []
+
+    def measure(points: object) -> Iterator[Score]:
+        for _ in points:  # type: ignore[attr-defined]
+            events.append("measured")
+            yield Score(0.0, 1.0)
+
+    def realized(_: object) -> Rendered:
+        events.append("timed")
+        return Rendered(model, {})  # type: ignore[arg-type]
+
+    model = small(1)
+    session = Session(model, where="float model")  # type: ignore[arg-type]
+    feeds = {session.inputs[0]: np.zeros((1, 8, 40, 40), np.float32)}
+    TimedMeasure(measure, realized, session, feeds, runs=5, max_seconds=0.1)([(0,), (1,)])
+    assert events == ["measured", "measured", "timed", "timed"]

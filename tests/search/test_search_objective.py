@@ -124,3 +124,11 @@ def test_configuration() -> None:
 def test_values_without_meaning_are_refused_by_key(change: dict[str, object], key: str, legal: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*{legal}"):
         Objective.from_config(**{**CONFIG, **change}, start_cost=10.0)  # type: ignore[arg-type]
+
+
+def test_which_objectives_can_give_up() -> None:
+    assert Objective(metric=Metric.KL).bounded
+    assert Objective(metric=Metric.KL, form=Form.BEST_VALUE_WITHIN_COST, cost_limit=5.0).bounded
+    assert not Objective(metric=Metric.KL, form=Form.PARETO).bounded
+    assert not Objective(metric=Metric.KL, form=Form.WEIGHTED, weight=1.0).bounded
+    assert not Objective(metric=Metric.CALLABLE, target="package.module:function").bounded

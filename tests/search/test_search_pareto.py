@@ -111,3 +111,9 @@ def test_a_target_ends_a_search_and_a_resumed_one_alike() -> None:
     assert (resumed.best, resumed.stopped, len(again.points)) == (result.best, "target", len(whole.points) - 5)
     once_more = search(toy, ALGORITHMS["greedy"], log=log, target=36.0)
     assert (once_more.evaluations_new, once_more.best) == (0, result.best)
+
+
+def test_what_was_given_up_is_not_on_the_front() -> None:
+    exact = trials((2.0, -1.0), (4.0, -0.5))
+    bound = Trial(2, (2,), Score(-0.1, 1.0, pruned=True), 0.0)
+    assert front([*exact, bound]) == tuple(exact)
