@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from quantpipe.app.instances import make
 from quantpipe.app.main import asset, search_path
 from quantpipe.app.settings import GROUPS, shipped_schemas
+from quantpipe.executors import Process, Serial
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.realize import BACKENDS
@@ -51,6 +52,11 @@ def build(config: DictConfig) -> None:
     make(config.executor, "executor")
     make(config.tracking, "tracking", launch_folder=".", parent_key=None)
     Objective.from_config(**plain["objective"], float_accuracy=0.9, start_cost=100.0)
+
+
+def test_candidates_are_measured_in_this_process_unless_asked_otherwise() -> None:
+    assert isinstance(make(composed().executor, "executor"), Serial)
+    assert isinstance(make(composed("executor=process").executor, "executor"), Process)
 
 
 def test_every_group_is_known_to_the_app_and_explained_in_the_defaults_list() -> None:

@@ -35,7 +35,9 @@ def children(pid: int) -> set[int]:
 @pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_any_number_of_workers_finds_the_same(workers: int, program: Program) -> None:
     one = program.run(*SEARCH, "executor=serial", folder="one")
-    many = program.run(*SEARCH, "executor=process", f"executor.workers={workers}", "executor.start_seconds=0", folder="many")
+    many = program.run(
+        *SEARCH, "executor=process", f"executor.workers={workers}", "executor.start_seconds=0", folder="many"
+    )
     assert (one.code, many.code) == (0, 0), many.err
     assert len(trials(one.folder)) == 24
     assert trials(many.folder) == trials(one.folder)
@@ -48,7 +50,13 @@ def test_any_number_of_workers_finds_the_same(workers: int, program: Program) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("what", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupt_ends_the_workers_and_loses_what_is_in_flight(program: Program, what: signal.Signals) -> None:
-    given = (*SEARCH, "executor=process", "executor.workers=2", "executor.start_seconds=0", "dataset.samples.search=null")
+    given = (
+        *SEARCH,
+        "executor=process",
+        "executor.workers=2",
+        "executor.start_seconds=0",
+        "dataset.samples.search=null",
+    )
     whole = program.run(*given, folder="whole")
     assert whole.code == 0, whole.err
     process = program.start(*given)
