@@ -1,0 +1,13 @@
+"""Plan: Strategy -> QuantPlan, every number of the integer model: scales, zero points, multipliers, shifts, integer
+weights and biases, bounds.
+
+The only inputs are the graph, the topology, the hardware, the schema and the strategy; no data. Formulas are those of
+docs/numerics.md; rounding is done in `intmath`. Float32 products are formed in the order in which the kernels form
+them, since the last bit of a multiplier decides ties.
+"""
+
+from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
+from quantpipe.plan.planner import Planner
+from quantpipe.plan.weights import MOST_BIAS_STEPS
+
+__all__ = ["MOST_BIAS_STEPS", "NO_OVERRIDES", "Overrides", "Planner"]

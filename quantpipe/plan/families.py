@@ -1,0 +1,81 @@
+"""The numbers of one kernel, by the family of its op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from quantpipe.oprules import Family, OpRule
+from quantpipe.plan.draft import Draft
+from quantpipe.plan.requantize import limits, requantize, steps_of
+from quantpipe.plan.sums import plan_sum
+from quantpipe.plan.weights import bias_steps, reach, refuse_overflow
+from quantpipe.types import Accumulate, Average, Form, Kernel, KernelPlan, Move, Product, Requantize, RequantizeKind
+
+
+def plan_kernel(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
+    return _FAMILIES.get(rule.family, _move)(draft, kernel, rule)
+
+
+def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
+    data = draft.quantizers[kernel.operands[0].tensor]
+    weight = draft.weights[kernel.weight or ""]
+    acc_scale = np.asarray(data.scale * weight.scale, np.float32)
+    bias = bias_steps(draft, kernel, acc_scale)
+    bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
+    refuse_overflow(draft, kernel, bound)
+    draft.bounds[kernel.output] = bound
+    if kernel.form is Form.RAW:
+        draft.raw[kernel.output] = acc_scale
+        return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, None)
+    output = requantize(draft, kernel, acc_scale, draft.quantizers[kernel.output])
+    return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output)
+
+
+def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
+    return plan_sum(draft, kernel)
+
+
+def _product(draft: Draft, kernel: Kernel, rule: OpRule) -> Product:
+    a, b = (draft.quantizers[o.tensor] for o in kernel.operands)
+    out = draft.quantizers[kernel.output]
+    return Product(kernel.node, requantize(draft, kernel, np.asarray(a.scale * b.scale, np.float32), out, True))
+
+
+def _average(draft: Draft, kernel: Kernel, rule: OpRule) -> Average:
+    data, out = draft.quantizers[kernel.operands[0].tensor], draft.quantizers[kernel.output]
+    count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
+    bound = max(abs(data.low), abs(data.high)) * count
+    if draft.spec.requantize.kind is RequantizeKind.SHIFT:
+        scale = np.asarray(data.scale / np.float32(count), np.float32)
+        return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
+    multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
+    low, high = limits(kernel, out)
+    kind = RequantizeKind.FLOAT_MULTIPLIER
+    return Average(kernel.node, count, bound, Requantize(kind, multiplier, 0, out.zero_point, low, high))
+
+
+def _move(draft: Draft, kernel: Kernel, rule: OpRule) -> Move:
+    if kernel.form is Form.RAW:
+        source = kernel.operands[0].tensor
+        scale = draft.raw[source]
+        draft.raw[kernel.output] = scale
+        draft.bounds[kernel.output] = draft.bounds[source]
+        low, high = (steps_of(b, float(scale)) if scale.ndim == 0 else None for b in kernel.bounds)
+        return Move(kernel.node, low, high)
+    out = draft.quantizers[kernel.output]
+    if not any(math.isfinite(b) for b in kernel.bounds):
+        return Move(kernel.node)
+    low_q, high_q = limits(kernel, out)
+    return Move(kernel.node, low_q, high_q)
+
+
+_FAMILIES: Mapping[Family, Callable[[Draft, Kernel, OpRule], KernelPlan]] = {
+    Family.ACCUMULATE: _accumulate,
+    Family.SUM: _sum,
+    Family.PRODUCT: _product,
+    Family.AVERAGE: _average,
+}
+"""Families not named here move values and keep the scale."""

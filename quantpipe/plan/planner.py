@@ -1,0 +1,96 @@
+"""The planner: builds the plan of one strategy after the other for one topology."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.outside import file_array, place_of, row_blocks
+from quantpipe.graph.view import Graph
+from quantpipe.oprules import rule_of
+from quantpipe.plan.draft import Draft
+from quantpipe.plan.families import plan_kernel
+from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
+from quantpipe.plan.requantize import requantize
+from quantpipe.plan.weights import choose_weight
+from quantpipe.types import Form, HardwareSpec, Quantizer, QuantPlan, Schema, Strategy, Topology, WeightTensor
+
+
+class Planner:
+    """Builds plans for one topology. Integer weights are made once per (tensor, bits, thresholds) and shared."""
+
+    def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
+        self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
+        self._weights: dict[tuple[str, int, bytes], WeightTensor] = {}
+
+    def plan(self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:
+        """All numbers of a strategy. Raises HardwareError when the device cannot express one of them."""
+        topology = self._topology
+        draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight)
+        _choose_quantizers(draft)
+        for kernel in topology.kernels:
+            if kernel.weight is not None:
+                choose_weight(draft, kernel)
+        for kernel in topology.kernels:
+            rule = rule_of(self._graph.by_name[kernel.node])
+            if rule is not None:
+                draft.kernels[kernel.node] = plan_kernel(draft, kernel, rule)
+        narrowings = {
+            k.output: requantize(draft, k, draft.raw[k.output], draft.quantizers[k.output], clamp=False)
+            for k in topology.kernels
+            if k.form is Form.RAW and k.output in draft.quantizers
+        }
+        return QuantPlan(
+            narrowings=narrowings,
+            constants={t: _constant(draft, t) for t in topology.constants},
+            quantizers=draft.quantizers,
+            weights=draft.weights,
+            kernels=draft.kernels,
+            raw_scales=draft.raw,
+            rescales=tuple(draft.rescales),
+            raised=tuple(draft.raised),
+        )
+
+    def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
+        """The integer weights of one constant: q = clamp(rint(w / s)), symmetric."""
+        key = (tensor, bits, np.asarray(thresholds, np.float64).tobytes())
+        if key not in self._weights:
+            site = self._topology.weight_of[tensor]
+            limits = np.atleast_1d(np.asarray(thresholds, np.float64))
+            scale, _, qmin, qmax = intmath.scales_zero_points(-limits, limits, bits, site.dtype, self._schema.weights)
+            if site.axis is None:
+                scale = scale.reshape(())
+            values = self._integers(tensor, scale, (qmin, qmax))
+            self._weights[key] = WeightTensor(tensor, values, scale, site.axis, site.dtype, bits)
+        return self._weights[key]
+
+    def _integers(self, tensor: str, scale: NDArray[np.float32], bounds: tuple[int, int]) -> NDArray[Any]:
+        """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
+        site, weight = self._topology.weight_of[tensor], self._graph.constant(tensor)
+        if place_of(self._graph.constant_tensor(tensor)) is None:
+            return intmath.quantize(weight, scale, 0, *bounds, site.dtype, site.axis)
+        values = file_array(weight.shape, site.dtype.numpy)
+        for rows in row_blocks(weight):
+            own = scale[rows] if site.axis == 0 else scale
+            values[rows] = intmath.quantize(weight[rows], own, 0, *bounds, site.dtype, site.axis)
+        return values
+
+
+def _choose_quantizers(draft: Draft) -> None:
+    for group in draft.topology.groups:
+        bits = draft.strategy.bits[group.key]
+        scale, zero, qmin, qmax = intmath.scale_zero_point(
+            draft.strategy.ranges[group.key], bits, group.dtype, draft.schema.activations
+        )
+        for tensor in group.tensors:
+            draft.quantizers[tensor] = Quantizer(
+                tensor, np.asarray(scale, np.float32), zero, group.dtype, bits, qmin, qmax
+            )
+
+
+def _constant(draft: Draft, tensor: str) -> NDArray[Any]:
+    q = draft.quantizers[tensor]
+    return intmath.quantize(draft.graph.constant(tensor), q.scale, q.zero_point, q.qmin, q.qmax, q.dtype)

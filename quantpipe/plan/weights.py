@@ -1,0 +1,94 @@
+"""Integer weights and biases of accumulating kernels, and the bound of the sums that they make."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.errors import HardwareError
+from quantpipe.plan.draft import Draft
+from quantpipe.types import Kernel, PowerOfTwo, Quantizer, WeightTensor
+
+MOST_BIAS_STEPS = float(1 << 22)
+"""A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
+per tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
+
+
+def choose_weight(draft: Draft, kernel: Kernel) -> None:
+    """The weight's integers; its scale is raised where the bias would not fit its type at s_x·s_w."""
+    tensor = kernel.weight or ""
+    thresholds = np.asarray(draft.strategy.weights[tensor], np.float64)
+    weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)
+    if tensor in draft.overrides.weights:
+        weight = draft.overrides.weights[tensor]
+    elif kernel.bias is not None:
+        data = draft.quantizers[kernel.operands[0].tensor]
+        bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
+        room = float(draft.spec.bias.qmax) - reach(draft, weight, data).astype(np.float64)
+        if weight.axis is not None:
+            room = np.minimum(room, MOST_BIAS_STEPS)
+        needed = bias / np.maximum(room, 1.0) / float(data.scale)
+        if weight.scale.ndim == 0:
+            needed = np.asarray(needed.max())
+        if np.any(needed > weight.scale):
+            weight = _raise_scale(draft, kernel, weight, thresholds, needed)
+    draft.weights[tensor] = weight
+
+
+def _raise_scale(
+    draft: Draft, kernel: Kernel, weight: WeightTensor, thresholds: NDArray[np.float64], needed: NDArray[np.float64]
+) -> WeightTensor:
+    factor = np.maximum(1.0, needed / weight.scale * 1.0001)
+    if draft.schema.weights.power_of_two is not PowerOfTwo.NONE:
+        factor = 2.0 ** np.ceil(np.log2(factor))
+    # A channel of zeros has scale 1 whatever its threshold: give it one of its own, so that the factor acts on it.
+    base = np.where(thresholds > 0, thresholds, weight.scale * np.float64(1 << (weight.bits - 1)))
+    draft.raised.append(
+        {
+            "node": kernel.node,
+            "tensor": weight.tensor,
+            "channels": int(np.sum(factor > 1)),
+            "factor": float(np.max(factor)),
+            "reason": "bias too large for its type or for exact sums at the scale input x weight",
+        }
+    )
+    return draft.make_weight(weight.tensor, weight.bits, base * factor)
+
+
+def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
+    """The bias in accumulator steps `[C]`, rounded to the nearest. Raises HardwareError when its type cannot hold
+    it."""
+    if kernel.bias is None:
+        return None
+    real = draft.overrides.biases.get(kernel.node)
+    if real is None:
+        real = draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+    steps = intmath.round_real(real / acc_scale.astype(np.float64))
+    if np.any(np.abs(steps) > draft.spec.bias.qmax):
+        raise HardwareError(
+            f"its bias needs {np.abs(steps).max():.4g} steps, {draft.spec.bias} holds {draft.spec.bias.qmax}",
+            stage="plan",
+            where=kernel.node,
+        )
+    return steps.astype(np.int64)
+
+
+def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
+    """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
+    channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
+    sums = np.abs(weight.values.astype(np.int64))
+    per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
+    return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
+
+
+def refuse_overflow(draft: Draft, kernel: Kernel, bound: int) -> None:
+    """Sums that an accumulator cannot hold are not simulated: no such plan leaves this package."""
+    most = draft.spec.accumulator.dtype.qmax
+    if bound > most:
+        raise HardwareError(
+            f"its sums may reach {bound}, the {draft.spec.accumulator.dtype} accumulator holds {most}; give its "
+            "inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
+            stage="plan",
+            where=kernel.node,
+        )
