@@ -8,14 +8,13 @@ integer step), `z` zero point, `b` bits (sign bit included), `T` threshold (real
 from __future__ import annotations
 
 import math
-from enum import StrEnum
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quantpipe.errors import DataError, HardwareError
-from quantpipe.types import Denominator, DType, PowerOfTwo, Range, Symmetry, TensorSchema
+from quantpipe.types import Denominator, DType, PowerOfTwo, Range, Rounding, Symmetry, TensorSchema
 
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 """Least normal float32: a smaller scale would be flushed to zero by some devices."""
@@ -23,15 +22,6 @@ SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 Ints = NDArray[np.int64]
-
-
-class Rounding(StrEnum):
-    """What happens to a value between two integers; the first three differ only at exact halves."""
-
-    HALF_EVEN = "half_even"
-    HALF_UP = "half_up"
-    HALF_AWAY = "half_away"
-    FLOOR = "floor"
 
 
 # --- rounding, saturation, wrap -------------------------------------------------------------------------------------
@@ -358,3 +348,10 @@ def quantize_multiplier(m: float) -> tuple[int, int]:
     if q31 == 1 << 31:
         q31, shift = q31 >> 1, shift + 1
     return (q31, shift) if shift >= -31 else (0, 0)
+
+
+def quantize_multipliers(m: ArrayLike) -> tuple[Ints, Ints]:
+    """`quantize_multiplier` of each element: (M, shift), int64 in the shape of `m`."""
+    real = np.asarray(m, np.float64)
+    pairs = np.asarray([quantize_multiplier(float(v)) for v in real.reshape(-1)], np.int64).reshape(-1, 2)
+    return pairs[:, 0].reshape(real.shape), pairs[:, 1].reshape(real.shape)

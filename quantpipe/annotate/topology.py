@@ -16,8 +16,6 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule, rule_of
 from quantpipe.types import DType, Edge, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
 
-WIDE = 16  # storage wider than this is an accumulator, not a stored activation
-
 
 @dataclass
 class _Draft:
@@ -69,7 +67,7 @@ def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[s
     for node in graph.nodes:
         if node.name not in conditions.integer or node.name in taken:
             continue
-        if all(d.bits > WIDE for d in conditions.integer[node.name].outputs):
+        if all(spec.is_wide(d) for d in conditions.integer[node.name].outputs):
             continue  # the clamp acts on stored integers; an accumulator is handed on as it is
         chain: list[str] = []
         last = node
@@ -112,7 +110,7 @@ def _fused_into_sums(
             continue
         follower_rule = rule_of(follower)
         is_sum = follower_rule is not None and follower_rule.family is Family.SUM
-        if is_sum and spec.fuses(node.op, follower.op) and follower.name not in sums:
+        if is_sum and spec.hands_on(node.op, follower.op) and follower.name not in sums:
             sums.add(follower.name)
             found.add(node.name)
     return found
@@ -130,9 +128,9 @@ def _kernel(
     rule = rule_of(node)
     assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
     signature = conditions.integer[node.name]
-    operands = tuple(_operand(node, p, signature, rule, spec, draft) for p in rule.data_ports(node))
+    operands = tuple(_operand(node, p, signature, rule, spec, draft, raw) for p in rule.data_ports(node))
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
-    form = _output_form(node, output, graph, signature, rule, operands, conditions, raw)
+    form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)
     if form is Form.QUANTIZED:
         draft.dtypes.setdefault(output, _storage(signature.outputs, spec, operands, draft))
     bounds = (float("-inf"), float("inf"))
@@ -156,12 +154,22 @@ def _kernel(
     )
 
 
-def _operand(node: Node, port: int, signature: OpSignature, rule: OpRule, spec: HardwareSpec, draft: _Draft) -> Operand:
+def _operand(
+    node: Node,
+    port: int,
+    signature: OpSignature,
+    rule: OpRule,
+    spec: HardwareSpec,
+    draft: _Draft,
+    raw: set[str],
+) -> Operand:
     tensor = node.inputs[port]
     wanted = signature.input(port)
     produced = draft.forms.get(tensor, Form.FLOAT)
     several = len(rule.data_ports(node)) > 1
-    passes_raw = wanted.bits > WIDE or rule.family is Family.SUM
+    passes_raw = spec.is_wide(wanted)
+    if rule.family is Family.SUM:
+        passes_raw = spec.add_inputs is None or draft.heads.get(tensor) in raw
     if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and several):
         return Operand(port, tensor, Form.RAW)
     if tensor not in draft.dtypes:
@@ -178,12 +186,13 @@ def _output_form(
     operands: tuple[Operand, ...],
     conditions: Conditions,
     raw: set[str],
+    spec: HardwareSpec,
 ) -> Form:
     if rule.family in (Family.MOVE, Family.CLAMP):
         return operands[0].form
     if node.name in raw:
         return Form.RAW
-    narrow = [d for d in signature.outputs if d.bits <= WIDE]
+    narrow = [d for d in signature.outputs if not spec.is_wide(d)]
     if not narrow:
         return Form.RAW
     readers = graph.consumers.get(output, ())
@@ -196,9 +205,9 @@ def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Ope
     """The stored type of a tensor: the narrow one of the signature, that of the operand it was moved from, or the
     default."""
     for operand in operands:
-        if operand.form is Form.QUANTIZED and all(d.bits > WIDE for d in offered):
+        if operand.form is Form.QUANTIZED and all(spec.is_wide(d) for d in offered):
             return draft.dtypes[operand.tensor]
-    narrow = [d for d in offered if d.bits <= WIDE]
+    narrow = [d for d in offered if not spec.is_wide(d)]
     if narrow:
         return narrow[0]
     return DType.INT8 if spec.activations.bits <= 8 else DType.INT16

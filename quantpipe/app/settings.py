@@ -32,7 +32,7 @@ from quantpipe.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.types import HardwareSpec, RequantizeKind
+from quantpipe.types import HardwareSpec, RequantizeKind, Rounding
 
 GROUPS = (
     "model",
@@ -205,9 +205,13 @@ def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
     where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
     if chosen not in BACKENDS:
         raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
-    if spec.requantize.kind is RequantizeKind.SHIFT and chosen != "integer":
+    how = spec.requantize
+    kernels = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
+    if not kernels and chosen != "integer":
         raise ConfigError(
-            f"is {chosen!r}, whose kernels multiply; {spec.name} requantizes by shifts, legal is integer", where=where
+            f"is {chosen!r}, whose kernels multiply by float32 and round half_even; {spec.name} requantizes by "
+            f"{how.kind} with rounding {how.rounding}, legal is integer",
+            where=where,
         )
     return chosen
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import OpRule
-from quantpipe.types import HardwareSpec, OpSignature
+from quantpipe.oprules import Family, OpRule
+from quantpipe.types import AddInputs, HardwareSpec, OpSignature
 
 Check = Callable[[int | str, str], bool]
 
@@ -32,6 +32,8 @@ def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule)
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
+    if rule.family is Family.SUM and spec.add_inputs is AddInputs.NONE:
+        return None, f"{spec.name} adds in float (add_inputs: none)"
     reason = f"{spec.name} runs {node.op} in float only"
     for signature in declared:
         if not signature.is_integer:

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
+from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import limits, requantize, steps_of
@@ -22,7 +24,8 @@ def plan_kernel(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
 def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
     data = draft.quantizers[kernel.operands[0].tensor]
     weight = draft.weights[kernel.weight or ""]
-    acc_scale = np.asarray(data.scale * weight.scale, np.float32)
+    exact_scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64))
+    acc_scale = np.asarray(exact_scale, np.float32)
     bias = bias_steps(draft, kernel, acc_scale)
     bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
     refuse_overflow(draft, kernel, bound)
@@ -30,7 +33,7 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
     if kernel.form is Form.RAW:
         draft.raw[kernel.output] = acc_scale
         return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, None)
-    output = requantize(draft, kernel, acc_scale, draft.quantizers[kernel.output])
+    output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
     return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output)
 
 
@@ -41,20 +44,23 @@ def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
 def _product(draft: Draft, kernel: Kernel, rule: OpRule) -> Product:
     a, b = (draft.quantizers[o.tensor] for o in kernel.operands)
     out = draft.quantizers[kernel.output]
-    return Product(kernel.node, requantize(draft, kernel, np.asarray(a.scale * b.scale, np.float32), out, True))
+    return Product(
+        kernel.node, requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, True)
+    )
 
 
 def _average(draft: Draft, kernel: Kernel, rule: OpRule) -> Average:
     data, out = draft.quantizers[kernel.operands[0].tensor], draft.quantizers[kernel.output]
     count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
     bound = max(abs(data.low), abs(data.high)) * count
-    if draft.spec.requantize.kind is RequantizeKind.SHIFT:
-        scale = np.asarray(data.scale / np.float32(count), np.float32)
+    if draft.spec.requantize.kind is not RequantizeKind.FLOAT_MULTIPLIER:
+        scale = np.asarray(data.scale, np.float64) / count
         return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)
-    kind = RequantizeKind.FLOAT_MULTIPLIER
-    return Average(kernel.node, count, bound, Requantize(kind, multiplier, 0, out.zero_point, low, high))
+    how = draft.spec.requantize
+    output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, False, how.rounding)
+    return Average(kernel.node, count, bound, output)
 
 
 def _move(draft: Draft, kernel: Kernel, rule: OpRule) -> Move:
@@ -63,13 +69,25 @@ def _move(draft: Draft, kernel: Kernel, rule: OpRule) -> Move:
         scale = draft.raw[source]
         draft.raw[kernel.output] = scale
         draft.bounds[kernel.output] = draft.bounds[source]
-        low, high = (steps_of(b, float(scale)) if scale.ndim == 0 else None for b in kernel.bounds)
+        low, high = (_raw_bound(b, scale, kernel.node) for b in kernel.bounds)
         return Move(kernel.node, low, high)
     out = draft.quantizers[kernel.output]
     if not any(math.isfinite(b) for b in kernel.bounds):
         return Move(kernel.node)
     low_q, high_q = limits(kernel, out)
     return Move(kernel.node, low_q, high_q)
+
+
+def _raw_bound(bound: float, scale: NDArray[np.float32], node: str) -> int | None:
+    """A clamp's limit in accumulator steps, the same for all channels."""
+    if scale.ndim and bound and math.isfinite(bound):
+        raise HardwareError(
+            f"it clamps accumulators at {bound:g}, which is another integer in each channel where weights have scales "
+            "per channel; use hardware.weights.granularity=[per_tensor]",
+            stage="plan",
+            where=node,
+        )
+    return 0 if bound == 0 else steps_of(bound, float(scale.reshape(-1)[0]))
 
 
 _FAMILIES: Mapping[Family, Callable[[Draft, Kernel, OpRule], KernelPlan]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,24 +11,44 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.plan.draft import Draft
-from quantpipe.types import Kernel, Quantizer, Requantize, RequantizeKind
+from quantpipe.types import FixedPoint, Kernel, Quantizer, Requantize, RequantizeKind
 
 
 def requantize(
     draft: Draft,
     kernel: Kernel,
-    scale: NDArray[np.float32],
+    scale: NDArray[Any],
     out: Quantizer,
     zero_first: bool = False,
     clamp: bool = True,
 ) -> Requantize:
     """How `kernel` stores sums of `scale`, `()` or `[C]`, in `out`; `clamp`: with the limits of swallowed clamps."""
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
-    kind = draft.spec.requantize.kind
+    kind, rounding = draft.spec.requantize.kind, draft.spec.requantize.rounding
     if kind is RequantizeKind.FLOAT_MULTIPLIER:
-        multiplier = np.asarray(scale / out.scale, np.float32)
-        return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first)
+        multiplier = np.asarray(np.asarray(scale, np.float32) / out.scale, np.float32)
+        return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first, rounding)
+    if kind is RequantizeKind.FIXED_POINT:
+        fixed = fixed_point(draft, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
+        return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed)
     shift = exponent_of(out.scale, kernel.node) - exponent_of(scale, kernel.node)
+    _check_shift(draft, kernel, shift)
+    return Requantize(kind, np.asarray(2.0**-shift, np.float32), shift, out.zero_point, low, high, False, rounding)
+
+
+def fixed_point(draft: Draft, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
+    """A real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier)."""
+    multiplier, shift = intmath.quantize_multipliers(real)
+    _check_shift(draft, kernel, int(np.max(-shift)))
+    return FixedPoint(multiplier, shift)
+
+
+def real_of(fixed: FixedPoint) -> NDArray[np.float32]:
+    """What a fixed-point number stands for, to the nearest float32."""
+    return np.asarray(fixed.multiplier * np.exp2(fixed.shift - 31.0), np.float32)
+
+
+def _check_shift(draft: Draft, kernel: Kernel, shift: int) -> None:
     if shift > draft.spec.requantize.max_shift:
         raise HardwareError(
             f"needs a right shift by {shift}, the device shifts by at most {draft.spec.requantize.max_shift}; "
@@ -35,7 +56,6 @@ def requantize(
             stage="plan",
             where=kernel.node,
         )
-    return Requantize(kind, np.asarray(2.0**-shift, np.float32), shift, out.zero_point, low, high)
 
 
 def limits(kernel: Kernel, out: Quantizer) -> tuple[int, int]:
@@ -46,7 +66,7 @@ def limits(kernel: Kernel, out: Quantizer) -> tuple[int, int]:
     return q_low, q_high
 
 
-def exponent_of(scale: NDArray[np.float32], node: str) -> int:
+def exponent_of(scale: NDArray[Any], node: str) -> int:
     """k of a scale 2^k. Raises HardwareError when it is not a power of two."""
     mantissa, exponent = math.frexp(float(scale))
     if mantissa != 0.5:

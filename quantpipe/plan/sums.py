@@ -9,14 +9,50 @@ import numpy as np
 
 from quantpipe import intmath
 from quantpipe.plan.draft import Draft
-from quantpipe.plan.requantize import exponent_of, limits, requantize
-from quantpipe.types import Form, Kernel, Requantize, RequantizeKind, Sum, Term, Unify
+from quantpipe.plan.requantize import exponent_of, fixed_point, limits, real_of, requantize
+from quantpipe.types import DType, Form, Kernel, Requantize, RequantizeKind, Rounding, Sum, Term, Unify
+
+LEFT_8, LEFT_16 = 20, 15
+"""Bits by which stored operands are shifted left before a fixed-point addition rescales them."""
 
 
 def plan_sum(draft: Draft, kernel: Kernel) -> Sum:
     """Add, by the hardware's `unify`."""
     kernel = _broadcast_last(draft, kernel)
-    return _free(draft, kernel) if draft.spec.unify is Unify.FREE else _unified(draft, kernel)
+    if draft.spec.unify is not Unify.FREE:
+        return _unified(draft, kernel)
+    return _fixed(draft, kernel) if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT else _free(draft, kernel)
+
+
+def _fixed(draft: Draft, kernel: Kernel) -> Sum:
+    """Both operands are brought to twice the larger scale / 2^left by fixed-point multipliers below 1, after a left
+    shift that keeps their low bits (TFLite's quantized ADD: 20 bits for 8-bit operands, 15 for 16-bit ones). An
+    accumulator is not shifted first: it has its own low bits."""
+    out = draft.quantizers[kernel.output]
+    scales = [draft.scale(o.tensor, o.form).astype(np.float64) for o in kernel.operands]
+    # An accumulator's values are those of a stored tensor some bits wider: the result's scale stands for it.
+    stored = [draft.quantizers[o.tensor] if o.form is Form.QUANTIZED else out for o in kernel.operands]
+    left = LEFT_16 if max(q.bits for q in stored) > 8 else LEFT_8
+    twice = 2.0 * max(float(q.scale) for q in stored)
+    terms = []
+    for o, scale in zip(kernel.operands, scales, strict=True):
+        shift = left if o.form is Form.QUANTIZED else 0
+        fixed = fixed_point(draft, kernel, np.asarray(scale / twice * 2.0 ** (left - shift)))
+        terms.append(
+            Term(
+                o.tensor,
+                o.form,
+                draft.scale(o.tensor, o.form),
+                draft.zero_point(o.tensor, o.form),
+                shift,
+                real_of(fixed),
+                fixed,
+            )
+        )
+    common = np.asarray(twice / 2.0**left)
+    bound = DType.INT32.qmax  # terms and sum saturate there; real values stay far below
+    output = requantize(draft, kernel, common, out)
+    return Sum(kernel.node, tuple(terms), np.asarray(common, np.float32), np.float32(0), bound, output)
 
 
 def _free(draft: Draft, kernel: Kernel) -> Sum:
@@ -25,10 +61,11 @@ def _free(draft: Draft, kernel: Kernel) -> Sum:
     terms = []
     for o in kernel.operands:
         scale, zero = draft.scale(o.tensor, o.form), draft.zero_point(o.tensor, o.form)
-        terms.append(Term(o.tensor, o.form, scale, zero, 0, np.float32(scale / out.scale)))
+        terms.append(Term(o.tensor, o.form, scale, zero, 0, np.asarray(scale / out.scale, np.float32)))
     one = np.asarray(1.0, np.float32)
     low, high = limits(kernel, out)
-    output = Requantize(RequantizeKind.FLOAT_MULTIPLIER, one, 0, out.zero_point, low, high, True)
+    how = draft.spec.requantize
+    output = Requantize(how.kind, one, 0, out.zero_point, low, high, True, how.rounding)
     return Sum(kernel.node, tuple(terms), None, _free_offset(tuple(terms), out.zero_point), 0, output)
 
 
@@ -43,7 +80,7 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
         common += 1  # head-room: the sum must fit the accumulator
     scale = np.asarray(2.0**common, np.float32)
     terms = tuple(
-        Term(o.tensor, o.form, s, z, e - common, np.float32(1.0))
+        Term(o.tensor, o.form, s, z, e - common, np.asarray(1.0, np.float32))
         for o, s, z, e in zip(kernel.operands, scales, zeros, exponents, strict=True)
     )
     for term in terms:
@@ -53,11 +90,13 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
             )
     bound = math.ceil(sum(p * 2.0 ** (e - common) + 1 for p, e in zip(peaks, exponents, strict=True)))
     draft.bounds[kernel.output] = bound
+    output = None
     if kernel.form is Form.RAW:
         draft.raw[kernel.output] = scale
-        return Sum(kernel.node, terms, scale, np.float32(0), bound, None)
-    output = requantize(draft, kernel, scale, draft.quantizers[kernel.output])
-    return Sum(kernel.node, terms, scale, np.float32(0), bound, output)
+    else:
+        output = requantize(draft, kernel, scale, draft.quantizers[kernel.output])
+    rounding = Rounding(draft.spec.requantize.rounding)
+    return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding)
 
 
 def _broadcast_last(draft: Draft, kernel: Kernel) -> Kernel:
@@ -67,8 +106,9 @@ def _broadcast_last(draft: Draft, kernel: Kernel) -> Kernel:
 
 
 def _free_offset(terms: tuple[Term, ...], zero_point: int) -> np.float32:
-    """z_y - (z_a·r_a + z_b·r_b) as onnxruntime's QLinearAdd forms it: the first product fused with the sum (FMA)."""
+    """z_y - (z_a·r_a + z_b·r_b) as onnxruntime's QLinearAdd forms it: the first product fused with the sum (FMA).
+    Accumulators have zero point 0, and perhaps a ratio per channel: they add nothing."""
     a, b = terms
-    second = np.float32(np.float32(b.zero_point) * b.ratio)
-    both = intmath.fused_multiply_add(a.zero_point, a.ratio, second)
+    second = np.float32(b.zero_point * b.ratio) if b.zero_point else np.float32(0)
+    both = intmath.fused_multiply_add(a.zero_point, a.ratio, second) if a.zero_point else second
     return np.float32(np.float32(zero_point) - both)

@@ -1,9 +1,8 @@
 """Integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts. What an accelerator without a
 multiplier behind its array (VTA) can do, op by op.
 
-A right shift with rounding is (acc + 2^(n-1)) >> n, arithmetic. ONNX shifts unsigned integers only, so the
-accumulator is made non-negative first: asr(v, n) = ((v + 2^30) >> n) - 2^(30-n) for |v| < 2^30, in int32; larger ones
-go through int64. Hardware with float multipliers gets Mul and Round in float32 in place of the shift.
+Hardware with float multipliers gets Mul and Round in float32 in place of the shift, hardware with fixed-point ones a
+multiplication in int64 (`rendering/integers.py` says how ONNX shifts signed integers).
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ from quantpipe.oprules import Family
 from quantpipe.realize.stored import Stored
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
+from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
+from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, round_real
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -30,11 +31,9 @@ from quantpipe.types import (
     Quantizer,
     Requantize,
     RequantizeKind,
+    Rounding,
     Sum,
 )
-
-LIFT = 30
-LIFT_WIDE = 62
 
 
 class Integer(Stored):
@@ -55,7 +54,7 @@ class Integer(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, 1 << LIFT)
+        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, 1 << NARROW.lift)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = context.plan.raw_scales[tensor]
@@ -88,10 +87,13 @@ class Integer(Stored):
         assert isinstance(plan, Sum)  # noqa: S101
         if plan.scale is None:
             return self._add_free(context, node, kernel, plan)
+        if plan.terms[0].fixed is not None:
+            return self._add_fixed(context, node, kernel, plan)
         terms = []
         for number, term in enumerate(plan.terms):
             value = self._wide(context, term.tensor, term.form, f"{node.name}/term{number}")
-            terms.append(self._shift(context, value, -term.shift, f"{node.name}/term{number}", plan.bound))
+            name = f"{node.name}/term{number}"
+            terms.append(self._shift(context, value, -term.shift, name, plan.bound, plan.rounding))
         acc = context.builder.op("Add", *terms, name=node.name, output=f"{node.outputs[0]}_acc")
         if plan.output is None:
             return acc
@@ -100,8 +102,32 @@ class Integer(Stored):
     def _add_free(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
         assert plan.output is not None  # noqa: S101
         operands = [context.get(t.tensor, t.form) for t in plan.terms]
-        rounded = fr.free_sum(context, node, plan, operands, lambda name, v: self.constant(context, name, v))
+        writer = self._writer(context)
+        total = fr.free_sum(context, node, plan, operands, writer.constants)
+        rounding = Rounding(plan.output.rounding)
+        rounded = round_real(context.builder, writer.constants, total, rounding, kernel.output)
         return self._fit(context, rounded, plan.output, kernel.output, np.dtype(np.float32))
+
+    def _add_fixed(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
+        assert plan.output is not None  # noqa: S101
+        writer, values = self._writer(context), []
+        for number, term in enumerate(plan.terms):
+            name = f"{node.name}/term{number}"
+            values.append(writer.cast(self._wide(context, term.tensor, term.form, name), np.int64, f"{name}/int64"))
+        acc = fixed_sum(context, writer, node.name, plan, values)
+        return self._store_fixed(context, plan.output, acc, kernel.output, None)
+
+    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+        """An int64 accumulator times a fixed-point number, stored."""
+        scaled = multiplied(context, self._writer(context), r, acc, layout or tensor, tensor)
+        if r.zero_point:
+            zero = self.constant(context, f"{tensor}_zero_int64", np.int64(r.zero_point))
+            scaled = context.builder.op("Add", scaled, zero, name=f"{tensor}/zero")
+        real = self._writer(context).cast(scaled, np.float64, f"{tensor}/double")
+        return self._fit(context, real, r, tensor, np.dtype(np.float64))
+
+    def _writer(self, context: Context) -> IntegerWriter:
+        return IntegerWriter(context.builder, lambda name, value: self.constant(context, name, value))
 
     def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -160,20 +186,30 @@ class Integer(Stored):
         """int32 accumulator -> stored; `layout` is the tensor whose channels a per-channel multiplier follows."""
         b = context.builder
         if r.kind is RequantizeKind.SHIFT:
-            shifted = self._shift(context, acc, r.shift, tensor, bound)
+            shifted = self._shift(context, acc, r.shift, tensor, bound, r.rounding)
             return self._fit(context, shifted, r, tensor, np.dtype(np.int32))
+        if r.kind is RequantizeKind.FIXED_POINT:
+            wide = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
+            return self._store_fixed(context, r, wide, tensor, layout)
         real = b.op("Cast", acc, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
         multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
         scaled = b.op("Mul", real, self.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
         zero = self.constant(context, f"{tensor}_zero", np.float32(r.zero_point))
+        constants, rounding = self._writer(context).constants, Rounding(r.rounding)
         if r.zero_first:
-            rounded = b.op("Round", b.op("Add", scaled, zero, name=f"{tensor}/zero"), name=f"{tensor}/round")
+            moved = b.op("Add", scaled, zero, name=f"{tensor}/zero")
+            rounded = round_real(b, constants, moved, rounding, tensor)
         else:
-            rounded = b.op("Add", b.op("Round", scaled, name=f"{tensor}/round"), zero, name=f"{tensor}/zero")
+            rounded = b.op("Add", round_real(b, constants, scaled, rounding, tensor), zero, name=f"{tensor}/zero")
         return self._fit(context, rounded, r, tensor, np.dtype(np.float32))
 
     def _fit(
-        self, context: Context, value: ir.Value, r: Requantize, tensor: str, dtype: np.dtype[np.int32 | np.float32]
+        self,
+        context: Context,
+        value: ir.Value,
+        r: Requantize,
+        tensor: str,
+        dtype: np.dtype[np.int32 | np.float64 | np.float32],
     ) -> ir.Value:
         """Clip into the bounds, then narrow: the device's own narrowing may wrap, after the clip it cannot."""
         bounds = [
@@ -184,8 +220,8 @@ class Integer(Stored):
         stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
         return context.builder.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
 
-    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, bound: int) -> ir.Value:
-        """(v + 2^(shift-1)) >> shift on int32; shift < 0 shifts left; 0 is nothing."""
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, bound: int, rounding: str) -> ir.Value:
+        """v / 2^shift on int32, rounded; shift < 0 shifts left; 0 is nothing. |v| <= `bound`."""
         b = context.builder
         if shift == 0:
             return value
@@ -194,19 +230,12 @@ class Integer(Stored):
             amount = self.constant(context, f"shift_{-shift}", np.uint32(-shift))
             left = b.op("BitShift", bits, amount, name=f"{name}/shift_left", direction="LEFT")
             return b.op("Cast", left, name=f"{name}/shifted", to=int(ir.DataType.INT32))
-        wide = shift > LIFT or bound + (1 << (shift - 1)) >= 1 << LIFT
-        lift, signed, unsigned = (LIFT_WIDE, np.int64, np.uint64) if wide else (LIFT, np.int32, np.uint32)
-        if wide:
-            value = b.op("Cast", value, name=f"{name}/wide", to=int(ir.DataType.INT64))
-        raised = signed((1 << lift) + (1 << (shift - 1)))
-        up = b.op("Add", value, self.constant(context, f"lift_{shift}_{lift}", raised), name=f"{name}/round")
-        bits = b.op("Cast", up, name=f"{name}/bits", to=int(ir_dtype(np.dtype(unsigned).name)))
-        amount = self.constant(context, f"shift_{shift}_{lift}", unsigned(shift))
-        right = b.op("BitShift", bits, amount, name=f"{name}/shift_right", direction="RIGHT")
-        back = b.op("Cast", right, name=f"{name}/signed", to=int(ir_dtype(np.dtype(signed).name)))
-        down = signed(-(1 << (lift - shift)))
-        result = b.op("Add", back, self.constant(context, f"lower_{shift}_{lift}", down), name=f"{name}/shifted")
-        return b.op("Cast", result, name=f"{name}/int32", to=int(ir.DataType.INT32)) if wide else result
+        writer = self._writer(context)
+        if shift <= NARROW.lift and bound + (1 << (shift - 1)) < 1 << NARROW.lift:
+            return writer.right_shift(value, shift, Rounding(rounding), name, NARROW)
+        value = writer.cast(value, np.int64, f"{name}/wide")
+        shifted = writer.right_shift(value, shift, Rounding(rounding), name, WIDE)
+        return writer.cast(shifted, np.int32, f"{name}/int32")
 
     def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
         """A stored tensor as int32 q - z; an accumulator as it is."""

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
-from quantpipe.realize.stored import Stored, no_accumulators
+from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Requantize, Sum
@@ -58,7 +58,7 @@ class Qdq(Stored):
     def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         output = getattr(plan, "output", None)
-        if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
+        if not isinstance(output, Requantize) or (isinstance(plan, Sum) and not plan.is_kernel_arithmetic):
             raise no_accumulators(node.name)
         tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
         inputs = [self._real(context, t) for t in tensors]
@@ -96,6 +96,7 @@ class Qdq(Stored):
         return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
 
     def _finish(self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize) -> ir.Value:
+        kernels_only(output, kernel.node)
         return self.store(context, real, context.plan.quantizers[kernel.output], output.low, output.high)
 
     def _real(self, context: Context, tensor: str) -> ir.Value:

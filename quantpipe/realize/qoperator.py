@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import Family
-from quantpipe.realize.stored import Stored, no_accumulators
+from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Quantizer, Requantize, Sum
@@ -111,7 +111,7 @@ class QOperator(Stored):
         def lower(context: Context, node: Node, kernel: Kernel) -> ir.Value:
             plan = context.plan.kernels[node.name]
             output = getattr(plan, "output", None)
-            if not isinstance(output, Requantize) or (isinstance(plan, Sum) and plan.scale is not None):
+            if not isinstance(output, Requantize) or (isinstance(plan, Sum) and not plan.is_kernel_arithmetic):
                 raise no_accumulators(node.name)
             out = context.plan.quantizers[kernel.output]
             tensors = [t.tensor for t in plan.terms] if isinstance(plan, Sum) else [o.tensor for o in kernel.operands]
@@ -156,6 +156,7 @@ class QOperator(Stored):
         return self._finish(context, out, plan.output, result)
 
     def _finish(self, context: Context, q: Quantizer, output: Requantize, result: ir.Value) -> ir.Value:
+        kernels_only(output, q.tensor)
         tight = self._tight(q, output)
         return self.clip(context, result, q, output.low, output.high) if tight else result
 

@@ -12,7 +12,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Form, Kernel, Move, Quantizer
+from quantpipe.types import Form, Kernel, Move, Quantizer, Requantize
 
 
 class Stored:
@@ -113,6 +113,17 @@ def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 PADS = frozenset({"Pad"})
 """Ops that bring in a constant of their own, which must be the zero point in stored form."""
+
+
+def kernels_only(output: Requantize, where: str) -> None:
+    """The forms that run in onnxruntime's own kernels narrow as those do. Raises HardwareError for anything else."""
+    if not output.is_kernel_arithmetic:
+        raise HardwareError(
+            f"this hardware requantizes by {output.kind} with rounding {output.rounding}, which the qdq and qoperator "
+            "forms cannot express; use realize=integer",
+            stage="realize",
+            where=where,
+        )
 
 
 def no_accumulators(where: str) -> HardwareError:

@@ -82,18 +82,22 @@ def map_axes(context: Context, node: Node) -> Array:
 def free_sum(context: Context, node: Node, plan: Sum, operands: list[ir.Value], constants: ConstantWriter) -> ir.Value:
     """onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y, each step one float32 FMA.
 
-    An FMA rounds once: product and sum in float64, then to float32. `operands` are q (zero point included), any dtype.
+    An FMA rounds once: product and sum in float64, then to float32. `operands` are q (zero point included), any dtype;
+    accumulators go the same way, with a ratio per channel where their weights have scales per channel. The result is
+    not rounded to integers yet.
     """
     b = context.builder
     total = constants(f"{node.name}.offset", np.float64(plan.offset))
     for number in (1, 0):
         name = f"{node.name}/term{number}"
         q = b.op("Cast", operands[number], name=f"{name}/double", to=int(ir.DataType.DOUBLE))
-        ratio = constants(f"{node.name}.ratio{number}", np.float64(plan.terms[number].ratio))
+        term = plan.terms[number]
+        ratio_of = along_channels(term.ratio.astype(np.float64), context.graph, term.tensor)
+        ratio = constants(f"{node.name}.ratio{number}", ratio_of)
         raised = b.op("Add", b.op("Mul", q, ratio, name=f"{name}/scaled"), total, name=f"{name}/sum")
         rounded = b.op("Cast", raised, name=f"{name}/float", to=int(ir.DataType.FLOAT))
         total = b.op("Cast", rounded, name=f"{name}/exact", to=int(ir.DataType.DOUBLE)) if number else rounded
-    return b.op("Round", total, name=f"{node.name}/round")
+    return total
 
 
 ConstantWriter = Callable[[str, Any], ir.Value]

@@ -21,6 +21,8 @@ from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
+from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
+from quantpipe.rendering.integers import IntegerWriter, round_real
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -30,6 +32,7 @@ from quantpipe.types import (
     Product,
     Requantize,
     RequantizeKind,
+    Rounding,
     Sum,
     WeightTensor,
 )
@@ -121,11 +124,13 @@ class Simulated:
         assert isinstance(plan, Sum)  # noqa: S101
         if plan.scale is None:
             return self._add_free(context, kernel, plan)
+        if plan.terms[0].fixed is not None:
+            return self._add_fixed(context, kernel, plan)
         terms = [context.get(t.tensor, t.form) for t in plan.terms]
         if plan.bound >= EXACT or any(self._is_wide(t) for t in terms):
             terms = [self._double(context, t, f"{node.name}/term{n}") for n, t in enumerate(terms)]
         shifted = [
-            self._shift(context, value, -term.shift, f"{node.name}/term{n}") if term.shift else value
+            self._shift(context, value, -term.shift, f"{node.name}/term{n}", plan.rounding) if term.shift else value
             for n, (term, value) in enumerate(zip(plan.terms, terms, strict=True))
         ]
         acc = context.builder.op("Add", *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
@@ -140,10 +145,24 @@ class Simulated:
         for number, term in enumerate(plan.terms):
             zero = self._scalar(context, f"{term.tensor}.zero", np.float32(term.zero_point))
             value = context.get(term.tensor, term.form)
-            operands.append(context.builder.op("Add", value, zero, name=f"{kernel.node}/q{number}"))
+            if term.form is Form.QUANTIZED:
+                value = context.builder.op("Add", value, zero, name=f"{kernel.node}/q{number}")
+            operands.append(value)
         node = context.graph.by_name[kernel.node]
-        rounded = fr.free_sum(context, node, plan, operands, lambda name, v: self._scalar(context, name, v))
-        return self._centre(context, rounded, plan.output, kernel.output)
+        total = fr.free_sum(context, node, plan, operands, self._writer(context).constants)
+        return self._centre(
+            context, self._round(context, total, plan.output, kernel.output), plan.output, kernel.output
+        )
+
+    def _add_fixed(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
+        """In int64: what the device computes in int32 with 64-bit products."""
+        assert plan.output is not None  # noqa: S101
+        writer, values = self._writer(context), []
+        for number, term in enumerate(plan.terms):
+            value = context.get(term.tensor, term.form)
+            values.append(writer.cast(value, np.int64, f"{kernel.node}/term{number}/int64"))
+        acc = fixed_sum(context, writer, kernel.node, plan, values)
+        return self._store_fixed(context, plan.output, acc, kernel.output, None)
 
     def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -228,9 +247,12 @@ class Simulated:
         b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
         if r.kind is RequantizeKind.SHIFT:
             wide = self._is_wide(acc)
-            value = self._shift(context, acc, r.shift, tensor)
+            value = self._shift(context, acc, r.shift, tensor, r.rounding)
             clipped = self._clip(context, value, low, high, tensor, f"{tensor}/wide" if wide else None)
             return self._single(context, clipped, tensor, f"{tensor}_q") if wide else clipped
+        if r.kind is RequantizeKind.FIXED_POINT:
+            wide_acc = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
+            return self._store_fixed(context, r, wide_acc, tensor, layout)
         multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
         scaled = b.op(
             "Mul",
@@ -239,10 +261,23 @@ class Simulated:
             name=f"{tensor}/scaled",
         )
         if not r.zero_first:
-            return self._clip(context, b.op("Round", scaled, name=f"{tensor}/round"), low, high, tensor)
+            return self._clip(context, self._round(context, scaled, r, tensor), low, high, tensor)
         zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
         offset = b.op("Add", scaled, zero, name=f"{tensor}/offset")
-        return self._centre(context, b.op("Round", offset, name=f"{tensor}/round"), r, tensor)
+        return self._centre(context, self._round(context, offset, r, tensor), r, tensor)
+
+    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+        """An int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
+        writer = self._writer(context)
+        scaled = multiplied(context, writer, r, acc, layout or tensor, tensor)
+        clipped = writer.clip(scaled, r.low - r.zero_point, r.high - r.zero_point, tensor)
+        return writer.cast(clipped, np.float32, f"{tensor}/single", f"{tensor}_q")
+
+    def _round(self, context: Context, value: ir.Value, r: Requantize, name: str) -> ir.Value:
+        return round_real(context.builder, self._writer(context).constants, value, Rounding(r.rounding), name)
+
+    def _writer(self, context: Context) -> IntegerWriter:
+        return IntegerWriter(context.builder, lambda name, value: self._scalar(context, name, value))
 
     def _centre(self, context: Context, rounded: ir.Value, r: Requantize, tensor: str) -> ir.Value:
         """Clip q, then take the zero point off."""
@@ -250,18 +285,26 @@ class Simulated:
         zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
         return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
 
-    def _shift(self, context: Context, value: ir.Value, shift: int, name: str) -> ir.Value:
-        """(v + 2^(shift-1)) >> shift as floor(v·2^-shift + 1/2); shift <= 0 multiplies by 2^-shift and adds nothing."""
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, rounding: str) -> ir.Value:
+        """v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on. Such quotients are
+        exact in float. shift <= 0 multiplies by 2^-shift; nothing is left to round."""
         b, wide = context.builder, self._is_wide(value)
         dtype: type[Any] = np.float64 if wide else np.float32
         suffix = "64" if wide else ""
         factor = self._scalar(context, f"{name}.shift{suffix}", dtype(2.0**-shift))
-        half = self._scalar(context, f"{name}.half{suffix}", dtype(0.5 if shift > 0 else 0.0))
         scaled = b.op("Mul", value, factor, name=f"{name}/shifted")
-        floored = b.op("Floor", b.op("Add", scaled, half, name=f"{name}/half"), name=f"{name}/floor")
+        if rounding == Rounding.HALF_EVEN:
+            result = b.op("Round", scaled, name=f"{name}/round")
+        else:
+            added = 0.5 if shift > 0 and rounding != Rounding.FLOOR else 0.0
+            half = self._scalar(context, f"{name}.half{suffix}", dtype(added))
+            size = b.op("Abs", scaled, name=f"{name}/size") if rounding == Rounding.HALF_AWAY else scaled
+            result = b.op("Floor", b.op("Add", size, half, name=f"{name}/half"), name=f"{name}/floor")
+            if rounding == Rounding.HALF_AWAY:
+                result = b.op("Mul", result, b.op("Sign", scaled, name=f"{name}/sign"), name=f"{name}/away")
         if wide:
-            self._wide.add(floored.name or "")
-        return floored
+            self._wide.add(result.name or "")
+        return result
 
     def _clip(
         self, context: Context, value: ir.Value, low: int | None, high: int | None, name: str, output: str | None = None

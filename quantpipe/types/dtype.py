@@ -18,6 +18,7 @@ class DType(StrEnum):
     INT16 = "int16"
     UINT16 = "uint16"
     INT32 = "int32"
+    INT64 = "int64"
     FLOAT32 = "float32"
 
     @property

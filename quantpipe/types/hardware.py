@@ -26,11 +26,65 @@ class Unify(StrEnum):
 
 
 class RequantizeKind(StrEnum):
+    """How an accumulator is narrowed: times a float32, times a 31-bit integer and shifted, or shifted alone."""
+
     FLOAT_MULTIPLIER = "float_multiplier"
+    FIXED_POINT = "fixed_point"
     SHIFT = "shift"
 
 
+class Rounding(StrEnum):
+    """How a fraction becomes an integer. Halves go to the even neighbour, up, away from zero; `floor`: no rounding."""
+
+    HALF_EVEN = "half_even"
+    HALF_UP = "half_up"
+    HALF_AWAY = "half_away"
+    FLOOR = "floor"
+
+
+class FixedRounding(StrEnum):
+    """How a fixed-point product is rounded: twice (gemmlowp: after the multiplication, then after the shift) or
+    once."""
+
+    DOUBLE = "double"
+    SINGLE = "single"
+
+
+class AddInputs(StrEnum):
+    """What of an element-wise addition is quantized: both operands; only the one that does not come straight from a
+    convolution or dense layer (that one hands on its accumulator); nothing, the addition runs in float."""
+
+    BOTH = "both"
+    RESIDUAL_ONLY = "residual_only"
+    NONE = "none"
+
+
+class BiasScale(StrEnum):
+    """A bias is stored at the scale of the products it is added to, or at a power of two of its own, from which the
+    device shifts it there."""
+
+    PRODUCT = "product"
+    OWN = "own"
+
+
+class Isa(StrEnum):
+    """What happens inside a sum of uint8 x int8 products: exact (`vnni`), or pairs of products are added in int16 with
+    saturation first (`avx2`: x86 without VNNI)."""
+
+    VNNI = "vnni"
+    AVX2 = "avx2"
+
+
+class Narrowing(StrEnum):
+    """What storing a wider integer does. Results are clamped before, so both give the same numbers."""
+
+    SATURATE = "saturate"
+    WRAP = "wrap"
+
+
 class Overflow(StrEnum):
+    """What an accumulator does with sums that it cannot hold; `never`: plans that could reach it are refused."""
+
     WRAP = "wrap"
     SATURATE = "saturate"
     NEVER = "never"
@@ -63,6 +117,8 @@ class WeightLimits:
     granularity: tuple[Granularity, ...] = (Granularity.PER_TENSOR,)
     bits: int = 8
     narrow: bool = True
+    reduce_range: bool = False
+    """`bits` is one fewer than the file says, so that pairs of products fit int16."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +130,11 @@ class ActivationLimits:
 
 @dataclass(frozen=True)
 class RequantizeSpec:
+    """`rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`."""
+
     kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
     max_shift: int = 31
+    rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
 
 
 @dataclass(frozen=True)
@@ -113,6 +172,21 @@ class HardwareSpec:
     accumulator: Accumulator
     fuse: tuple[tuple[str, ...], ...]
     cost: Cost
+    add_inputs: AddInputs | None = None
+    """None: as `fuse` and the signatures of the addition say."""
+    bias_scale: BiasScale = BiasScale.PRODUCT
+    isa: Isa = Isa.VNNI
+    narrowing: Narrowing = Narrowing.SATURATE
+
+    def is_wide(self, dtype: DType) -> bool:
+        """Whether a type is real or an accumulator, rather than a stored activation."""
+        return dtype.is_float or dtype.bits >= self.accumulator.dtype.bits or dtype.bits > 16
+
+    def hands_on(self, first: str, addition: str) -> bool:
+        """Whether the accumulator of the op `first` goes straight into the addition behind it."""
+        if self.add_inputs is None:
+            return self.fuses(first, addition)
+        return self.add_inputs is AddInputs.RESIDUAL_ONLY
 
     def fuses(self, first: str, second: str) -> bool:
         """Whether some chain of `fuse` has the two ops one after the other."""

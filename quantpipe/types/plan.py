@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import RequantizeKind
+from quantpipe.types.hardware import FixedRounding, RequantizeKind, Rounding
 from quantpipe.types.topology import Form
 
 Scale = NDArray[np.float32]
@@ -53,13 +53,22 @@ class WeightTensor:
 
 
 @dataclass(frozen=True, eq=False)
+class FixedPoint:
+    """A real multiplier as integers: `multiplier` · 2^(`shift` - 31), int64 each, `()` or `[C]`; the multiplier is 0 or
+    in [2^30, 2^31)."""
+
+    multiplier: NDArray[np.int64]
+    shift: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Requantize:
     """From an accumulator to a stored integer.
 
-    float_multiplier: q = clamp(rint(f32(acc) · multiplier) + z)      (`zero_first`: rint(f32(acc) · multiplier + z))
-    shift:            q = clamp(((acc + 2^(shift-1)) >> shift) + z)    shift <= 0 shifts left
-    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`; for `shift` it is
-    2^-shift.
+    float_multiplier: q = clamp(round(f32(acc) · multiplier) + z)     (`zero_first`: round(f32(acc) · multiplier + z))
+    fixed_point:      q = clamp(round(acc · fixed) + z), integers only; `multiplier` is what `fixed` stands for
+    shift:            q = clamp(round(acc / 2^shift) + z)             shift <= 0 shifts left; `multiplier` is 2^-shift
+    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`.
     """
 
     kind: RequantizeKind
@@ -69,6 +78,13 @@ class Requantize:
     low: int
     high: int
     zero_first: bool = False
+    rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
+    fixed: FixedPoint | None = None
+
+    @property
+    def is_kernel_arithmetic(self) -> bool:
+        """Whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
+        return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +113,8 @@ class Accumulate:
 class Term:
     """One operand of an addition: brought to the common scale by a left shift (> 0) or a rounding right shift (< 0).
 
-    `ratio` is s_operand / s_output for additions that rescale inside, in float32.
+    `ratio` is s_operand / s_output for additions that rescale inside, in float32, `()` or `[C]`. `fixed` is the
+    multiplier of those that do it in fixed point, after the left shift by `shift`.
     """
 
     tensor: str
@@ -105,13 +122,14 @@ class Term:
     scale: Scale
     zero_point: int
     shift: int
-    ratio: np.float32
+    ratio: Scale
+    fixed: FixedPoint | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside (free), and `offset` is
-    the constant of its float32 formula."""
+    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside, in float32, and `offset`
+    is the constant of its formula. `rounding` is that of shifted terms."""
 
     node: str
     terms: tuple[Term, ...]
@@ -119,6 +137,12 @@ class Sum:
     offset: np.float32
     bound: int
     output: Requantize | None
+    rounding: Rounding = Rounding.HALF_UP
+
+    @property
+    def is_kernel_arithmetic(self) -> bool:
+        """Whether onnxruntime's own kernel adds like this: two stored operands, rescaled in float32."""
+        return self.scale is None and all(t.form is Form.QUANTIZED for t in self.terms)
 
 
 @dataclass(frozen=True, eq=False)

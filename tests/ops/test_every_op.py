@@ -21,6 +21,7 @@ TARGETS = {
     "ort_cpu_int8-qoperator": ("ort_cpu", "symmetric", "qoperator"),
     "ort_cpu_int8-integer": ("ort_cpu", "symmetric", "integer"),
     "vta-integer": ("vta", "auto", "integer"),
+    "tflite_int8-integer": ("tflite_int8", "auto", "integer"),
     "hago_sample-integer": ("hago_sample", "auto", "integer"),
 }
 NOTHING_TO_DO = {"gemm_row_bias", "matmul_matrix", "matmul_rank3"}

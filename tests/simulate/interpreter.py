@@ -35,6 +35,8 @@ class Interpreter:
                 assert plan.output is not None
                 self.stored[kernel.output] = self._free_sum(plan)
                 continue
+            elif isinstance(plan, Sum) and plan.terms[0].fixed is not None:
+                acc, output = self._fixed_sum(plan), plan.output
             elif isinstance(plan, Sum):
                 acc, output = self._sum(plan), plan.output
             elif isinstance(plan, Product):
@@ -85,21 +87,46 @@ class Interpreter:
         total = np.int64(0)
         for term in plan.terms:
             value = self.raw[term.tensor] if term.form is Form.RAW else self.centred(term.tensor)
-            total = total + shift_right(value, -term.shift)
+            total = total + shift_right(value, -term.shift, plan.rounding)
         return np.asarray(total)
+
+    def _fixed_sum(self, plan: Sum) -> Array:
+        """Each operand shifted left, rescaled, added; all in int32 with saturation."""
+        total = np.int64(0)
+        for term in plan.terms:
+            assert term.fixed is not None and plan.output is not None
+            value = self.raw[term.tensor] if term.form is Form.RAW else self.centred(term.tensor)
+            shape = (1, -1, 1, 1)[: value.ndim] if term.fixed.multiplier.ndim else ()
+            m, e = term.fixed.multiplier.reshape(shape), term.fixed.shift.reshape(shape)
+            total = total + fixed_multiply(value << term.shift, m, e, str(plan.output.rounding))
+        return np.clip(total, -(1 << 31), (1 << 31) - 1)
 
     def _free_sum(self, plan: Sum) -> Array:
         """Two float32 fused multiply-adds, each rounded once, from exact fractions."""
         assert plan.output is not None
         a, b = plan.terms
+        if Form.RAW in (a.form, b.form):
+            return self._raw_free_sum(plan)
         qa, qb = np.broadcast_arrays(self.q(a.tensor), self.q(b.tensor))
         table: dict[tuple[int, int], int] = {}
         for pair in set(zip(qa.ravel().tolist(), qb.ravel().tolist(), strict=True)):
             inner = fma(pair[1], b.ratio, plan.offset)
-            rounded = int(np.rint(fma(pair[0], a.ratio, inner)))
+            rounded = int(round_mode(np.float64(fma(pair[0], a.ratio, inner)), str(plan.output.rounding)))
             table[pair] = min(max(rounded, plan.output.low), plan.output.high)
         found = [table[p] for p in zip(qa.ravel().tolist(), qb.ravel().tolist(), strict=True)]
         return np.asarray(found, np.int64).reshape(qa.shape)
+
+    def _raw_free_sum(self, plan: Sum) -> Array:
+        """As above in float64, where the product of an accumulator is rounded once more."""
+        assert plan.output is not None
+        total = np.float64(plan.offset)
+        for term in plan.terms[::-1]:
+            value = self.raw[term.tensor] if term.form is Form.RAW else self.q(term.tensor)
+            shape = (1, -1, 1, 1)[: value.ndim] if term.ratio.ndim else ()
+            step = value.astype(np.float64) * term.ratio.astype(np.float64).reshape(shape) + total
+            total = step.astype(np.float32).astype(np.float64)
+        rounded = round_mode(total, str(plan.output.rounding))
+        return np.clip(rounded, plan.output.low, plan.output.high).astype(np.int64)
 
     def _move(self, node: Node, source: str, output: str, form: Form, plan: Move) -> None:
         store = self.raw if form is Form.RAW else self.stored
@@ -116,14 +143,48 @@ class Interpreter:
         store[output] = np.clip(value, low, high)
 
 
-def shift_right(value: Array, count: int) -> Array:
-    """(v + 2^(n-1)) >> n; n <= 0 shifts left."""
-    return value << -count if count <= 0 else (value + (1 << (count - 1))) >> count
+def shift_right(value: Array, count: int, rounding: str = "half_up") -> Array:
+    """(v + 2^(n-1)) >> n and its variants; n <= 0 shifts left."""
+    if count <= 0:
+        return value << -count
+    half, below = 1 << (count - 1), value >> count
+    rest = value - (below << count)
+    tie_up = {"half_up": True, "floor": False, "half_away": value >= 0, "half_even": below & 1 == 1}[rounding]
+    return below + (((rest > half) | ((rest == half) & tie_up)) & (rounding != "floor"))
+
+
+def round_mode(x: Array, rounding: str) -> Array:
+    if rounding == "half_even":
+        return np.rint(x)
+    if rounding == "floor":
+        return np.floor(x)
+    return np.floor(x + 0.5) if rounding == "half_up" else np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
+def fixed_multiply(acc: Array, multiplier: Array, shift: Array, rounding: str) -> Array:
+    """Q31 multiplication element by element, in Python integers (gemmlowp's two roundings, or one)."""
+    found = []
+    for a, m, e in zip(*(x.ravel().tolist() for x in np.broadcast_arrays(acc, multiplier, shift)), strict=True):
+        if rounding == "single":
+            found.append((a * m + (1 << (30 - e))) >> (31 - e))
+            continue
+        left = min(max(a << max(e, 0), -(1 << 31)), (1 << 31) - 1)
+        product = left * m
+        nudged = product + (1 << 30 if product >= 0 else 1 - (1 << 30))
+        high = nudged // (1 << 31) if nudged >= 0 else -(-nudged // (1 << 31))
+        mask = (1 << max(-e, 0)) - 1
+        found.append((high >> max(-e, 0)) + ((high & mask) > (mask >> 1) + (high < 0)))
+    return np.asarray(found, np.int64).reshape(np.broadcast_shapes(acc.shape, multiplier.shape))
 
 
 def requantize(r: Requantize, acc: Array, channel: int) -> Array:
     if r.kind == "shift":
-        return np.clip(shift_right(acc, r.shift) + r.zero_point, r.low, r.high)
+        return np.clip(shift_right(acc, r.shift, str(r.rounding)) + r.zero_point, r.low, r.high)
+    if r.fixed is not None:
+        axes = [1] * acc.ndim
+        axes[channel] = -1
+        m, e = (v.reshape(axes) if v.ndim else v for v in (r.fixed.multiplier, r.fixed.shift))
+        return np.clip(fixed_multiply(acc, m, e, str(r.rounding)) + r.zero_point, r.low, r.high)
     multiplier = r.multiplier
     if multiplier.ndim:
         shape = [1] * acc.ndim
@@ -131,8 +192,11 @@ def requantize(r: Requantize, acc: Array, channel: int) -> Array:
         multiplier = multiplier.reshape(shape)
     scaled = acc.astype(np.float32) * multiplier
     assert scaled.dtype == np.float32
-    steps = np.rint(scaled + np.float32(r.zero_point)) if r.zero_first else np.rint(scaled) + np.float32(r.zero_point)
-    return np.clip(steps.astype(np.float64), r.low, r.high).astype(np.int64)
+    zero, mode = np.float32(r.zero_point), str(r.rounding)
+    # In float64: floor(x + 1/2) is exact there for every float32 x.
+    shifted = (scaled + zero).astype(np.float64) if r.zero_first else scaled.astype(np.float64)
+    steps = round_mode(shifted, mode) + (0 if r.zero_first else r.zero_point)
+    return np.clip(steps, r.low, r.high).astype(np.int64)
 
 
 def fma(x: int, y: np.float32, z: np.float32) -> np.float32:

@@ -14,8 +14,8 @@ from quantpipe.graph.normalize import expose
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import QuantPlan
 from tests.ops.cases import CASES
-from tests.ops.line import ArraySamples, Line, Net, line, normal_samples
-from tests.ops.test_every_op import line_of
+from tests.ops.line import ArraySamples, Line, Net, hardware, line, normal_samples
+from tests.ops.test_every_op import graph_of, line_of
 from tests.simulate.interpreter import Interpreter
 
 TARGETS = [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("ort_cpu", "integer"), ("vta", "integer")]
@@ -67,6 +67,37 @@ def test_nets(name: str, spec: str, backend: str) -> None:
     check(made, made.plan((8, 6), seed=6), backend)
 
 
+ROUNDINGS = {
+    "tflite double": ("tflite_int8", {}),
+    "cmsis single": ("cmsis_nn", {}),
+    **{
+        f"multiplier {how}": ("ort_cpu", {"requantize": {"kind": "float_multiplier", "rounding": how}})
+        for how in ("half_up", "half_away", "floor")
+    },
+    **{
+        f"shift {how}": ("vta", {"requantize": {"kind": "shift", "rounding": how}})
+        for how in ("half_even", "half_away", "floor")
+    },
+    "raw arms, multiplier": ("ort_cpu", {"add_inputs": "residual_only"}),
+    "raw arms, fixed point": ("tflite_int8", {"add_inputs": "residual_only"}),
+}
+FEW = ("conv_asymmetric_pads", "gemm_plain", "residual_projection", "wide_sums",
+       "add_broadcast_activation", "global_average_pool", "mul_activations", "add_input")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROUNDINGS)
+@pytest.mark.parametrize("name", FEW)
+def test_every_requantize_kind_and_rounding(name: str, kind: str) -> None:
+    """In the integer form; most accumulators of the second plan sit on ties."""
+    shipped, changes = ROUNDINGS[kind]
+    made = line(graph_of(name), hardware(shipped, **changes))
+    if made.topology.float_nodes:
+        assert set(made.topology.float_nodes.values()) <= {"vta does not declare Mul"}
+        pytest.skip("a float island: the interpreter knows integers only")
+    check(made, made.plan((8, 6), seed=6), "integer")
+    check(made, made.ties((8, 7, 5, 4), seed=5), "integer")
+
+
 @st.composite
 def nets(draw: st.DrawFn) -> tuple[Net, dict[str, Any]]:
     """Conv, a residual Conv, a sum, a global average, a dense layer; sizes, strides and clamps as drawn."""
@@ -90,7 +121,10 @@ def nets(draw: st.DrawFn) -> tuple[Net, dict[str, Any]]:
     return net, {"scale": scale, "ties": draw(st.booleans()), **how}
 
 
-@pytest.mark.parametrize(("spec", "backend"), [("ort_cpu", "qdq"), ("ort_cpu", "integer"), ("vta", "integer")])
+@pytest.mark.parametrize(
+    ("spec", "backend"),
+    [("ort_cpu", "qdq"), ("ort_cpu", "integer"), ("vta", "integer"), ("tflite_int8", "integer")],
+)
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(drawn=nets())
 def test_drawn_nets(spec: str, backend: str, drawn: tuple[Net, dict[str, Any]]) -> None:

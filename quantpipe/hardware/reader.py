@@ -1,0 +1,135 @@
+"""Reading single fields of a hardware file: each mistake is named with the field, the value and the legal values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from quantpipe.errors import HardwareError, nearest
+from quantpipe.hardware.legality import CONDITIONS
+from quantpipe.oprules import OP_RULES
+from quantpipe.types import DType, OpSignature
+
+E = TypeVar("E", bound=StrEnum)
+Data = Mapping[str, Any]
+
+SIGNATURE = ("in", "out", "when")
+STORABLE = tuple(d for d in DType if d is not DType.INT64)
+"""What tensors between ops may be: int64 is for accumulators alone."""
+
+
+class Reader:
+    """Reads fields of one file and words its errors."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def error(self, field: str, problem: str) -> HardwareError:
+        return HardwareError(f"{field} {problem}", stage="hardware", where=self._name)
+
+    def keys(self, data: Data, legal: Sequence[str], field: str) -> None:
+        for key in data:
+            if key not in legal:
+                label = f"{field}.{key}" if field else str(key)
+                raise self.error(label, f"is not a field{nearest(str(key), legal)}; legal are {', '.join(legal)}")
+
+    def part(self, data: Data, field: str, legal: Sequence[str]) -> Data:
+        part = self.mapping(data[field], field, ", ".join(legal))
+        self.keys(part, legal, field)
+        return part
+
+    def mapping(self, value: object, field: str, of: str = "ops") -> Data:
+        if not isinstance(value, Mapping):
+            raise self.error(field, f"must be a mapping of {of}, not {value!r}")
+        return value
+
+    def flag(self, part: Data, field: str, key: str, default: bool = True) -> bool:
+        value = part.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(f"{field}.{key}", f"is {value!r}; legal are true and false")
+        return value
+
+    def number(self, value: object, field: str, least: float = 0.0) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < least or value <= 0:
+            raise self.error(field, f"is {value!r}; it needs positive numbers{f' from {least:g}' if least else ''}")
+        return float(value)
+
+    def rates(self, value: object) -> dict[str, float]:
+        """macs_per_cycle: operand width -> rate."""
+        field = "cost.macs_per_cycle"
+        rates = self.mapping(value, field, "dtypes and rates")
+        return {self.choice(DType, k, field).value: self.number(v, f"{field}.{k}") for k, v in rates.items()}
+
+    def storable(self, value: object, field: str) -> DType:
+        dtype = next((d for d in STORABLE if d.value == str(value)), None)
+        if dtype is None:
+            hint = nearest(str(value), [d.value for d in STORABLE])
+            raise self.error(field, f"is {value!r}{hint}; legal are {', '.join(STORABLE)}")
+        return dtype
+
+    def one_of(self, legal: Sequence[E], value: object, field: str) -> E:
+        """One of some members of an enumeration."""
+        found = next((k for k in legal if k.value == str(value)), None)
+        if found is None:
+            raise self.error(
+                field, f"is {value!r}{nearest(str(value), [k.value for k in legal])}; legal are {', '.join(legal)}"
+            )
+        return found
+
+    def integer_type(self, value: object, field: str) -> DType:
+        dtype = self.choice(DType, value, field)
+        if dtype.is_float:
+            raise self.error(field, f"is {dtype.value}; legal are integer types")
+        return dtype
+
+    def chains(self, value: object) -> tuple[tuple[str, ...], ...]:
+        lists = isinstance(value, list | tuple) and all(isinstance(chain, list | tuple) for chain in value)
+        if not isinstance(value, list | tuple) or not lists:
+            raise self.error("fuse", f"must be a list of lists of ops, such as [[Conv, Relu]], not {value!r}")
+        return tuple(tuple(str(op) for op in chain) for chain in value)
+
+    def choice(self, kind: type[E], value: object, field: str) -> E:
+        try:
+            return kind(str(value))
+        except ValueError:
+            legal = [k.value for k in kind]
+            raise self.error(field, f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}") from None
+
+    def bits(self, part: Data, field: str) -> int:
+        value = part.get("bits", 8)
+        if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 16:
+            raise self.error(f"{field}.bits", f"is {value!r}; legal are 2 to 16")
+        return value
+
+    def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
+        if op not in OP_RULES:
+            raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, OP_RULES)}")
+        if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
+            raise self.error(f"ops.{op}", "must be a list of {in: [...], out: [...], when: {...}}")
+        return tuple(self._signature(op, row) for row in rows)
+
+    def _signature(self, op: str, row: object) -> OpSignature:
+        if not isinstance(row, Mapping) or "in" not in row or "out" not in row:
+            raise self.error(f"ops.{op}", f"needs `in` and `out`, found {row!r}")
+        self.keys(row, SIGNATURE, f"ops.{op}")
+        when = self.mapping(row.get("when") or {}, f"ops.{op}.when", ", ".join(CONDITIONS))
+        self.keys(when, tuple(CONDITIONS), f"ops.{op}.when")
+        self._when_values(op, when)
+        inputs = tuple(self.storable(d, f"ops.{op}.in") for d in listed(row["in"]))
+        outputs = tuple(self.storable(d, f"ops.{op}.out") for d in listed(row["out"]))
+        if not inputs or not outputs:
+            raise self.error(f"ops.{op}", "needs at least one dtype in `in` and in `out`")
+        return OpSignature(inputs, outputs, tuple((str(k), str(v)) for k, v in when.items()))
+
+    def _when_values(self, op: str, when: Data) -> None:
+        """Each condition must be able to read what the file says."""
+        for key, value in when.items():
+            try:
+                CONDITIONS[key](1, str(value))
+            except ValueError:
+                raise self.error(f"ops.{op}.when.{key}", f"is {value!r}, which means nothing to it") from None
+
+
+def listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
