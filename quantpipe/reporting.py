@@ -61,6 +61,7 @@ def build_report(
         "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
+        "overflow": list(evaluation.overflow),
         "rectified": list(rectified),
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),

@@ -246,9 +246,15 @@ def _kernel(kernel: Any) -> dict[str, Any]:
             "shift": output.shift,
             "zero_point": output.zero_point,
             "range": [output.low, output.high],
+            "rounding": output.rounding,
         }
+        if output.fixed is not None:
+            fixed = output.fixed
+            found["requantize"] |= {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist()}
     if isinstance(kernel, Accumulate):
         found |= {"accumulator_bound": kernel.bound, "accumulator_scale": _number(kernel.acc_scale)}
+        limit = kernel.limit
+        found["overflow"] = None if limit is None else {"accumulator": limit.dtype, "overflow": limit.overflow}
         found["bias"] = None if kernel.bias is None else [int(b) for b in kernel.bias]
     return found
 

@@ -21,6 +21,7 @@ from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.metrics import kl_divergence, summary, top1
+from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.reference import Reference, ValueOf, output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session
@@ -162,6 +163,7 @@ class Evaluation:
     samples: int = 0
     free_running: Mapping[str, float | None] = field(default_factory=dict)
     generalization: Generalization | None = None
+    overflow: Sequence[Mapping[str, Any]] = ()
 
 
 def evaluate(
@@ -197,6 +199,9 @@ def evaluate(
     layers = layer_report(
         graph, plan, simulate(graph, topology, plan), First(samples, _whole_batches(graph, layer_samples))
     )
+    overflow = overflow_report(graph, topology, plan, simulate(graph, topology, plan), samples)
+    shares = {entry["tensor"]: entry["share"] for entry in overflow}
+    layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
     one = next(iter(samples.batches(1))).inputs
     timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
@@ -205,7 +210,7 @@ def evaluate(
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, outputs["simulated"]))
-    return Evaluation(metrics, agreement, layers, times, len(samples), free, carried)
+    return Evaluation(metrics, agreement, layers, times, len(samples), free, carried, overflow)
 
 
 def float_pass(graph: Graph, samples: Samples) -> float:

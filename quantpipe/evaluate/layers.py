@@ -30,8 +30,8 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     """One entry per stored tensor in graph order.
 
     `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
-    error of quantizing the float tensor alone, over its mean square. `overflow`: share of elements at the clip
-    bounds.
+    error of quantizing the float tensor alone, over its mean square. `saturated`: share of elements beyond the clip
+    bounds. `overflow`: filled from the overflow report.
     """
     stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
     if not stored:

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
+from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.sums import plan_sum
-from quantpipe.plan.weights import bias_steps, reach, refuse_overflow
+from quantpipe.plan.weights import bias_steps
 from quantpipe.types import Accumulate, Average, Form, Kernel, KernelPlan, Move, Product, Requantize, RequantizeKind
 
 
@@ -28,13 +29,14 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
     acc_scale = np.asarray(exact_scale, np.float32)
     bias = bias_steps(draft, kernel, acc_scale)
     bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
-    refuse_overflow(draft, kernel, bound)
-    draft.bounds[kernel.output] = bound
+    limit = limit_of(draft, kernel.node, bound)
+    draft.bounds[kernel.output] = bounded(bound, limit)
+    output = None
     if kernel.form is Form.RAW:
         draft.raw[kernel.output] = acc_scale
-        return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, None)
-    output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
-    return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output)
+    else:
+        output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
+    return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit)
 
 
 def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
@@ -44,15 +46,18 @@ def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
 def _product(draft: Draft, kernel: Kernel, rule: OpRule) -> Product:
     a, b = (draft.quantizers[o.tensor] for o in kernel.operands)
     out = draft.quantizers[kernel.output]
+    bound = draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
+    refuse_overflow(draft, kernel.node, bound)
     return Product(
-        kernel.node, requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, True)
+        kernel.node, bound, requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, True)
     )
 
 
 def _average(draft: Draft, kernel: Kernel, rule: OpRule) -> Average:
     data, out = draft.quantizers[kernel.operands[0].tensor], draft.quantizers[kernel.output]
     count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
-    bound = max(abs(data.low), abs(data.high)) * count
+    bound = draft.peak(data.tensor, Form.QUANTIZED) * count
+    refuse_overflow(draft, kernel.node, bound)
     if draft.spec.requantize.kind is not RequantizeKind.FLOAT_MULTIPLIER:
         scale = np.asarray(data.scale, np.float64) / count
         return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))

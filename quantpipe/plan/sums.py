@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from quantpipe import intmath
+from quantpipe.plan.bounds import bounded, limit_of
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import exponent_of, fixed_point, limits, real_of, requantize
-from quantpipe.types import DType, Form, Kernel, Requantize, RequantizeKind, Rounding, Sum, Term, Unify
+from quantpipe.types import DType, Form, Kernel, Overflow, Requantize, RequantizeKind, Rounding, Sum, Term, Unify
 
 LEFT_8, LEFT_16 = 20, 15
 """Bits by which stored operands are shifted left before a fixed-point addition rescales them."""
@@ -76,8 +77,15 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
     peaks = [draft.peak(o.tensor, o.form) for o in kernel.operands]
     exponents = [exponent_of(s, kernel.node) for s in scales]
     common = min(exponents) if draft.spec.unify is Unify.MIN_SCALE else max(exponents)
-    while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= 2**30:
-        common += 1  # head-room: the sum must fit the accumulator
+    # Head-room. A narrow accumulator that wraps or saturates is left to do so once the larger scale is reached: its
+    # operands may fill it wholly, and every further bit of head-room would be lost on all of their values.
+    accumulator = draft.spec.accumulator
+    narrow = accumulator.dtype.bits < 32 and accumulator.overflow is not Overflow.NEVER
+    most = 2.0 ** (min(accumulator.dtype.bits, 32) - 2)
+    while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= most:
+        if narrow and common >= max(exponents):
+            break
+        common += 1
     scale = np.asarray(2.0**common, np.float32)
     terms = tuple(
         Term(o.tensor, o.form, s, z, e - common, np.asarray(1.0, np.float32))
@@ -89,14 +97,15 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
                 {"node": kernel.node, "tensor": term.tensor, "from": float(term.scale), "to": float(scale)}
             )
     bound = math.ceil(sum(p * 2.0 ** (e - common) + 1 for p, e in zip(peaks, exponents, strict=True)))
-    draft.bounds[kernel.output] = bound
+    limit = limit_of(draft, kernel.node, bound)
+    draft.bounds[kernel.output] = bounded(bound, limit)
     output = None
     if kernel.form is Form.RAW:
         draft.raw[kernel.output] = scale
     else:
         output = requantize(draft, kernel, scale, draft.quantizers[kernel.output])
     rounding = Rounding(draft.spec.requantize.rounding)
-    return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding)
+    return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding, limit)
 
 
 def _broadcast_last(draft: Draft, kernel: Kernel) -> Kernel:

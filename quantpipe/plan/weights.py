@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
+from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.draft import Draft
-from quantpipe.types import Kernel, PowerOfTwo, Quantizer, WeightTensor
+from quantpipe.types import Kernel, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
@@ -25,7 +26,7 @@ def choose_weight(draft: Draft, kernel: Kernel) -> None:
     elif kernel.bias is not None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        room = float(draft.spec.bias.qmax) - reach(draft, weight, data).astype(np.float64)
+        room = bias_room(draft.spec, reach(draft, weight, data))
         if weight.axis is not None:
             room = np.minimum(room, MOST_BIAS_STEPS)
         needed = bias / np.maximum(room, 1.0) / float(data.scale)
@@ -72,23 +73,3 @@ def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> 
             where=kernel.node,
         )
     return steps.astype(np.int64)
-
-
-def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
-    """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
-    channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
-    sums = np.abs(weight.values.astype(np.int64))
-    per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
-    return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
-
-
-def refuse_overflow(draft: Draft, kernel: Kernel, bound: int) -> None:
-    """Sums that an accumulator cannot hold are not simulated: no such plan leaves this package."""
-    most = draft.spec.accumulator.dtype.qmax
-    if bound > most:
-        raise HardwareError(
-            f"its sums may reach {bound}, the {draft.spec.accumulator.dtype} accumulator holds {most}; give its "
-            "inputs or weights fewer bits, or keep it in float with annotate.float_nodes",
-            stage="plan",
-            where=kernel.node,
-        )

@@ -21,9 +21,11 @@ from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
 from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, round_real
+from quantpipe.rendering.products import exact_accumulator, limited, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
     Average,
+    DType,
     Form,
     Kernel,
     Move,
@@ -71,6 +73,10 @@ class Integer(Stored):
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         data = kernel.operands[0].tensor
         weight = context.plan.weights[plan.weight]
+        q = context.plan.quantizers[data]
+        if needs_parts(plan, q.dtype, weight.dtype):
+            acc = exact_accumulator(context, self._writer(context), node, plan, q, context.get(data, Form.QUANTIZED))
+            return self._accumulated(context, node, kernel, plan, acc, wide=True)
         values = self.constant(context, f"{weight.tensor}_q", fr.matrix_weight(node, weight.values))
         zero = self._zero(context, context.plan.quantizers[data])
         acc = fr.integer_product(context, node, context.get(data, Form.QUANTIZED), zero, values)
@@ -78,9 +84,21 @@ class Integer(Stored):
             bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
             parameter = self.constant(context, f"{node.name}_bias_q", bias)
             acc = context.builder.op("Add", acc, parameter, name=f"{node.name}/bias", output=f"{node.outputs[0]}_acc")
+        return self._accumulated(context, node, kernel, plan, acc, wide=False)
+
+    def _accumulated(
+        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, acc: ir.Value, wide: bool
+    ) -> ir.Value:
+        """From exact sums (int32, or int64 where `wide`) to what the kernel gives."""
+        writer, bound = self._writer(context), plan.bound
+        if plan.limit is not None:
+            acc = limited(writer, acc, plan.limit, node.outputs[0])
+            bound, wide = -plan.limit.dtype.qmin, wide and plan.limit.dtype.bits > 32
+        if wide and bound <= DType.INT32.qmax:
+            acc, wide = writer.cast(acc, np.int32, f"{node.name}/int32"), False
         if plan.output is None:
             return acc
-        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], plan.bound)
+        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], bound, wide)
 
     def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -95,9 +113,13 @@ class Integer(Stored):
             name = f"{node.name}/term{number}"
             terms.append(self._shift(context, value, -term.shift, name, plan.bound, plan.rounding))
         acc = context.builder.op("Add", *terms, name=node.name, output=f"{node.outputs[0]}_acc")
+        bound = plan.bound
+        if plan.limit is not None:
+            acc = limited(self._writer(context), acc, plan.limit, node.outputs[0])
+            bound = -plan.limit.dtype.qmin
         if plan.output is None:
             return acc
-        return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
+        return self._requantize(context, plan.output, acc, kernel.output, None, bound)
 
     def _add_free(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
         assert plan.output is not None  # noqa: S101
@@ -142,7 +164,12 @@ class Integer(Stored):
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Average)  # noqa: S101
         b, tensor, output = context.builder, kernel.operands[0].tensor, f"{node.outputs[0]}_acc"
-        if fr.is_window(node):
+        if fr.is_window(node) and context.plan.quantizers[tensor].dtype.bits > 8:
+            wide = self._wide(context, tensor, Form.QUANTIZED, node.name)
+            acc = self._writer(context).cast(
+                window_sum(context, self._writer(context), node, wide), np.int32, f"{node.name}/int32", output
+            )
+        elif fr.is_window(node):
             ones, attributes = fr.window_ones(context, node)
             weight = self.constant(context, f"{node.name}_ones", ones.astype(np.int8))
             zero = self._zero(context, context.plan.quantizers[tensor])
@@ -181,16 +208,26 @@ class Integer(Stored):
     # --- arithmetic -------------------------------------------------------------------------------------------------
 
     def _requantize(
-        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None, bound: int
+        self,
+        context: Context,
+        r: Requantize,
+        acc: ir.Value,
+        tensor: str,
+        layout: str | None,
+        bound: int,
+        wide: bool = False,
     ) -> ir.Value:
-        """int32 accumulator -> stored; `layout` is the tensor whose channels a per-channel multiplier follows."""
+        """int32 (`wide`: int64) accumulator -> stored; `layout` is the tensor whose channels a multiplier
+        follows."""
         b = context.builder
         if r.kind is RequantizeKind.SHIFT:
+            if wide:
+                return self._shift_wide(context, acc, r, tensor)
             shifted = self._shift(context, acc, r.shift, tensor, bound, r.rounding)
             return self._fit(context, shifted, r, tensor, np.dtype(np.int32))
         if r.kind is RequantizeKind.FIXED_POINT:
-            wide = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
-            return self._store_fixed(context, r, wide, tensor, layout)
+            acc64 = acc if wide else self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
+            return self._store_fixed(context, r, acc64, tensor, layout)
         real = b.op("Cast", acc, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
         multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
         scaled = b.op("Mul", real, self.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
@@ -236,6 +273,17 @@ class Integer(Stored):
         value = writer.cast(value, np.int64, f"{name}/wide")
         shifted = writer.right_shift(value, shift, Rounding(rounding), name, WIDE)
         return writer.cast(shifted, np.int32, f"{name}/int32")
+
+    def _shift_wide(self, context: Context, acc: ir.Value, r: Requantize, tensor: str) -> ir.Value:
+        """The same on int64, clipped in float64."""
+        writer = self._writer(context)
+        if r.shift > 0:
+            acc = writer.right_shift(acc, r.shift, Rounding(r.rounding), tensor, WIDE)
+        real = writer.cast(acc, np.float64, f"{tensor}/double")
+        if r.shift < 0:
+            factor = self.constant(context, f"{tensor}_left", np.float64(2.0**-r.shift))
+            real = context.builder.op("Mul", real, factor, name=f"{tensor}/left")
+        return self._fit(context, real, r, tensor, np.dtype(np.float64))
 
     def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
         """A stored tensor as int32 q - z; an accumulator as it is."""

@@ -50,9 +50,17 @@ def matrix_weight(node: Node, values: Array) -> Array:
     return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
 
 
-def integer_product(context: Context, node: Node, data: ir.Value, zero: ir.Value | None, weight: ir.Value) -> ir.Value:
-    """The int32 accumulator of Conv, Gemm or MatMul without bias; weights have zero point 0."""
-    name, output = node.name, f"{node.outputs[0]}_product"
+def integer_product(
+    context: Context,
+    node: Node,
+    data: ir.Value,
+    zero: ir.Value | None,
+    weight: ir.Value,
+    part: str | None = None,
+) -> ir.Value:
+    """The int32 accumulator of Conv, Gemm or MatMul without bias; weights have zero point 0. `part` names one of
+    several."""
+    name, output = part or node.name, f"{part or node.outputs[0]}_product"
     inputs = (data, weight, zero) if zero is not None else (data, weight)
     if len(context.graph.shapes[node.inputs[1]]) == 2:
         return context.builder.op("MatMulInteger", *inputs, name=name, output=output)

@@ -23,11 +23,13 @@ from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
 from quantpipe.rendering.integers import IntegerWriter, round_real
+from quantpipe.rendering.products import exact_accumulator, limited, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
     Average,
     Form,
     Kernel,
+    Limit,
     Move,
     Product,
     Requantize,
@@ -52,6 +54,8 @@ class Simulated:
     def __init__(self) -> None:
         self.weights: Parameters = {}
         self.scalars: Parameters = {}
+        self.limits: dict[str, tuple[str, str]] = {}
+        """Tensor -> names of its accumulator before and after overflow, where overflow is possible."""
         self._declared: dict[str, ir.Value] = {}
         self._wide: set[str] = set()
         self.ops: Mapping[str, Lowering] = {
@@ -115,6 +119,7 @@ class Simulated:
             acc = self._float_accumulate(context, node, kernel, plan)
         else:
             acc = self._integer_accumulate(context, node, kernel, plan)
+        acc = self._limit(context, acc, plan.limit, kernel.output, node)
         if plan.output is None:
             return acc
         return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
@@ -136,6 +141,7 @@ class Simulated:
         acc = context.builder.op("Add", *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
         if self._is_wide(shifted[0]):
             self._wide.add(acc.name or "")
+        acc = self._limit(context, acc, plan.limit, kernel.output, node)
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
 
     def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
@@ -168,7 +174,11 @@ class Simulated:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Product)  # noqa: S101
         operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
+        if plan.bound >= EXACT:
+            operands = [self._double(context, v, f"{node.name}/operand{n}") for n, v in enumerate(operands)]
         acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
+        if plan.bound >= EXACT:
+            self._wide.add(acc.name or "")
         return self._requantize(context, plan.output, acc, kernel.output)
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -176,6 +186,10 @@ class Simulated:
         assert isinstance(plan, Average)  # noqa: S101
         b, data = context.builder, context.get(kernel.operands[0].tensor, Form.QUANTIZED)
         output = f"{node.outputs[0]}_acc"
+        if plan.bound >= EXACT and fr.is_window(node):
+            acc = window_sum(context, self._writer(context), node, data)
+            self._wide.add(acc.name or "")
+            return self._requantize(context, plan.output, acc, kernel.output)
         if plan.bound >= EXACT:
             data = self._double(context, data, f"{node.name}/data")
         if fr.is_window(node):
@@ -226,11 +240,15 @@ class Simulated:
     def _integer_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """The same sum in int32, for sums that float32 cannot hold; the result is float64."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+        weight = context.plan.weights[plan.weight]
         zero_point = self._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
         shifted = b.op("Add", context.get(q.tensor, Form.QUANTIZED), zero_point, name=f"{node.name}/q")
+        if needs_parts(plan, q.dtype, weight.dtype):
+            writer = IntegerWriter(b, lambda name, value: self._weight(context, name, np.asarray(value)))
+            acc = exact_accumulator(context, writer, node, plan, q, shifted)
+            return self._double(context, acc, node.outputs[0])
         stored = b.op("Cast", shifted, name=f"{node.name}/stored", to=int(ir_dtype(q.dtype)))
         zero = self._scalar(context, f"{q.tensor}.zero_{q.dtype}", np.asarray(q.zero_point, q.dtype.numpy))
-        weight = context.plan.weights[plan.weight]
         values = fr.matrix_weight(node, weight.values)
         acc = fr.integer_product(
             context, node, stored, zero, self._weight(context, f"{weight.tensor}.{values.dtype}", values)
@@ -239,6 +257,20 @@ class Simulated:
             bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
             acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias32", bias), name=f"{node.name}/bias")
         return self._double(context, acc, node.outputs[0])
+
+    def _limit(self, context: Context, acc: ir.Value, limit: Limit | None, tensor: str, node: Node) -> ir.Value:
+        """What the accumulator's type leaves of exact sums; both are remembered, to be counted."""
+        if limit is None:
+            return acc
+        writer = self._writer(context)
+        whole = writer.cast(acc, np.int64 if self._is_wide(acc) else np.int32, f"{tensor}/whole")
+        left = limited(writer, whole, limit, tensor)
+        wide = limit.dtype.bits > 24
+        result = writer.cast(left, np.float64 if wide else np.float32, f"{tensor}/limit", f"{node.outputs[0]}_limited")
+        if wide:
+            self._wide.add(result.name or "")
+        self.limits[tensor] = (acc.name or "", result.name or "")
+        return result
 
     def _requantize(
         self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None

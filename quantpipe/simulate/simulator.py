@@ -29,11 +29,15 @@ SESSIONS = 4  # kept at once: a search alternates between few weight sets, and e
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A rendered plan: the graph, its weights (to be bound) and its scalars (to be fed)."""
+    """A rendered plan: the graph, its weights (to be bound) and its scalars (to be fed).
+
+    `limits`: tensor -> names of its accumulator before and after overflow, where some input can make it overflow.
+    """
 
     rendered: Rendered
     weights: Parameters = field(repr=False)
     scalars: Parameters = field(repr=False)
+    limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:
@@ -41,7 +45,7 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
     every number of the plan by name."""
     dialect = Simulated()
     rendered = render(graph, topology, plan, dialect, stored)
-    return Simulation(rendered, dialect.weights, dialect.scalars)
+    return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits)
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:

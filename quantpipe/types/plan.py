@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import FixedRounding, RequantizeKind, Rounding
+from quantpipe.types.hardware import FixedRounding, Overflow, RequantizeKind, Rounding
 from quantpipe.types.topology import Form
 
 Scale = NDArray[np.float32]
@@ -87,12 +87,24 @@ class Requantize:
         return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
 
 
+@dataclass(frozen=True)
+class Limit:
+    """What an accumulator does with sums that its type cannot hold. Plans name it only where some input can make one.
+
+    wrap: v - 2^b·floor((v + 2^(b-1)) / 2^b), whatever the order of the additions. saturate: the whole sum is clamped.
+    """
+
+    dtype: DType
+    overflow: Overflow
+
+
 @dataclass(frozen=True, eq=False)
 class Accumulate:
     """Conv, Gemm, MatMul: acc = Σ (q_x - z_x)·q_w + bias, in integers.
 
     `bound` is the greatest |partial sum| any input can give; under 2^24 float32 arithmetic is exact.
-    `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on.
+    `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on. `limit` None: no input can make
+    a sum that the accumulator does not hold.
     """
 
     node: str
@@ -101,6 +113,7 @@ class Accumulate:
     acc_scale: Scale
     bound: int
     output: Requantize | None
+    limit: Limit | None = None
 
     @property
     def exact_in_float32(self) -> bool:
@@ -138,6 +151,7 @@ class Sum:
     bound: int
     output: Requantize | None
     rounding: Rounding = Rounding.HALF_UP
+    limit: Limit | None = None
 
     @property
     def is_kernel_arithmetic(self) -> bool:
@@ -150,6 +164,7 @@ class Product:
     """Mul of two stored tensors: acc = (q_a - z_a)·(q_b - z_b)."""
 
     node: str
+    bound: int
     output: Requantize
 
 

@@ -1,0 +1,59 @@
+"""How large sums can become, whatever the input, and what happens where an accumulator cannot hold them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import HardwareError
+from quantpipe.plan.draft import Draft
+from quantpipe.types import HardwareSpec, Limit, Overflow, Quantizer, WeightTensor
+
+
+def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
+    """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
+    channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
+    sums = np.abs(weight.values.astype(np.int64))
+    per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
+    return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
+
+
+def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.float64]:
+    """How large a bias may be, in accumulator steps: what its type holds and what the sums leave of the accumulator.
+    Where the products alone can overflow it, they leave nothing, and the type decides."""
+    left = spec.accumulator.dtype.qmax - reached.astype(np.float64)
+    return np.where(left > 0, np.minimum(left, spec.bias.qmax), float(spec.bias.qmax))
+
+
+def limit_of(draft: Draft, node: str, bound: int) -> Limit | None:
+    """What happens to sums of up to `bound`. Raises HardwareError where they can overflow and the device says
+    `never`."""
+    accumulator = draft.spec.accumulator
+    if bound <= accumulator.dtype.qmax:
+        return None
+    if accumulator.overflow is Overflow.NEVER:
+        raise HardwareError(
+            f"its sums may reach {bound}, the {accumulator.dtype} accumulator holds {accumulator.dtype.qmax}; give its "
+            "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or say what the device does "
+            "with such sums (hardware.accumulator.overflow=wrap or saturate)",
+            stage="plan",
+            where=node,
+        )
+    return Limit(accumulator.dtype, accumulator.overflow)
+
+
+def refuse_overflow(draft: Draft, node: str, bound: int) -> None:
+    """Averages and products that their accumulator cannot hold are not simulated: no such plan leaves this package."""
+    dtype = draft.spec.accumulator.dtype
+    if bound > dtype.qmax:
+        raise HardwareError(
+            f"its sums may reach {bound}, the {dtype} accumulator holds {dtype.qmax}; give its inputs fewer bits, or "
+            "keep it in float with annotate.float_nodes",
+            stage="plan",
+            where=node,
+        )
+
+
+def bounded(bound: int, limit: Limit | None) -> int:
+    """The bound of what the accumulator hands on."""
+    return bound if limit is None else min(bound, -limit.dtype.qmin)
