@@ -20,6 +20,8 @@ from quantpipe.rendering.walk import Context
 from quantpipe.types import Accumulate, DType, Limit, Overflow, Quantizer
 
 Array = NDArray[Any]
+BYTE_PEAK = 255
+"""Greatest |x - z| of 8-bit values."""
 
 
 def exact_accumulator(
@@ -28,9 +30,10 @@ def exact_accumulator(
     """Σ (q_x - z_x)·q_w + bias in int64. `stored` are the integers q_x, in any type that holds them."""
     b = writer.builder
     weight = context.plan.weights[plan.weight]
+    axis = context.topology.weight_of[weight.tensor].channel_axis
     total: ir.Value | None = None
     for x_factor, x, zero in _data_parts(writer, node.name, q, stored):
-        for number, (w_factor, values) in enumerate(_weight_parts(weight.values)):
+        for number, (w_factor, values) in enumerate(_weight_parts(weight.values, axis)):
             name = f"{node.name}/part{x_factor}_{number}"
             matrix = writer.constants(f"{weight.tensor}/part{number}", fr.matrix_weight(node, values))
             acc = writer.cast(fr.integer_product(context, node, x, zero, matrix, name), np.int64, f"{name}/int64")
@@ -104,12 +107,22 @@ def _data_parts(
     ]
 
 
-def _weight_parts(values: Array) -> list[tuple[int, Array]]:
+def _weight_parts(values: Array, channel_axis: int) -> list[tuple[int, Array]]:
     """(factor, int8 values) of each part; the low byte is signed, so a high one of 128 is shared by two parts."""
     if values.dtype.itemsize == 1:
-        return [(1, values)]
+        return _fitting(1, values, channel_axis)
     whole = values.astype(np.int32)
     low = (whole + 128) % 256 - 128
     high = (whole - low) // 256
     parts = [(256, np.minimum(high, 127)), (1, low), (256, high - np.minimum(high, 127))]
-    return [(f, p.astype(np.int8)) for f, p in parts if np.any(p) or f == 1]
+    return [q for f, p in parts if np.any(p) or f == 1 for q in _fitting(f, p.astype(np.int8), channel_axis)]
+
+
+def _fitting(factor: int, values: Array, channel_axis: int) -> list[tuple[int, Array]]:
+    """The part as it is, or cut into digits of base 16 where the sums of its products could leave int32."""
+    sums = np.abs(values.astype(np.int64)).sum(axis=tuple(a for a in range(values.ndim) if a != channel_axis))
+    if int(np.max(sums, initial=0)) * BYTE_PEAK <= DType.INT32.qmax:
+        return [(factor, values)]
+    low = (values.astype(np.int32) + 8) % 16 - 8
+    high = (values - low) // 16
+    return [(factor * 16, high.astype(np.int8)), (factor, low.astype(np.int8))]

@@ -23,7 +23,7 @@ from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
 from quantpipe.rendering.integers import IntegerWriter, round_real
-from quantpipe.rendering.products import exact_accumulator, limited, needs_parts, window_sum
+from quantpipe.rendering.products import exact_accumulator, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -31,6 +31,7 @@ from quantpipe.types import (
     Kernel,
     Limit,
     Move,
+    Overflow,
     Product,
     Requantize,
     RequantizeKind,
@@ -119,7 +120,7 @@ class Simulated:
             acc = self._float_accumulate(context, node, kernel, plan)
         else:
             acc = self._integer_accumulate(context, node, kernel, plan)
-        acc = self._limit(context, acc, plan.limit, kernel.output, node)
+        acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
         if plan.output is None:
             return acc
         return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
@@ -141,7 +142,7 @@ class Simulated:
         acc = context.builder.op("Add", *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
         if self._is_wide(shifted[0]):
             self._wide.add(acc.name or "")
-        acc = self._limit(context, acc, plan.limit, kernel.output, node)
+        acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
 
     def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
@@ -258,17 +259,33 @@ class Simulated:
             acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias32", bias), name=f"{node.name}/bias")
         return self._double(context, acc, node.outputs[0])
 
-    def _limit(self, context: Context, acc: ir.Value, limit: Limit | None, tensor: str, node: Node) -> ir.Value:
-        """What the accumulator's type leaves of exact sums; both are remembered, to be counted."""
+    def _limit(
+        self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, tensor: str, node: Node
+    ) -> ir.Value:
+        """What the accumulator's type leaves of exact sums; both are remembered, to be counted.
+
+        v - 2^b·floor((v + 2^(b-1)) / 2^b) or a clip, in floats that hold every step exactly. (Casts would wrap too, but
+        the runtime merges a chain of casts into one, and a float beyond the last type wraps or not as the CPU likes.)
+        """
         if limit is None:
             return acc
-        writer = self._writer(context)
-        whole = writer.cast(acc, np.int64 if self._is_wide(acc) else np.int32, f"{tensor}/whole")
-        left = limited(writer, whole, limit, tensor)
-        wide = limit.dtype.bits > 24
-        result = writer.cast(left, np.float64 if wide else np.float32, f"{tensor}/limit", f"{node.outputs[0]}_limited")
-        if wide:
-            self._wide.add(result.name or "")
+        b, half, output = context.builder, 1 << (limit.dtype.bits - 1), f"{node.outputs[0]}_limited"
+        if bound + half >= EXACT or limit.dtype.bits > 24:
+            acc = self._double(context, acc, f"{tensor}/whole")
+        wide = self._is_wide(acc)
+        if limit.overflow is Overflow.SATURATE:
+            result = self._clip(context, acc, limit.dtype.qmin, limit.dtype.qmax, f"{tensor}/accumulator", output)
+        else:
+            dtype: type[Any] = np.float64 if wide else np.float32
+            suffix = "64" if wide else ""
+            names = {"half": half, "turn": 2 * half, "part": 0.5 / half}
+            constant = {k: self._scalar(context, f"{k}_{half}{suffix}", dtype(v)) for k, v in names.items()}
+            above = b.op("Add", acc, constant["half"], name=f"{tensor}/above")
+            turns = b.op("Floor", b.op("Mul", above, constant["part"], name=f"{tensor}/parts"), name=f"{tensor}/turns")
+            beyond = b.op("Mul", turns, constant["turn"], name=f"{tensor}/beyond")
+            result = b.op("Sub", acc, beyond, name=f"{tensor}/wrapped", output=output)
+            if wide:
+                self._wide.add(result.name or "")
         self.limits[tensor] = (acc.name or "", result.name or "")
         return result
 

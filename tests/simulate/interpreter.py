@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import Accumulate, Average, Form, Move, Product, QuantPlan, Requantize, Sum, Topology
+from quantpipe.types import Accumulate, Average, Form, Limit, Move, Product, QuantPlan, Requantize, Sum, Topology
 
 Array = np.ndarray[Any, Any]
 
@@ -24,13 +24,15 @@ class Interpreter:
         self.stored: dict[str, Array] = {}
         self.raw: dict[str, Array] = {}
         self.real: dict[str, Array] = {}
+        self.overflowed: dict[str, int] = {}
 
     def run(self, inputs: dict[str, Array]) -> Interpreter:
         self.real = dict(inputs)
         for kernel in self.topology.kernels:
             node, plan = self.graph.by_name[kernel.node], self.plan.kernels[kernel.node]
             if isinstance(plan, Accumulate):
-                acc, output = self._accumulate(node, kernel.operands[0].tensor, plan), plan.output
+                whole, output = self._accumulate(node, kernel.operands[0].tensor, plan), plan.output
+                acc = self._overflow(kernel.output, whole, plan.limit)
             elif isinstance(plan, Sum) and plan.scale is None:
                 assert plan.output is not None
                 self.stored[kernel.output] = self._free_sum(plan)
@@ -38,7 +40,7 @@ class Interpreter:
             elif isinstance(plan, Sum) and plan.terms[0].fixed is not None:
                 acc, output = self._fixed_sum(plan), plan.output
             elif isinstance(plan, Sum):
-                acc, output = self._sum(plan), plan.output
+                acc, output = self._overflow(kernel.output, self._sum(plan), plan.limit), plan.output
             elif isinstance(plan, Product):
                 a, b = (self.centred(o.tensor) for o in kernel.operands)
                 acc, output = a * b, plan.output
@@ -55,6 +57,15 @@ class Interpreter:
                 channel = -1 if node.op in ("Gemm", "MatMul") else 1
                 self.stored[kernel.output] = requantize(output, acc, channel)
         return self
+
+    def _overflow(self, tensor: str, acc: Array, limit: Limit | None) -> Array:
+        """What an accumulator keeps of a sum; `overflowed` counts what it changes."""
+        if limit is None:
+            return acc
+        half = 1 << (limit.dtype.bits - 1)
+        kept = (acc + half) % (2 * half) - half if limit.overflow == "wrap" else np.clip(acc, -half, half - 1)
+        self.overflowed[tensor] = int(np.count_nonzero(kept != acc))
+        return kept
 
     def q(self, tensor: str) -> Array:
         """The stored integers of a tensor, made from what there is of it."""
