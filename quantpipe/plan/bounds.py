@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.plan.draft import Draft
-from quantpipe.types import HardwareSpec, Limit, Overflow, Quantizer, WeightTensor
+from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, WeightTensor
 
 
 def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
@@ -22,7 +22,8 @@ def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.floa
     """How large a bias may be, in accumulator steps: what its type holds and what the sums leave of the accumulator.
     Where the products alone can overflow it, they leave nothing, and the type decides."""
     left = spec.accumulator.dtype.qmax - reached.astype(np.float64)
-    return np.where(left > 0, np.minimum(left, spec.bias.qmax), float(spec.bias.qmax))
+    most = float(spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else spec.accumulator.dtype.qmax)
+    return np.where(left > 0, np.minimum(left, most), most)
 
 
 def limit_of(draft: Draft, node: str, bound: int) -> Limit | None:

@@ -15,7 +15,18 @@ from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.sums import plan_sum
 from quantpipe.plan.weights import bias_steps
-from quantpipe.types import Accumulate, Average, Form, Kernel, KernelPlan, Move, Product, Requantize, RequantizeKind
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    DType,
+    Form,
+    Kernel,
+    KernelPlan,
+    Move,
+    Product,
+    Requantize,
+    RequantizeKind,
+)
 
 
 def plan_kernel(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
@@ -31,6 +42,13 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
     bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
     limit = limit_of(draft, kernel.node, bound)
     draft.bounds[kernel.output] = bounded(bound, limit)
+    if bound > DType.INT32.qmax and draft.spec.requantize.kind is RequantizeKind.FIXED_POINT and limit is None:
+        raise HardwareError(
+            f"its sums may reach {bound}; a fixed-point multiplication takes int32 sums: give its inputs or weights "
+            "fewer bits",
+            stage="plan",
+            where=kernel.node,
+        )
     output = None
     if kernel.form is Form.RAW:
         draft.raw[kernel.output] = acc_scale

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,7 +11,8 @@ from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.draft import Draft
-from quantpipe.types import Kernel, PowerOfTwo, WeightTensor
+from quantpipe.plan.requantize import exponent_of
+from quantpipe.types import BiasScale, Kernel, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
@@ -65,6 +68,8 @@ def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> 
     real = draft.overrides.biases.get(kernel.node)
     if real is None:
         real = draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+    if draft.spec.bias_scale is BiasScale.OWN:
+        return _own_steps(draft, kernel, real, acc_scale)
     steps = intmath.round_real(real / acc_scale.astype(np.float64))
     if np.any(np.abs(steps) > draft.spec.bias.qmax):
         raise HardwareError(
@@ -73,3 +78,16 @@ def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> 
             where=kernel.node,
         )
     return steps.astype(np.int64)
+
+
+def _own_steps(
+    draft: Draft, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """A bias stored in few bits at the least power of two at which it fits, shifted left to the accumulator's scale;
+    the accumulator's own where that is not finer."""
+    product = exponent_of(acc_scale, kernel.node)
+    largest = float(np.max(np.abs(real), initial=0.0))
+    least = math.ceil(math.log2(largest / draft.spec.bias.qmax)) if largest > 0 else product
+    exponent = max(product, least)
+    steps = intmath.round_real(real / 2.0**exponent)
+    return steps.astype(np.int64) << (exponent - product)

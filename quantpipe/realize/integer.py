@@ -46,6 +46,7 @@ class Integer(Stored):
 
     def __init__(self) -> None:
         super().__init__()
+        self._wide_sums: set[str] = set()
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
@@ -56,10 +57,15 @@ class Integer(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, 1 << NARROW.lift)
+        wide, bound = tensor in self._wide_sums, 1 << NARROW.lift
+        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, bound, wide)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = context.plan.raw_scales[tensor]
+        if tensor in self._wide_sums:  # DequantizeLinear reads no int64
+            single = self._writer(context).cast(value, np.float32, f"{tensor}/single")
+            parameter = self.constant(context, f"{tensor}_acc_scale", fr.along_channels(scale, context.graph, tensor))
+            return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
         axis: dict[str, Any] = {} if scale.ndim == 0 else {"axis": fr.output_axis(context.graph, tensor)}
         parameter = self.constant(context, f"{tensor}_acc_scale", scale)
         return context.builder.op(
@@ -96,6 +102,8 @@ class Integer(Stored):
             bound, wide = -plan.limit.dtype.qmin, wide and plan.limit.dtype.bits > 32
         if wide and bound <= DType.INT32.qmax:
             acc, wide = writer.cast(acc, np.int32, f"{node.name}/int32"), False
+        if wide:
+            self._wide_sums.add(kernel.output)
         if plan.output is None:
             return acc
         return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], bound, wide)

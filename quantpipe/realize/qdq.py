@@ -96,8 +96,9 @@ class Qdq(Stored):
         return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
 
     def _finish(self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize) -> ir.Value:
-        kernels_only(output, kernel.node)
-        return self.store(context, real, context.plan.quantizers[kernel.output], output.low, output.high)
+        q = context.plan.quantizers[kernel.output]
+        kernels_only(output, q, kernel.node)
+        return self.store(context, real, q, output.low, output.high)
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
         """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""

@@ -156,7 +156,7 @@ class QOperator(Stored):
         return self._finish(context, out, plan.output, result)
 
     def _finish(self, context: Context, q: Quantizer, output: Requantize, result: ir.Value) -> ir.Value:
-        kernels_only(output, q.tensor)
+        kernels_only(output, q, q.tensor)
         tight = self._tight(q, output)
         return self.clip(context, result, q, output.low, output.high) if tight else result
 

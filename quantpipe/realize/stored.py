@@ -9,10 +9,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Form, Kernel, Move, Quantizer, Requantize
+from quantpipe.types import DType, Form, Kernel, Move, Quantizer, Requantize
 
 
 class Stored:
@@ -70,21 +71,40 @@ class Stored:
         return self.clip(context, stored, q, low, high) if tight else stored
 
     def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, high: int) -> ir.Value:
+        long = q.dtype.bits == 16  # onnxruntime clips no 16-bit integers
+        dtype = np.dtype(np.int32) if long else q.dtype.numpy
         bounds = [
-            self.constant(context, f"{q.tensor}_{side}", np.asarray(bound, q.dtype.numpy))
+            self.constant(context, f"{q.tensor}_{side}", np.asarray(bound, dtype))
             for side, bound in (("low", low), ("high", high))
         ]
+        if long:
+            wide = self._cast(context, stored, DType.INT32, f"{q.tensor}/int32")
+            clipped = context.builder.op("Clip", wide, *bounds, name=f"{q.tensor}/clip")
+            return self._cast(context, clipped, q.dtype, f"{q.tensor}/narrow", f"{q.tensor}_q")
         return context.builder.op("Clip", stored, *bounds, name=f"{q.tensor}/clip", output=f"{q.tensor}_q")
 
     def move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """The op itself, on stored integers; a pad value of zero becomes the zero point."""
         inputs = fr.moved(context, node, kernel)
+        q = context.plan.quantizers[kernel.output]
+        long = q.dtype.bits == 16  # onnxruntime pools and pads no 16-bit integers; float32 holds them exactly
+        if long:
+            ports = {o.port for o in kernel.operands}
+            inputs = [
+                self._cast(context, v, DType.FLOAT32, f"{node.name}/float{p}") if p in ports and v is not None else v
+                for p, v in enumerate(inputs)
+            ]
         if node.op in PADS and node.attr("mode", "constant") == "constant":
-            q = context.plan.quantizers[kernel.output]
             while len(inputs) < 3:
                 inputs.append(None)
-            inputs[2] = self.grid(context, q)[1]
-        return context.builder.copy(node, inputs, [fr.stored_name(kernel)])[0]
+            zero = np.float32(q.zero_point)
+            inputs[2] = self.constant(context, f"{q.tensor}_pad", zero) if long else self.grid(context, q)[1]
+        name = fr.stored_name(kernel)
+        moved = context.builder.copy(node, inputs, [f"{name}_float" if long else name])[0]
+        return self._cast(context, moved, q.dtype, f"{node.name}/int16", name) if long else moved
+
+    def _cast(self, context: Context, value: ir.Value, dtype: DType, name: str, output: str | None = None) -> ir.Value:
+        return context.builder.op("Cast", value, name=name, output=output, to=int(ir_dtype(dtype)))
 
     def clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Relu or Clip that no producer swallowed: a clip on stored integers."""
@@ -115,8 +135,16 @@ PADS = frozenset({"Pad"})
 """Ops that bring in a constant of their own, which must be the zero point in stored form."""
 
 
-def kernels_only(output: Requantize, where: str) -> None:
-    """The forms that run in onnxruntime's own kernels narrow as those do. Raises HardwareError for anything else."""
+def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
+    """The forms that run in onnxruntime's own kernels narrow as those do, and hold 8 bits. Raises HardwareError for
+    anything else."""
+    if q.dtype.bits > 8:
+        raise HardwareError(
+            f"it stores {q.dtype}; onnxruntime has no 16-bit integer kernels behind the qdq and qoperator forms, it "
+            "would compute in float32; use realize=integer",
+            stage="realize",
+            where=where,
+        )
     if not output.is_kernel_arithmetic:
         raise HardwareError(
             f"this hardware requantizes by {output.kind} with rounding {output.rounding}, which the qdq and qoperator "
