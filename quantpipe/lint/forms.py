@@ -60,3 +60,8 @@ INTEGER_OPS: Mapping[str, IntegerOp] = {
     "QLinearSigmoid": IntegerOp("Sigmoid", _ONE, scale=3, zero=4),
     "QLinearSoftmax": IntegerOp("Softmax", _ONE, scale=3, zero=4),
 }
+
+BYTE_OPS = frozenset({"Cast", "Mod", "Div", "Sub"})
+"""What takes the bytes of a 16-bit integer apart."""
+
+LONG = frozenset({"int16", "uint16"})

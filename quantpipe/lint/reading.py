@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lint.forms import CONVERSIONS, DEQUANTIZE, INTEGER_OPS, QUANTIZE
+from quantpipe.lint.forms import BYTE_OPS, CONVERSIONS, DEQUANTIZE, INTEGER_OPS, LONG, QUANTIZE
 from quantpipe.lint.forms import Stored as Ports
 from quantpipe.oprules import Family, rule_of
 
@@ -145,7 +145,19 @@ class _Reader:
 
     def _operand(self, node: Node, ports: Ports) -> Stored:
         tensor = node.inputs[ports.data]
-        return self._keep(self._stored(node, tensor, ports.scale, ports.zero))
+        found = self._keep(self._stored(node, tensor, ports.scale, ports.zero))
+        return replace(found, dtype=self._whole(tensor))
+
+    def _whole(self, tensor: str) -> str:
+        """The type of a tensor, or of the 16-bit one whose byte it is: no kernel multiplies 16-bit integers, so their
+        products are made of bytes."""
+        origin = tensor
+        while self._dtype(origin) not in LONG:
+            producer = self._graph.producers.get(origin)
+            if producer is None or producer.op not in BYTE_OPS:
+                return self._dtype(tensor)
+            origin = producer.inputs[0]
+        return self._dtype(origin)
 
     def _plain(self, node: Node) -> QuantizedOp | None:
         """An op of OP_RULES behind DequantizeLinear, or on integers themselves."""
