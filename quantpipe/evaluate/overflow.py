@@ -11,7 +11,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import Accumulate, Limit, QuantPlan, Samples, Sum, Topology
+from quantpipe.types import Accumulate, DType, Limit, Overflow, QuantPlan, Samples, Sum, Topology
 
 
 def overflow_report(
@@ -23,6 +23,8 @@ def overflow_report(
     for kernel in topology.kernels:
         numbers = plan.kernels.get(kernel.node)
         limit = numbers.limit if isinstance(numbers, Accumulate | Sum) else None
+        if isinstance(numbers, Accumulate) and numbers.pairs is not None:
+            limit = Limit(DType.INT16, Overflow.SATURATE)
         if limit is not None and isinstance(numbers, Accumulate | Sum) and kernel.output in simulation.limits:
             found[kernel.output] = _entry(kernel.node, kernel.output, limit, numbers.bound)
     if not found:

@@ -12,6 +12,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.draft import Draft
+from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.sums import plan_sum
 from quantpipe.plan.weights import bias_steps
@@ -40,6 +41,9 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
     acc_scale = np.asarray(exact_scale, np.float32)
     bias = bias_steps(draft, kernel, acc_scale)
     bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
+    pairs = saturating_pairs(draft, kernel, weight, data)
+    if pairs is not None:
+        bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most
     limit = limit_of(draft, kernel.node, bound)
     draft.bounds[kernel.output] = bounded(bound, limit)
     if bound > DType.INT32.qmax and draft.spec.requantize.kind is RequantizeKind.FIXED_POINT and limit is None:
@@ -54,7 +58,7 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
         draft.raw[kernel.output] = acc_scale
     else:
         output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
-    return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit)
+    return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit, pairs)
 
 
 def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:

@@ -21,6 +21,7 @@ from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
 from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, round_real
+from quantpipe.rendering.pairs import pair_excess
 from quantpipe.rendering.products import exact_accumulator, limited, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
@@ -97,6 +98,15 @@ class Integer(Stored):
     ) -> ir.Value:
         """From exact sums (int32, or int64 where `wide`) to what the kernel gives."""
         writer, bound = self._writer(context), plan.bound
+        if plan.pairs is not None:
+            tensor = kernel.operands[0].tensor
+            centred = writer.cast(
+                self._wide(context, tensor, Form.QUANTIZED, f"{node.name}/pairs"), np.float32, f"{node.name}/pairs/real"
+            )
+            zero_point = context.plan.quantizers[tensor].zero_point
+            excess = pair_excess(context, writer.constants, node, plan, centred, zero_point)
+            lost = writer.cast(excess, np.int64 if wide else np.int32, f"{node.name}/pairs/lost")
+            acc = context.builder.op("Sub", acc, lost, name=f"{node.name}/less_pairs")
         if plan.limit is not None:
             acc = limited(writer, acc, plan.limit, node.outputs[0])
             bound, wide = -plan.limit.dtype.qmin, wide and plan.limit.dtype.bits > 32

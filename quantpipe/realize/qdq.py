@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
-from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
+from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Requantize, Sum
@@ -47,6 +47,7 @@ class Qdq(Stored):
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        exact_pairs_only(plan)
         inputs = [self._real(context, kernel.operands[0].tensor), self._real_weight(context, plan)]
         if plan.bias is not None:
             inputs.append(self._real_bias(context, node, plan))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import Family
-from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
+from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Form, Kernel, Quantizer, Requantize, Sum
@@ -44,6 +44,7 @@ class QOperator(Stored):
     def _conv(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        exact_pairs_only(plan)
         if plan.output is None:
             raise no_accumulators(node.name)
         out = context.plan.quantizers[kernel.output]
@@ -65,6 +66,7 @@ class QOperator(Stored):
     def _gemm(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101
+        exact_pairs_only(plan)
         if len(context.graph.shapes[kernel.operands[0].tensor]) != 2:
             return self._matmul(context, node, kernel, plan)
         out = context.plan.quantizers[kernel.output] if plan.output is not None else None

@@ -13,7 +13,7 @@ from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import DType, Form, Kernel, Move, Quantizer, Requantize
+from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize
 
 
 class Stored:
@@ -151,6 +151,19 @@ def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
             "forms cannot express; use realize=integer",
             stage="realize",
             where=where,
+        )
+
+
+def exact_pairs_only(plan: Accumulate) -> None:
+    """Raises HardwareError where pairs of products can saturate: the kernels behind these forms do so on some CPUs and
+    not on others, so that equality could not be shown here."""
+    if plan.pairs is not None:
+        raise HardwareError(
+            f"{len(plan.pairs.owner)} pairs of its products can saturate in int16 on avx2. The qdq and qoperator forms "
+            "leave that to the CPU that runs them, and cannot be compared on another one: use realize=integer to see "
+            "what it does, or hardware.weights.reduce_range=true, with which no pair saturates",
+            stage="realize",
+            where=plan.node,
         )
 
 

@@ -9,11 +9,9 @@ simulated graph does not approximate the realized one: it computes the same inte
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.outside import is_mapped
@@ -21,31 +19,24 @@ from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
-from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
-from quantpipe.rendering.integers import IntegerWriter, round_real
+from quantpipe.rendering.fixedpoint import fixed_sum
+from quantpipe.rendering.integers import IntegerWriter
+from quantpipe.rendering.pairs import pair_excess
 from quantpipe.rendering.products import exact_accumulator, needs_parts, window_sum
+from quantpipe.simulate.arithmetic import EXACT, Arithmetic
 from quantpipe.types import (
     Accumulate,
     Average,
     Form,
     Kernel,
-    Limit,
     Move,
-    Overflow,
     Product,
-    Requantize,
-    RequantizeKind,
-    Rounding,
     Sum,
     WeightTensor,
 )
 
-Array = NDArray[Any]
-Parameters = dict[str, Array]
-EXACT = 1 << 24
 
-
-class Simulated:
+class Simulated(Arithmetic):
     """The dialect. While a graph is rendered, the values of the inputs it declares are collected:
     `weights` change with weight bits and thresholds only, `scalars` with everything else."""
 
@@ -53,12 +44,7 @@ class Simulated:
     integer_accumulators = True
 
     def __init__(self) -> None:
-        self.weights: Parameters = {}
-        self.scalars: Parameters = {}
-        self.limits: dict[str, tuple[str, str]] = {}
-        """Tensor -> names of its accumulator before and after overflow, where overflow is possible."""
-        self._declared: dict[str, ir.Value] = {}
-        self._wide: set[str] = set()
+        super().__init__()
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
@@ -120,6 +106,8 @@ class Simulated:
             acc = self._float_accumulate(context, node, kernel, plan)
         else:
             acc = self._integer_accumulate(context, node, kernel, plan)
+        if plan.pairs is not None:
+            acc = self._saturate_pairs(context, node, kernel, plan, acc)
         acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
         if plan.output is None:
             return acc
@@ -220,7 +208,7 @@ class Simulated:
         high = plan.high - zero if plan.high is not None else None
         return self._clip(context, value, low, high, f"{kernel.output}/clamp", fr.stored_name(kernel))
 
-    # --- arithmetic -------------------------------------------------------------------------------------------------
+    # --- sums of products --------------------------------------------------------------------------------------------
 
     def _float_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         weight = context.plan.weights[plan.weight]
@@ -259,148 +247,19 @@ class Simulated:
             acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias32", bias), name=f"{node.name}/bias")
         return self._double(context, acc, node.outputs[0])
 
-    def _limit(
-        self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, tensor: str, node: Node
+    def _saturate_pairs(
+        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, acc: ir.Value
     ) -> ir.Value:
-        """What the accumulator's type leaves of exact sums; both are remembered, to be counted.
-
-        v - 2^b·floor((v + 2^(b-1)) / 2^b) or a clip, in floats that hold every step exactly. (Casts would wrap too, but
-        the runtime merges a chain of casts into one, and a float beyond the last type wraps or not as the CPU likes.)
-        """
-        if limit is None:
-            return acc
-        b, half, output = context.builder, 1 << (limit.dtype.bits - 1), f"{node.outputs[0]}_limited"
-        if bound + half >= EXACT or limit.dtype.bits > 24:
-            acc = self._double(context, acc, f"{tensor}/whole")
-        wide = self._is_wide(acc)
-        if limit.overflow is Overflow.SATURATE:
-            result = self._clip(context, acc, limit.dtype.qmin, limit.dtype.qmax, f"{tensor}/accumulator", output)
-        else:
-            dtype: type[Any] = np.float64 if wide else np.float32
-            suffix = "64" if wide else ""
-            names = {"half": half, "turn": 2 * half, "part": 0.5 / half}
-            constant = {k: self._scalar(context, f"{k}_{half}{suffix}", dtype(v)) for k, v in names.items()}
-            above = b.op("Add", acc, constant["half"], name=f"{tensor}/above")
-            turns = b.op("Floor", b.op("Mul", above, constant["part"], name=f"{tensor}/parts"), name=f"{tensor}/turns")
-            beyond = b.op("Mul", turns, constant["turn"], name=f"{tensor}/beyond")
-            result = b.op("Sub", acc, beyond, name=f"{tensor}/wrapped", output=output)
-            if wide:
-                self._wide.add(result.name or "")
-        self.limits[tensor] = (acc.name or "", result.name or "")
-        return result
-
-    def _requantize(
-        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None
-    ) -> ir.Value:
-        """`layout`: the tensor whose channel axis a per-channel multiplier follows (`tensor` when not given)."""
-        b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
-        if r.kind is RequantizeKind.SHIFT:
-            wide = self._is_wide(acc)
-            value = self._shift(context, acc, r.shift, tensor, r.rounding)
-            clipped = self._clip(context, value, low, high, tensor, f"{tensor}/wide" if wide else None)
-            return self._single(context, clipped, tensor, f"{tensor}_q") if wide else clipped
-        if r.kind is RequantizeKind.FIXED_POINT:
-            wide_acc = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
-            return self._store_fixed(context, r, wide_acc, tensor, layout)
-        multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
-        scaled = b.op(
-            "Mul",
-            self._single(context, acc, tensor),
-            self._scalar(context, f"{tensor}.multiplier", multiplier),
-            name=f"{tensor}/scaled",
+        """Less what pairs of products lose to saturation, on CPUs that add them in int16."""
+        b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+        centred = context.get(q.tensor, Form.QUANTIZED)
+        excess = pair_excess(
+            context, lambda n, v: self._weight(context, n, np.asarray(v)), node, plan, centred, q.zero_point
         )
-        if not r.zero_first:
-            return self._clip(context, self._round(context, scaled, r, tensor), low, high, tensor)
-        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
-        offset = b.op("Add", scaled, zero, name=f"{tensor}/offset")
-        return self._centre(context, self._round(context, offset, r, tensor), r, tensor)
-
-    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
-        """An int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
-        writer = self._writer(context)
-        scaled = multiplied(context, writer, r, acc, layout or tensor, tensor)
-        clipped = writer.clip(scaled, r.low - r.zero_point, r.high - r.zero_point, tensor)
-        return writer.cast(clipped, np.float32, f"{tensor}/single", f"{tensor}_q")
-
-    def _round(self, context: Context, value: ir.Value, r: Requantize, name: str) -> ir.Value:
-        return round_real(context.builder, self._writer(context).constants, value, Rounding(r.rounding), name)
-
-    def _writer(self, context: Context) -> IntegerWriter:
-        return IntegerWriter(context.builder, lambda name, value: self._scalar(context, name, value))
-
-    def _centre(self, context: Context, rounded: ir.Value, r: Requantize, tensor: str) -> ir.Value:
-        """Clip q, then take the zero point off."""
-        clipped = self._clip(context, rounded, r.low, r.high, f"{tensor}/q", f"{tensor}/clipped")
-        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
-        return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
-
-    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, rounding: str) -> ir.Value:
-        """v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on. Such quotients are
-        exact in float. shift <= 0 multiplies by 2^-shift; nothing is left to round."""
-        b, wide = context.builder, self._is_wide(value)
-        dtype: type[Any] = np.float64 if wide else np.float32
-        suffix = "64" if wide else ""
-        factor = self._scalar(context, f"{name}.shift{suffix}", dtype(2.0**-shift))
-        scaled = b.op("Mul", value, factor, name=f"{name}/shifted")
-        if rounding == Rounding.HALF_EVEN:
-            result = b.op("Round", scaled, name=f"{name}/round")
-        else:
-            added = 0.5 if shift > 0 and rounding != Rounding.FLOOR else 0.0
-            half = self._scalar(context, f"{name}.half{suffix}", dtype(added))
-            size = b.op("Abs", scaled, name=f"{name}/size") if rounding == Rounding.HALF_AWAY else scaled
-            result = b.op("Floor", b.op("Add", size, half, name=f"{name}/half"), name=f"{name}/floor")
-            if rounding == Rounding.HALF_AWAY:
-                result = b.op("Mul", result, b.op("Sign", scaled, name=f"{name}/sign"), name=f"{name}/away")
-        if wide:
+        if self._is_wide(acc):
+            excess = self._double(context, excess, f"{node.name}/pairs")
+        result = b.op("Sub", acc, excess, name=f"{node.name}/less_pairs", output=f"{node.outputs[0]}_paired")
+        if self._is_wide(acc):
             self._wide.add(result.name or "")
+        self.limits[kernel.output] = (acc.name or "", result.name or "")
         return result
-
-    def _clip(
-        self, context: Context, value: ir.Value, low: int | None, high: int | None, name: str, output: str | None = None
-    ) -> ir.Value:
-        wide = self._is_wide(value)
-        dtype: type[Any] = np.float64 if wide else np.float32
-        bounds = [
-            self._scalar(context, f"{name}.{side}{64 if wide else ''}", dtype(bound)) if bound is not None else None
-            for side, bound in (("low", low), ("high", high))
-        ]
-        result = context.builder.op("Clip", value, *bounds, name=f"{name}/clip", output=output or f"{name}_q")
-        if wide:
-            self._wide.add(result.name or "")
-        return result
-
-    # --- float64 where float32 would not be exact -------------------------------------------------------------------
-
-    def _is_wide(self, value: ir.Value) -> bool:
-        return value.name in self._wide
-
-    def _double(self, context: Context, value: ir.Value, name: str) -> ir.Value:
-        if self._is_wide(value):
-            return value
-        result = context.builder.op("Cast", value, name=f"{name}/double", to=int(ir.DataType.DOUBLE))
-        self._wide.add(result.name or "")
-        return result
-
-    def _single(self, context: Context, value: ir.Value, name: str, output: str | None = None) -> ir.Value:
-        if not self._is_wide(value):
-            return value
-        return context.builder.op("Cast", value, name=f"{name}/single", output=output, to=int(ir.DataType.FLOAT))
-
-    # --- parameters -------------------------------------------------------------------------------------------------
-
-    def _scalar(self, context: Context, name: str, value: object) -> ir.Value:
-        return self._parameter(context, self.scalars, name, np.asarray(value))
-
-    def _weight(self, context: Context, name: str, value: Array) -> ir.Value:
-        return self._parameter(context, self.weights, name, value)
-
-    def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
-        """A graph input, declared once per name and value (names made from a node and from a tensor may be alike)."""
-        found = self._declared.get(name)
-        known = store.get(found.name or "") if found is not None else None
-        if found is not None and known is not None and known.dtype == value.dtype and np.array_equal(known, value):
-            return found
-        declared = context.builder.input(name, value.dtype.name, value.shape)
-        self._declared.setdefault(name, declared)
-        store[declared.name or name] = value
-        return declared

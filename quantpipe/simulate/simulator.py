@@ -21,7 +21,8 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.rendering import Rendered, render
-from quantpipe.simulate.dialect import Parameters, Simulated
+from quantpipe.simulate.arithmetic import Parameters
+from quantpipe.simulate.dialect import Simulated
 from quantpipe.types import QuantPlan, Topology
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights

@@ -99,12 +99,25 @@ class Limit:
 
 
 @dataclass(frozen=True, eq=False)
+class Pairs:
+    """R pairs of products that are added in int16 with saturation before the rest of the sum.
+
+    `weight`: each pair's two integer weights among zeros, `[R, C, *kernel]` (group 1), or `[K, R]` of a dense layer;
+    `total`: their sum, `[R]`; `owner`: the output channel, `[R]`.
+    """
+
+    weight: NDArray[np.int8]
+    total: NDArray[np.int64]
+    owner: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Accumulate:
     """Conv, Gemm, MatMul: acc = Σ (q_x - z_x)·q_w + bias, in integers.
 
     `bound` is the greatest |partial sum| any input can give; under 2^24 float32 arithmetic is exact.
     `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on. `limit` None: no input can make
-    a sum that the accumulator does not hold.
+    a sum that the accumulator does not hold. `pairs` None: no pair of products can saturate on the way.
     """
 
     node: str
@@ -114,6 +127,7 @@ class Accumulate:
     bound: int
     output: Requantize | None
     limit: Limit | None = None
+    pairs: Pairs | None = None
 
     @property
     def exact_in_float32(self) -> bool:

@@ -1,0 +1,82 @@
+"""Pairs of products that saturate: x86 without VNNI adds two uint8 x int8 products in int16, with saturation, before it
+goes on in int32 (vpmaddubsw).
+
+onnxruntime's matrix kernels take neighbours along K: the input features of a dense layer, for a convolution the inputs
+of a window ordered by row, column, channel (of one group). Depthwise convolutions have a kernel of their own, which
+multiplies in 32 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import HardwareError
+from quantpipe.plan.draft import Draft
+from quantpipe.types import DType, Isa, Kernel, Pairs, Quantizer, WeightTensor
+
+MOST_PER_CHANNEL = 500
+"""Saturating pairs of one output channel whose excess float32 still adds up exactly: 500 · 32 512 < 2^24."""
+
+
+def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
+    """The pairs of an accumulating kernel that some input can drive out of int16; None where there are none.
+
+    Raises HardwareError where they are too many to be simulated exactly, or the op's order of products is not known.
+    """
+    if draft.spec.isa is not Isa.AVX2 or data.dtype is not DType.UINT8:
+        return None
+    values = weight.values.astype(np.int64)
+    group = int(draft.graph.by_name[kernel.node].attr("group", 1))
+    dense = values.ndim == 2
+    axis = draft.topology.weight_of[weight.tensor].channel_axis
+    if not dense and axis != 0:
+        raise HardwareError(
+            "the order in which its products are paired on avx2 is not known; keep it in float with "
+            "annotate.float_nodes, or use hardware.isa=vnni",
+            stage="plan",
+            where=kernel.node,
+        )
+    if not dense and group > 1 and values.shape[1] == 1:
+        return None
+    rows = np.moveaxis(values, axis, 0) if dense else np.moveaxis(values, 1, -1)
+    flat = rows.reshape(len(rows), -1)
+    owner, number = np.nonzero(_can_saturate(flat, data.qmax))
+    if not owner.size:
+        return None
+    if int(np.bincount(owner).max()) > MOST_PER_CHANNEL:
+        raise HardwareError(
+            f"more than {MOST_PER_CHANNEL} pairs of products of one channel can saturate on avx2; use "
+            "hardware.weights.reduce_range=true, which is what such a CPU needs",
+            stage="plan",
+            where=kernel.node,
+        )
+    picked = np.zeros((len(owner), flat.shape[1]), np.int8)
+    for column in (2 * number, 2 * number + 1):
+        inside = column < flat.shape[1]
+        at = np.arange(len(owner))[inside]
+        picked[at, column[inside]] = flat[owner[inside], column[inside]]
+    totals = picked.astype(np.int64).sum(axis=1)
+    if dense:
+        return Pairs(np.ascontiguousarray(picked.T), totals, owner)
+    windows = np.moveaxis(picked.reshape(len(owner), *rows.shape[1:]), -1, 1)
+    return Pairs(_across_groups(windows, owner, group, len(rows)), totals, owner)
+
+
+def _can_saturate(flat: NDArray[np.int64], most: int) -> NDArray[np.bool_]:
+    """`[O, K/2]`: whether q_0·w_0 + q_1·w_1 can leave int16 for some 0 <= q <= `most`."""
+    even = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
+    a, b = even[:, 0::2], even[:, 1::2]
+    high = most * (np.maximum(a, 0) + np.maximum(b, 0))
+    low = most * (np.minimum(a, 0) + np.minimum(b, 0))
+    return np.asarray((high > DType.INT16.qmax) | (low < DType.INT16.qmin))
+
+
+def _across_groups(windows: NDArray[np.int8], owner: NDArray[np.int64], group: int, outputs: int) -> NDArray[np.int8]:
+    """Weights over the channels of one group as weights over all input channels."""
+    each = windows.shape[1]
+    whole = np.zeros((len(windows), each * group, *windows.shape[2:]), np.int8)
+    for number, channel in enumerate(owner):
+        first = int(channel) // (outputs // group) * each
+        whole[number, first : first + each] = windows[number]
+    return whole

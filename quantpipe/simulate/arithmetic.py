@@ -1,0 +1,179 @@
+"""The arithmetic of the simulated graph: requantization, shifts, clips and overflow on integer-valued floats, in
+float32 where that is exact and in float64 where it is not; and the numbers, which are graph inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Node
+from quantpipe.rendering import Context
+from quantpipe.rendering import fragments as fr
+from quantpipe.rendering.fixedpoint import multiplied
+from quantpipe.rendering.integers import IntegerWriter, round_real
+from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
+
+Array = NDArray[Any]
+Parameters = dict[str, Array]
+EXACT = 1 << 24
+
+
+class Arithmetic:
+    """A base of the dialect. It remembers which values are in float64."""
+
+    def __init__(self) -> None:
+        self.weights: Parameters = {}
+        self.scalars: Parameters = {}
+        self.limits: dict[str, tuple[str, str]] = {}
+        """Tensor -> names of its accumulator before and after overflow, where overflow is possible."""
+        self._declared: dict[str, ir.Value] = {}
+        self._wide: set[str] = set()
+
+    def _limit(
+        self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, tensor: str, node: Node
+    ) -> ir.Value:
+        """What the accumulator's type leaves of exact sums; both are remembered, to be counted.
+
+        v - 2^b·floor((v + 2^(b-1)) / 2^b) or a clip, in floats that hold every step exactly. (Casts would wrap too, but
+        the runtime merges a chain of casts into one, and a float beyond the last type wraps or not as the CPU likes.)
+        """
+        if limit is None:
+            return acc
+        b, half, output = context.builder, 1 << (limit.dtype.bits - 1), f"{node.outputs[0]}_limited"
+        if bound + half >= EXACT or limit.dtype.bits > 24:
+            acc = self._double(context, acc, f"{tensor}/whole")
+        wide = self._is_wide(acc)
+        if limit.overflow is Overflow.SATURATE:
+            result = self._clip(context, acc, limit.dtype.qmin, limit.dtype.qmax, f"{tensor}/accumulator", output)
+        else:
+            dtype: type[Any] = np.float64 if wide else np.float32
+            suffix = "64" if wide else ""
+            names = {"half": half, "turn": 2 * half, "part": 0.5 / half}
+            constant = {k: self._scalar(context, f"{k}_{half}{suffix}", dtype(v)) for k, v in names.items()}
+            above = b.op("Add", acc, constant["half"], name=f"{tensor}/above")
+            turns = b.op("Floor", b.op("Mul", above, constant["part"], name=f"{tensor}/parts"), name=f"{tensor}/turns")
+            beyond = b.op("Mul", turns, constant["turn"], name=f"{tensor}/beyond")
+            result = b.op("Sub", acc, beyond, name=f"{tensor}/wrapped", output=output)
+            if wide:
+                self._wide.add(result.name or "")
+        self.limits[tensor] = (acc.name or "", result.name or "")
+        return result
+
+    def _requantize(
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None
+    ) -> ir.Value:
+        """`layout`: the tensor whose channel axis a per-channel multiplier follows (`tensor` when not given)."""
+        b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
+        if r.kind is RequantizeKind.SHIFT:
+            wide = self._is_wide(acc)
+            value = self._shift(context, acc, r.shift, tensor, r.rounding)
+            clipped = self._clip(context, value, low, high, tensor, f"{tensor}/wide" if wide else None)
+            return self._single(context, clipped, tensor, f"{tensor}_q") if wide else clipped
+        if r.kind is RequantizeKind.FIXED_POINT:
+            wide_acc = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
+            return self._store_fixed(context, r, wide_acc, tensor, layout)
+        multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
+        scaled = b.op(
+            "Mul",
+            self._single(context, acc, tensor),
+            self._scalar(context, f"{tensor}.multiplier", multiplier),
+            name=f"{tensor}/scaled",
+        )
+        if not r.zero_first:
+            return self._clip(context, self._round(context, scaled, r, tensor), low, high, tensor)
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
+        offset = b.op("Add", scaled, zero, name=f"{tensor}/offset")
+        return self._centre(context, self._round(context, offset, r, tensor), r, tensor)
+
+    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+        """An int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
+        writer = self._writer(context)
+        scaled = multiplied(context, writer, r, acc, layout or tensor, tensor)
+        clipped = writer.clip(scaled, r.low - r.zero_point, r.high - r.zero_point, tensor)
+        return writer.cast(clipped, np.float32, f"{tensor}/single", f"{tensor}_q")
+
+    def _round(self, context: Context, value: ir.Value, r: Requantize, name: str) -> ir.Value:
+        return round_real(context.builder, self._writer(context).constants, value, Rounding(r.rounding), name)
+
+    def _writer(self, context: Context) -> IntegerWriter:
+        return IntegerWriter(context.builder, lambda name, value: self._scalar(context, name, value))
+
+    def _centre(self, context: Context, rounded: ir.Value, r: Requantize, tensor: str) -> ir.Value:
+        """Clip q, then take the zero point off."""
+        clipped = self._clip(context, rounded, r.low, r.high, f"{tensor}/q", f"{tensor}/clipped")
+        zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
+        return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
+
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, rounding: str) -> ir.Value:
+        """v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on. Such quotients are
+        exact in float. shift <= 0 multiplies by 2^-shift; nothing is left to round."""
+        b, wide = context.builder, self._is_wide(value)
+        dtype: type[Any] = np.float64 if wide else np.float32
+        suffix = "64" if wide else ""
+        factor = self._scalar(context, f"{name}.shift{suffix}", dtype(2.0**-shift))
+        scaled = b.op("Mul", value, factor, name=f"{name}/shifted")
+        if rounding == Rounding.HALF_EVEN:
+            result = b.op("Round", scaled, name=f"{name}/round")
+        else:
+            added = 0.5 if shift > 0 and rounding != Rounding.FLOOR else 0.0
+            half = self._scalar(context, f"{name}.half{suffix}", dtype(added))
+            size = b.op("Abs", scaled, name=f"{name}/size") if rounding == Rounding.HALF_AWAY else scaled
+            result = b.op("Floor", b.op("Add", size, half, name=f"{name}/half"), name=f"{name}/floor")
+            if rounding == Rounding.HALF_AWAY:
+                result = b.op("Mul", result, b.op("Sign", scaled, name=f"{name}/sign"), name=f"{name}/away")
+        if wide:
+            self._wide.add(result.name or "")
+        return result
+
+    def _clip(
+        self, context: Context, value: ir.Value, low: int | None, high: int | None, name: str, output: str | None = None
+    ) -> ir.Value:
+        wide = self._is_wide(value)
+        dtype: type[Any] = np.float64 if wide else np.float32
+        bounds = [
+            self._scalar(context, f"{name}.{side}{64 if wide else ''}", dtype(bound)) if bound is not None else None
+            for side, bound in (("low", low), ("high", high))
+        ]
+        result = context.builder.op("Clip", value, *bounds, name=f"{name}/clip", output=output or f"{name}_q")
+        if wide:
+            self._wide.add(result.name or "")
+        return result
+
+    # --- float64 where float32 would not be exact -------------------------------------------------------------------
+
+    def _is_wide(self, value: ir.Value) -> bool:
+        return value.name in self._wide
+
+    def _double(self, context: Context, value: ir.Value, name: str) -> ir.Value:
+        if self._is_wide(value):
+            return value
+        result = context.builder.op("Cast", value, name=f"{name}/double", to=int(ir.DataType.DOUBLE))
+        self._wide.add(result.name or "")
+        return result
+
+    def _single(self, context: Context, value: ir.Value, name: str, output: str | None = None) -> ir.Value:
+        if not self._is_wide(value):
+            return value
+        return context.builder.op("Cast", value, name=f"{name}/single", output=output, to=int(ir.DataType.FLOAT))
+
+    # --- parameters -------------------------------------------------------------------------------------------------
+
+    def _scalar(self, context: Context, name: str, value: object) -> ir.Value:
+        return self._parameter(context, self.scalars, name, np.asarray(value))
+
+    def _weight(self, context: Context, name: str, value: Array) -> ir.Value:
+        return self._parameter(context, self.weights, name, value)
+
+    def _parameter(self, context: Context, store: Parameters, name: str, value: Array) -> ir.Value:
+        """A graph input, declared once per name and value (names made from a node and from a tensor may be alike)."""
+        found = self._declared.get(name)
+        known = store.get(found.name or "") if found is not None else None
+        if found is not None and known is not None and known.dtype == value.dtype and np.array_equal(known, value):
+            return found
+        declared = context.builder.input(name, value.dtype.name, value.shape)
+        self._declared.setdefault(name, declared)
+        store[declared.name or name] = value
+        return declared
