@@ -84,7 +84,7 @@ class Integer(Stored):
         if needs_parts(plan, q.dtype, weight.dtype):
             acc = exact_accumulator(context, self._writer(context), node, plan, q, context.get(data, Form.QUANTIZED))
             return self._accumulated(context, node, kernel, plan, acc, wide=True)
-        values = self.constant(context, f"{weight.tensor}_q", fr.matrix_weight(node, weight.values))
+        values = self.weight(context, weight, fr.matrix_weight(node, weight.values))
         zero = self._zero(context, context.plan.quantizers[data])
         acc = fr.integer_product(context, node, context.get(data, Form.QUANTIZED), zero, values)
         if plan.bias is not None:

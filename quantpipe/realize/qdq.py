@@ -118,7 +118,7 @@ class Qdq(Stored):
         axis: dict[str, Any] = {} if weight.axis is None else {"axis": weight.axis}
         return context.builder.op(
             "DequantizeLinear",
-            self.constant(context, f"{weight.tensor}_q", weight.values),
+            self.weight(context, weight),
             self.constant(context, f"{weight.tensor}_scale", weight.scale),
             self.constant(context, f"{weight.tensor}_zero_point", zero),
             name=f"{plan.node}/weight",

@@ -53,7 +53,7 @@ class QOperator(Stored):
         result = context.builder.op(
             "QLinearConv",
             *self._stored(context, kernel.operands[0].tensor),
-            self.constant(context, f"{weight.tensor}_q", weight.values),
+            self.weight(context, weight),
             *self._weight_grid(context, plan),
             *self.grid(context, out),
             self._bias(context, node, plan),
@@ -75,7 +75,7 @@ class QOperator(Stored):
         result = context.builder.op(
             "QGemm",
             *self._stored(context, kernel.operands[0].tensor),
-            self.constant(context, f"{weight.tensor}_q", weight.values),
+            self.weight(context, weight),
             *self._weight_grid(context, plan),
             self._bias(context, node, plan),
             *grid,
@@ -91,7 +91,7 @@ class QOperator(Stored):
         weight = context.plan.weights[plan.weight]
         operands = (
             *self._stored(context, kernel.operands[0].tensor),
-            self.constant(context, f"{weight.tensor}_q", weight.values),
+            self.weight(context, weight),
             *self._weight_grid(context, plan),
         )
         if plan.output is None:

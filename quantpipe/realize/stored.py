@@ -13,13 +13,14 @@ from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize
+from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
 
 
 class Stored:
     """Conversions and data movement on stored integers; a base for the dialects."""
 
     def __init__(self) -> None:
+        self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
@@ -115,6 +116,20 @@ class Stored:
         low = q.qmin if plan.low is None else plan.low
         high = q.qmax if plan.high is None else plan.high
         return self.clip(context, stored, q, low, high)
+
+    def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
+        """Integer weights (`values`: in another layout). Four bits are stored as such, two to the byte, and cast to
+        int8, which the runtime does once at load: its integer kernels read no int4, and a DequantizeLinear of int4
+        would leave the convolution behind it in float."""
+        array = weight.values if values is None else values
+        if weight.dtype.bits > 4:
+            return self.constant(context, f"{weight.tensor}_q", array)
+        key = (weight.tensor, array.shape, array.tobytes())  # tied weights may be wanted in two layouts
+        if key not in self._packed:
+            packed = ir.tensor(array.astype(ir_dtype(weight.dtype).numpy()))
+            stored = context.builder.constant(f"{weight.tensor}_q{weight.dtype.bits}", packed)
+            self._packed[key] = self._cast(context, stored, DType.INT8, f"{weight.tensor}/unpack", f"{weight.tensor}_q")
+        return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
         """An initializer, written once per name and value (names made from a node and from a tensor may be alike)."""

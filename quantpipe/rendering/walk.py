@@ -20,9 +20,9 @@ from quantpipe.types import Form, Kernel, QuantPlan, Topology
 
 OPSET = 17
 IR_VERSION = 9
-OPSET_16_BITS = 21
-IR_VERSION_16_BITS = 10
-"""QuantizeLinear stores 16-bit integers from here on."""
+NEWER_OPSET = 21
+NEWER_IR_VERSION = 10
+"""QuantizeLinear stores 16-bit integers, and Cast reads 4-bit ones, from here on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +76,9 @@ class Context:
     def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> None:
         names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
         self.graph, self.topology, self.plan = graph, topology, plan
-        long = any(q.dtype.bits == 16 for q in plan.quantizers.values())
-        opset, version = (OPSET_16_BITS, IR_VERSION_16_BITS) if long else (OPSET, IR_VERSION)
+        newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
+        newer = newer or any(w.dtype.bits == 4 for w in plan.weights.values())
+        opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
         self.builder = GraphBuilder(f"{dialect.name}", max(opset, graph.opset), version, names)
         self._dialect = dialect
         self._made = {k.output for k in topology.kernels}
