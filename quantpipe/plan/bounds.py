@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.outside import row_blocks
 from quantpipe.plan.draft import Draft
 from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, WeightTensor
 
@@ -13,8 +14,9 @@ from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer,
 def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
     """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
     channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
-    sums = np.abs(weight.values.astype(np.int64))
-    per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != channel_axis))
+    others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
+    blocks = (np.abs(weight.values[rows].astype(np.int64)).sum(axis=others) for rows in row_blocks(weight.values))
+    per_channel = np.concatenate(list(blocks)) if channel_axis == 0 else sum(blocks)
     return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
 
 
