@@ -65,3 +65,4 @@ BYTE_OPS = frozenset({"Cast", "Mod", "Div", "Sub"})
 """What takes the bytes of a 16-bit integer apart."""
 
 LONG = frozenset({"int16", "uint16"})
+SHORT = frozenset({"int4", "uint4"})

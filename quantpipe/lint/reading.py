@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lint.forms import BYTE_OPS, CONVERSIONS, DEQUANTIZE, INTEGER_OPS, LONG, QUANTIZE
+from quantpipe.lint.forms import BYTE_OPS, CAST, CONVERSIONS, DEQUANTIZE, INTEGER_OPS, LONG, QUANTIZE, SHORT
 from quantpipe.lint.forms import Stored as Ports
 from quantpipe.oprules import Family, rule_of
 
@@ -93,13 +93,26 @@ class _Reader:
 
     def _stored(self, node: Node, tensor: str, scale: int | None, zero: int | None) -> Stored:
         steps, offset = self._number(node, scale), self._number(node, zero)
+        constant = self._packed(tensor)
         return Stored(
             tensor,
-            self._dtype(tensor),
+            self._dtype(constant),
             None if steps is None else steps.astype(np.float64).reshape(-1),
             np.zeros(1, np.int64) if offset is None else offset.astype(np.int64).reshape(-1),
-            self._graph.constant(tensor) if self._graph.is_constant(tensor) else None,
+            self._values(constant),
         )
+
+    def _values(self, tensor: str) -> NDArray[Any] | None:
+        if not self._graph.is_constant(tensor):
+            return None
+        values = self._graph.constant(tensor)
+        return values.astype(np.int8) if self._dtype(tensor) in SHORT else values
+
+    def _packed(self, tensor: str) -> str:
+        """The 4-bit constant that a tensor is cast from, or the tensor itself."""
+        producer = self._graph.producers.get(tensor)
+        packed = producer is not None and producer.op == CAST and self._dtype(producer.inputs[0]) in SHORT
+        return producer.inputs[0] if producer is not None and packed else tensor
 
     def _number(self, node: Node, port: int | None) -> NDArray[Any] | None:
         tensor = node.inputs[port] if port is not None and port < len(node.inputs) else ""

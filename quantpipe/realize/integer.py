@@ -275,7 +275,15 @@ class Integer(Stored):
         stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
         return context.builder.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
 
-    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, bound: int, rounding: str) -> ir.Value:
+    def _shift(
+        self,
+        context: Context,
+        value: ir.Value,
+        shift: int,
+        name: str,
+        bound: int,
+        rounding: str = Rounding.HALF_UP,
+    ) -> ir.Value:
         """v / 2^shift on int32, rounded; shift < 0 shifts left; 0 is nothing. |v| <= `bound`."""
         b = context.builder
         if shift == 0:
