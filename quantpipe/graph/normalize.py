@@ -26,11 +26,13 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
+from quantpipe.graph.rewrites import BRANCHES, REWRITES
 from quantpipe.graph.view import Graph, view
 
 log = logging.getLogger(__name__)
 
 LEAST_OPSET = 17  # the first with LayerNormalization; everything the back ends write exists here
+MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
 Feeds = Mapping[str, NDArray[Any]]
 
@@ -51,7 +53,7 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int =
     reference = Session(raw, where=str(path)).run(feeds)
     notes = _outside_notes(raw)
     cleaned = raw
-    for step in (_raise_opset, _slim, _rewrite):
+    for step in (_raise_opset, _slim, _take_branches, _rewrite):
         try:
             candidate = step(cleaned)
             worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
@@ -96,11 +98,29 @@ def _slim(model: ir.Model) -> ir.Model:
     return with_weights(slimmed, held)
 
 
+def _take_branches(model: ir.Model) -> ir.Model:
+    """Known branches inlined, then cleaned once more, as long as that brings up further ones."""
+    copy = copied(model)
+    for _ in range(MOST_BRANCHES):
+        before = len(copy.graph)
+        for rewrite in BRANCHES:
+            for node in list(copy.graph):
+                rewrite(copy.graph, node)
+        if len(copy.graph) == before:
+            break
+        _name_nodes(copy)
+        copy = _slim(copy)
+    return copy
+
+
 def _rewrite(model: ir.Model) -> ir.Model:
     """Our own small rewrites, on a copy."""
     copy = copied(model)
     common_passes.TopologicalSortPass()(copy)
     fold_batch_norms(copy.graph)
+    for rewrite in REWRITES:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
     for node in list(copy.graph):
         _pool_to_global(node)
         _matmul_bias_to_gemm(copy.graph, node)

@@ -37,6 +37,11 @@ class Node:
     captured: tuple[str, ...] = ()
     """Tensors of the outer graph that its sub-graphs (If, Loop, Scan) read by name."""
 
+    @property
+    def has_body(self) -> bool:
+        """Whether the node holds graphs of its own (If, Loop, Scan)."""
+        return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in self.attributes.values())
+
     def attr(self, name: str, default: Any = None) -> Any:
         """The Python value of an attribute, or `default` when the node does not set it."""
         found = self.attributes.get(name)
@@ -140,8 +145,9 @@ class Graph:
 
 
 def tensor_info(value: ir.Value) -> TensorInfo:
-    """Name, shape and dtype of a graph port; symbolic and unknown axes become None."""
-    shape = tuple(d if isinstance(d, int) else None for d in value.shape) if value.shape is not None else ()
+    """Name, shape and dtype of a graph port; symbolic and unknown axes (also -1 and 0, as some exporters write them)
+    become None."""
+    shape = tuple(d if isinstance(d, int) and d > 0 else None for d in value.shape) if value.shape is not None else ()
     dtype = value.dtype.numpy().name if value.dtype is not None else "float32"
     return TensorInfo(value.name or "", shape, dtype)
 

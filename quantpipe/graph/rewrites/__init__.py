@@ -1,0 +1,32 @@
+"""Small rewrites of a model into ops that hardware runs in integers; each gives the same function.
+
+A rewrite takes the graph and one of its nodes, and changes the graph in place when the node begins its pattern.
+"""
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
+from quantpipe.graph.rewrites.branch import inline_known_branch
+from quantpipe.graph.rewrites.hard_swish import hard_swish
+from quantpipe.graph.rewrites.means import spatial_mean
+from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
+
+Rewrite = Callable[[ir.Graph, ir.Node], None]
+
+BRANCHES: tuple[Rewrite, ...] = (inline_known_branch,)
+"""Run before everything else: what they bring up is cleaned with the rest."""
+
+REWRITES: tuple[Rewrite, ...] = (
+    split_to_slices,
+    fold_to_pairs,
+    extreme_to_clip,
+    hard_swish,
+    constant_difference,
+    constant_quotient,
+    spatial_mean,
+    batch_norm_to_conv,
+)
+
+__all__ = ["BRANCHES", "REWRITES", "Rewrite"]

@@ -1,0 +1,80 @@
+"""What the rewrites share: constants, new nodes, putting a result in another's place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx_ir.convenience import convert_attributes
+
+
+def is_op(node: ir.Node | None, *ops: str) -> bool:
+    """Whether a node is one of these standard ops."""
+    return node is not None and node.op_type in ops and node.domain in ("", "ai.onnx")
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The content of a constant value, or None."""
+    if value is None or value.const_value is None:
+        return None
+    return np.asarray(value.const_value.numpy())
+
+
+def scalar(value: ir.Value | None) -> float | None:
+    """The content of a constant with one float32 element, or None."""
+    array = constant(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype == np.float32 else None
+
+
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    found = node.attributes.get(name)
+    return default if found is None else found.value
+
+
+def rank(value: ir.Value | None) -> int | None:
+    """Number of axes where it is known."""
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def only_user(value: ir.Value, graph: ir.Graph) -> ir.Node | None:
+    """The one node that reads a value, None where several do or where it leaves the graph."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and value not in graph.outputs else None
+
+
+def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
+    """An initializer under a name that is free."""
+    taken, candidate, number = graph.initializers, name, 1
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    tensor = ir.tensor(np.asarray(array, order="C"), name=candidate)
+    value = ir.Value(name=candidate, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def new_node(
+    graph: ir.Graph,
+    before: ir.Node,
+    op: str,
+    inputs: Sequence[ir.Value | None],
+    name: str | None,
+    attributes: Mapping[str, Any] | None = None,
+) -> ir.Value:
+    """Insert a node with one output, and return the output."""
+    attrs = convert_attributes(dict(attributes or {}))
+    node = ir.Node("", op, inputs=list(inputs), attributes=attrs, num_outputs=1, name=name)
+    graph.insert_before(before, node)
+    return node.outputs[0]
+
+
+def take_place(old: ir.Value, new: ir.Value) -> None:
+    """`new` stands where `old` stood, under its name, as graph output too."""
+    name, shape, dtype = old.name, old.shape, old.type
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name = None
+    new.name, new.shape, new.type = name, shape, dtype
