@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, has_float
-from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.types import HardwareSpec, OpSignature
+
+REALS = ("float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, reason = choose_signature(spec, node, graph, rule)
-        if signature is not None and has_float(spec, node.op) and _producers_float(node, graph, found):
-            signature, reason = None, "all its producers are in float, and so can it be"
+            if signature and has_float(spec, node, graph, rule) and _producers_float(node, graph, found):
+                signature, reason = None, "all its producers are in float, and so can it be"
         if signature is None:
             found.reasons[node.name] = reason or "unknown"
         else:
@@ -70,18 +72,16 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
 
 
 def _own_reason(node: Node, graph: Graph) -> str | None:
-    rule = rule_of(node)
-    if rule is None:
-        return f"no rule knows the op {node.domain + '.' if node.domain else ''}{node.op}"
     dtype = graph.dtypes.get(node.outputs[0], "float32")
-    if dtype != "float32":
-        return f"it computes {dtype}, not real values"
-    return rule.refuse(node, graph)
+    if dtype != "float32" and not node.has_body:
+        return f"it computes {dtype}, not real values" if dtype not in REALS else f"it computes in {dtype}"
+    rule = rule_of(node)
+    return rule.refuse(node, graph) if rule is not None else float_reason(node)
 
 
 def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
     rule = rule_of(node)
-    ports = rule.data_ports(node) if rule else ()
+    ports = rule.data_ports(node, graph) if rule else ()
     producers = [graph.producers.get(node.inputs[p]) for p in ports if not graph.is_constant(node.inputs[p])]
     return all(p is None or p.name not in found.integer for p in producers)
 

@@ -13,7 +13,7 @@ from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
 from quantpipe.types import DType, Edge, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
 
 
@@ -128,7 +128,8 @@ def _kernel(
     rule = rule_of(node)
     assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
     signature = conditions.integer[node.name]
-    operands = tuple(_operand(node, p, signature, rule, spec, draft, raw) for p in rule.data_ports(node))
+    ports = rule.data_ports(node, graph)
+    operands = tuple(_operand(node, p, signature, len(ports), rule, spec, draft, raw) for p in ports)
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
     form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)
     if form is Form.QUANTIZED:
@@ -147,7 +148,7 @@ def _kernel(
         operands=operands,
         output=output,
         form=form,
-        weight=node.inputs[rule.weight] if rule.weight is not None else None,
+        weight=rule.weight_of(node, graph),
         bias=bias or None,
         fused=fused,
         bounds=bounds,
@@ -158,6 +159,7 @@ def _operand(
     node: Node,
     port: int,
     signature: OpSignature,
+    ports: int,
     rule: OpRule,
     spec: HardwareSpec,
     draft: _Draft,
@@ -166,11 +168,10 @@ def _operand(
     tensor = node.inputs[port]
     wanted = signature.input(port)
     produced = draft.forms.get(tensor, Form.FLOAT)
-    several = len(rule.data_ports(node)) > 1
     passes_raw = spec.is_wide(wanted)
     if rule.family is Family.SUM:
         passes_raw = spec.add_inputs is None or draft.heads.get(tensor) in raw
-    if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and several):
+    if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and ports > 1):
         return Operand(port, tensor, Form.RAW)
     if tensor not in draft.dtypes:
         draft.dtypes[tensor] = _storage((wanted,), spec, (), draft)
@@ -224,7 +225,7 @@ def _edges(graph: Graph) -> list[Edge]:
 
 
 def _forbid_fallback(graph: Graph, reasons: dict[str, str], options: AnnotateOptions) -> None:
-    unknown = [n for n, r in reasons.items() if r.startswith("no rule knows")]
+    unknown = [n for n, r in reasons.items() if r.startswith(UNKNOWN)]
     if options.strict and unknown:
         listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

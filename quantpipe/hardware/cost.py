@@ -48,8 +48,11 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
         if not work:
             continue
         kernel = topology.kernel_of.get(node.name)
-        if kernel is None or kernel.weight is None:
+        if kernel is None:
             total += work / spec.cost.macs_per_cycle["float32"]
+            continue
+        if kernel.weight is None:
+            total += work / _rate(spec, max(bits[topology.group_of[o.tensor].key] for o in kernel.operands))
             continue
         widest = max(bits[kernel.weight], bits[topology.group_of[kernel.operands[0].tensor].key])
         total += work * alignment(node, graph, spec) / _rate(spec, widest)
@@ -103,8 +106,10 @@ def macs(node: Node, graph: Graph) -> int:
 
 
 def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
-    if kernel is None or kernel.weight is None:
+    if kernel is None:
         return FLOAT_BITS * FLOAT_BITS
+    if kernel.weight is None:
+        return prod(bits.get(o.tensor, FLOAT_BITS) for o in kernel.operands)
     return bits[kernel.weight] * bits.get(kernel.operands[0].tensor, FLOAT_BITS)
 
 

@@ -13,6 +13,7 @@ Check = Callable[[int | str, str], bool]
 CONDITIONS: dict[str, Check] = {
     "group": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
     "pad_max": lambda found, allowed: int(found) <= int(allowed),
+    "operands": lambda found, allowed: allowed == "any" or str(found) in allowed.split("|"),
     "window": lambda found, allowed: allowed != "power_of_two" or (int(found) & (int(found) - 1)) == 0,
 }
 """What `when:` in a hardware file may say, each with its test (value found at the node, value written in the file)."""
@@ -48,6 +49,7 @@ def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule)
     return None, reason
 
 
-def has_float(spec: HardwareSpec, op: str) -> bool:
-    """Whether the device (or the host beside it) runs the op in float."""
-    return any(not s.is_integer for s in spec.ops.get(op, ()))
+def has_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> bool:
+    """Whether the device (or the host beside it) runs the node in float."""
+    declared = spec.ops.get(node.op, ())
+    return any(not s.is_integer and refusal(s, node, graph, rule) is None for s in declared)

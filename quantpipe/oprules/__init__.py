@@ -1,7 +1,8 @@
 """What each op means for scales: the first of the three joined tables (the others: hardware files, back-end
 lowerings)."""
 
+from quantpipe.oprules.float_ops import FLOAT_OPS
 from quantpipe.oprules.rule import Family, OpRule, Winner
-from quantpipe.oprules.table import OP_RULES, rule_of
+from quantpipe.oprules.table import OP_RULES, UNKNOWN, float_reason, rule_of
 
-__all__ = ["OP_RULES", "Family", "OpRule", "Winner", "rule_of"]
+__all__ = ["FLOAT_OPS", "OP_RULES", "UNKNOWN", "Family", "OpRule", "Winner", "float_reason", "rule_of"]

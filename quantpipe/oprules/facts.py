@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.lookup import parameter_axis
 from quantpipe.oprules.rule import Facts
 
 INF = float("inf")
@@ -58,11 +59,15 @@ def gemm_axis(node: Node, graph: Graph) -> int:
 
 def matmul_refuses(node: Node, graph: Graph) -> str | None:
     weight = _input(node, 1)
-    if not graph.is_constant(weight):
-        return (
-            "both operands are activations" if not graph.is_constant(_input(node, 0)) else "its left side is constant"
-        )
-    return None if len(graph.shapes[weight]) == 2 else "its constant is not a matrix"
+    if graph.is_constant(_input(node, 0)):
+        return "its left side is constant"
+    if min(len(graph.shapes[t]) for t in node.inputs) < 2:
+        return "one side is a vector"
+    return "its constant is not a matrix" if graph.is_constant(weight) and len(graph.shapes[weight]) != 2 else None
+
+
+def matmul_facts(node: Node, graph: Graph) -> Facts:
+    return {"operands": "weight" if graph.is_constant(node.inputs[1]) else "activations"}
 
 
 def matmul_axis(node: Node, graph: Graph) -> int:
@@ -136,9 +141,43 @@ def clip_refuses(node: Node, graph: Graph) -> str | None:
 def clip_bounds(node: Node, graph: Graph) -> tuple[float, float]:
     low, high = _input(node, 1), _input(node, 2)
     return (
-        float(graph.constant(low)) if low else -INF,
-        float(graph.constant(high)) if high else INF,
+        float(graph.constant(low).reshape(())) if low else -INF,
+        float(graph.constant(high).reshape(())) if high else INF,
     )
+
+
+def transpose_refuses(node: Node, graph: Graph) -> str | None:
+    if node.attr("group", 1) != 1:
+        return "its channels are in groups"
+    return conv_refuses(node, graph)
+
+
+def transpose_macs(node: Node, graph: Graph) -> int:
+    return prod(graph.shapes[node.inputs[0]]) * prod(graph.shapes[node.inputs[1]][1:])
+
+
+def transpose_axis(node: Node, graph: Graph) -> int:
+    return 1
+
+
+def resize_refuses(node: Node, graph: Graph) -> str | None:
+    mode = node.attr("mode", "nearest")
+    return None if mode == "nearest" else f"its {mode} interpolation mixes neighbours by real weights"
+
+
+def lookup_refuses(node: Node, graph: Graph) -> str | None:
+    """A table holds a function of one activation."""
+    if any(t and not graph.is_constant(t) for t in node.inputs[1:]):
+        return "its second operand is computed at run time"
+    try:
+        parameter_axis(node, graph)
+    except ValueError:
+        return "its constant varies along several axes"
+    return "its input is constant" if graph.is_constant(_input(node, 0)) else None
+
+
+def extreme_refuses(node: Node, graph: Graph) -> str | None:
+    return "it has another number of operands than two" if len(node.inputs) != 2 else None
 
 
 def real_valued(node: Node, graph: Graph) -> str | None:

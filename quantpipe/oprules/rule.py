@@ -21,7 +21,8 @@ class Family(StrEnum):
     AVERAGE     sum over a window: result scale = s_x / count
     MOVE        moves or selects values: same scale in and out
     CLAMP       same scale, bounded: can be swallowed by the producer's clamp
-    FIXED       range known beforehand (Softmax, Sigmoid: [0, 1]); computed in real numbers
+    LOOKUP      element-wise function of one activation: a table over its codes
+    FIXED       range known beforehand (Softmax: [0, 1]); computed in real numbers
     """
 
     ACCUMULATE = "accumulate"
@@ -30,6 +31,7 @@ class Family(StrEnum):
     AVERAGE = "average"
     MOVE = "move"
     CLAMP = "clamp"
+    LOOKUP = "lookup"
     FIXED = "fixed"
 
 
@@ -80,7 +82,8 @@ class OpRule:
     `data`: ports that carry activations (None: every input). `refuse`: why this very node cannot run in integers
     whatever the hardware, or None. `macs`: multiply-accumulates per sample. `facts`: what `when:` in a hardware file
     may ask. `count`: window size of an AVERAGE. `channel_axis`: output-channel axis of the weight, `output_axis`: of
-    the result. `bounds`: real limits of a CLAMP.
+    the result. `bounds`: real limits of a CLAMP. `sign`: of the last operand of a SUM. `fixed`: range of the result
+    where it is known beforehand.
     """
 
     family: Family
@@ -96,8 +99,19 @@ class OpRule:
     channel_axis: NodeInt = no_macs
     bounds: NodeBounds = unbounded
     matrix: MatrixForm | None = None
+    sign: int = 1
+    fixed: tuple[float, float] | None = None
     facts: Callable[[Node, Graph], Facts] = no_facts
 
-    def data_ports(self, node: Node) -> tuple[int, ...]:
+    def data_ports(self, node: Node, graph: Graph) -> tuple[int, ...]:
+        """Ports that carry activations; a weight that is computed at run time is one, too."""
         ports = self.data if self.data is not None else tuple(range(len(node.inputs)))
+        if self.weight is not None and self.weight_of(node, graph) is None:
+            ports = (*ports, self.weight)
         return tuple(p for p in ports if p < len(node.inputs) and node.inputs[p])
+
+    def weight_of(self, node: Node, graph: Graph) -> str | None:
+        """The constant that an accumulating node multiplies by; None where both operands are activations."""
+        if self.weight is None or not graph.is_constant(node.inputs[self.weight]):
+            return None
+        return node.inputs[self.weight]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quantpipe.graph.view import Node
+from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
+from quantpipe.oprules.float_ops import FLOAT_OPS
 from quantpipe.oprules.matrix import ConvForm, DenseForm
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
 
@@ -39,8 +40,19 @@ OP_RULES: Mapping[str, OpRule] = {
         refuse=f.matmul_refuses,
         macs=f.dense_macs,
         channel_axis=f.matmul_axis,
+        facts=f.matmul_facts,
+    ),
+    "ConvTranspose": OpRule(
+        Family.ACCUMULATE,
+        weight=1,
+        bias=2,
+        refuse=f.transpose_refuses,
+        macs=f.transpose_macs,
+        channel_axis=f.transpose_axis,
+        facts=f.conv_facts,
     ),
     "Add": OpRule(Family.SUM, data=None, refuse=f.sum_refuses),
+    "Sub": OpRule(Family.SUM, data=None, refuse=f.sum_refuses, sign=-1),
     "Mul": OpRule(Family.PRODUCT, data=None, refuse=f.sum_refuses),
     "GlobalAveragePool": OpRule(
         Family.AVERAGE, refuse=f.global_refuses, count=f.global_count, mean=mean_of_map, facts=f.global_facts
@@ -61,12 +73,37 @@ OP_RULES: Mapping[str, OpRule] = {
     "DepthToSpace": _MOVE,
     "SpaceToDepth": _MOVE,
     "Pad": OpRule(Family.MOVE, refuse=f.pad_refuses),
-    "Softmax": OpRule(Family.FIXED, refuse=f.real_valued),
-    "Sigmoid": OpRule(Family.FIXED, refuse=f.real_valued),
+    "Resize": OpRule(Family.MOVE, refuse=f.resize_refuses),
+    "Expand": _MOVE,
+    "Tile": _MOVE,
+    "ReduceMax": _MOVE,
+    "ReduceMin": _MOVE,
     "Concat": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT),
-}
+    "Max": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
+    "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
+    "Where": OpRule(Family.MOVE, data=(1, 2), winner=Winner.OUTPUT),
+    "Softmax": OpRule(Family.FIXED, refuse=f.real_valued, fixed=(0.0, 1.0)),
+    "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0)),
+    "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0)),
+    **dict.fromkeys(
+        ("LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
+         "Softsign", "Mish", "Gelu", "Erf", "Exp", "Log", "Sqrt", "Reciprocal", "Pow", "Abs", "Neg", "Sign",
+         "Floor", "Ceil", "Round", "Sin", "Cos"),
+        OpRule(Family.LOOKUP, refuse=f.lookup_refuses),
+    ),
+}  # fmt: skip
 
 
 def rule_of(node: Node) -> OpRule | None:
     """The row of a node's op, or None for unknown ops and foreign domains."""
     return OP_RULES.get(node.op) if node.domain in ("", "ai.onnx") else None
+
+
+UNKNOWN = "no rule knows the op"
+"""How the reason of an op begins that stands in neither table."""
+
+
+def float_reason(node: Node) -> str:
+    """Why a node without a row stays in float."""
+    known = FLOAT_OPS.get(node.op) if node.domain in ("", "ai.onnx", MS_DOMAIN) else None
+    return known or f"{UNKNOWN} {node.domain + '.' if node.domain else ''}{node.op}"

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
+from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.overrides import Overrides
 from quantpipe.types import Form, HardwareSpec, KernelPlan, Quantizer, Schema, Strategy, Topology, WeightTensor
 
@@ -28,6 +29,7 @@ class Draft:
     strategy: Strategy
     overrides: Overrides
     make_weight: WeightMaker
+    functions: Functions
     weights: dict[str, WeightTensor] = field(default_factory=dict)
     quantizers: dict[str, Quantizer] = field(default_factory=dict)
     raw: dict[str, NDArray[np.float32]] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.draft import Draft
+from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.sums import plan_sum
@@ -19,6 +20,7 @@ from quantpipe.plan.weights import bias_steps
 from quantpipe.types import (
     Accumulate,
     Average,
+    Contract,
     DType,
     Form,
     Kernel,
@@ -34,7 +36,9 @@ def plan_kernel(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
     return _FAMILIES.get(rule.family, _move)(draft, kernel, rule)
 
 
-def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
+def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:
+    if kernel.weight is None:
+        return plan_contract(draft, kernel)
     data = draft.quantizers[kernel.operands[0].tensor]
     weight = draft.weights[kernel.weight or ""]
     exact_scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64))
@@ -62,7 +66,7 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate:
 
 
 def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
-    return plan_sum(draft, kernel)
+    return plan_sum(draft, kernel, rule.sign)
 
 
 def _product(draft: Draft, kernel: Kernel, rule: OpRule) -> Product:
@@ -122,5 +126,6 @@ _FAMILIES: Mapping[Family, Callable[[Draft, Kernel, OpRule], KernelPlan]] = {
     Family.SUM: _sum,
     Family.PRODUCT: _product,
     Family.AVERAGE: _average,
+    Family.LOOKUP: plan_lookup,
 }
 """Families not named here move values and keep the scale."""

@@ -11,6 +11,7 @@ from quantpipe import intmath
 from quantpipe.graph.outside import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
+from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
@@ -25,11 +26,12 @@ class Planner:
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, bytes], WeightTensor] = {}
+        self.functions = Functions(graph)
 
     def plan(self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:
         """All numbers of a strategy. Raises HardwareError when the device cannot express one of them."""
         topology = self._topology
-        draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight)
+        draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions)
         _choose_quantizers(draft)
         for kernel in topology.kernels:
             if kernel.weight is not None:

@@ -17,15 +17,20 @@ LEFT_8, LEFT_16 = 20, 15
 """Bits by which stored operands are shifted left before a fixed-point addition rescales them."""
 
 
-def plan_sum(draft: Draft, kernel: Kernel) -> Sum:
-    """Add, by the hardware's `unify`."""
-    kernel = _broadcast_last(draft, kernel)
+Signs = tuple[int, int]
+"""1 for an operand that is added, -1 for one that is subtracted."""
+
+
+def plan_sum(draft: Draft, kernel: Kernel, sign: int) -> Sum:
+    """Add, or Sub with `sign` -1, by the hardware's `unify`."""
+    kernel, signs = _broadcast_last(draft, kernel, sign)
     if draft.spec.unify is not Unify.FREE:
-        return _unified(draft, kernel)
-    return _fixed(draft, kernel) if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT else _free(draft, kernel)
+        return _unified(draft, kernel, signs)
+    fixed = draft.spec.requantize.kind is RequantizeKind.FIXED_POINT
+    return _fixed(draft, kernel, signs) if fixed else _free(draft, kernel, signs)
 
 
-def _fixed(draft: Draft, kernel: Kernel) -> Sum:
+def _fixed(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     """Both operands are brought to twice the larger scale / 2^left by fixed-point multipliers below 1, after a left
     shift that keeps their low bits (TFLite's quantized ADD: 20 bits for 8-bit operands, 15 for 16-bit ones). An
     accumulator is not shifted first: it has its own low bits."""
@@ -36,7 +41,7 @@ def _fixed(draft: Draft, kernel: Kernel) -> Sum:
     left = LEFT_16 if max(q.bits for q in stored) > 8 else LEFT_8
     twice = 2.0 * max(float(q.scale) for q in stored)
     terms = []
-    for o, scale in zip(kernel.operands, scales, strict=True):
+    for o, scale, sign in zip(kernel.operands, scales, signs, strict=True):
         shift = left if o.form is Form.QUANTIZED else 0
         fixed = fixed_point(draft, kernel, np.asarray(scale / twice * 2.0 ** (left - shift)))
         terms.append(
@@ -46,7 +51,7 @@ def _fixed(draft: Draft, kernel: Kernel) -> Sum:
                 draft.scale(o.tensor, o.form),
                 draft.zero_point(o.tensor, o.form),
                 shift,
-                real_of(fixed),
+                np.float32(sign) * real_of(fixed),
                 fixed,
             )
         )
@@ -56,13 +61,13 @@ def _fixed(draft: Draft, kernel: Kernel) -> Sum:
     return Sum(kernel.node, tuple(terms), np.asarray(common, np.float32), np.float32(0), bound, output)
 
 
-def _free(draft: Draft, kernel: Kernel) -> Sum:
+def _free(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     """The kernel rescales inside, in float32."""
     out = draft.quantizers[kernel.output]
     terms = []
-    for o in kernel.operands:
+    for o, sign in zip(kernel.operands, signs, strict=True):
         scale, zero = draft.scale(o.tensor, o.form), draft.zero_point(o.tensor, o.form)
-        terms.append(Term(o.tensor, o.form, scale, zero, 0, np.asarray(scale / out.scale, np.float32)))
+        terms.append(Term(o.tensor, o.form, scale, zero, 0, np.asarray(sign * scale / out.scale, np.float32)))
     one = np.asarray(1.0, np.float32)
     low, high = limits(kernel, out)
     how = draft.spec.requantize
@@ -70,7 +75,7 @@ def _free(draft: Draft, kernel: Kernel) -> Sum:
     return Sum(kernel.node, tuple(terms), None, _free_offset(tuple(terms), out.zero_point), 0, output)
 
 
-def _unified(draft: Draft, kernel: Kernel) -> Sum:
+def _unified(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     """Both operands are shifted to one power-of-two scale."""
     scales = [draft.scale(o.tensor, o.form) for o in kernel.operands]
     zeros = [draft.zero_point(o.tensor, o.form) for o in kernel.operands]
@@ -88,8 +93,8 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
         common += 1
     scale = np.asarray(2.0**common, np.float32)
     terms = tuple(
-        Term(o.tensor, o.form, s, z, e - common, np.asarray(1.0, np.float32))
-        for o, s, z, e in zip(kernel.operands, scales, zeros, exponents, strict=True)
+        Term(o.tensor, o.form, s, z, e - common, np.asarray(sign, np.float32))
+        for o, s, z, e, sign in zip(kernel.operands, scales, zeros, exponents, signs, strict=True)
     )
     for term in terms:
         if term.shift:
@@ -108,10 +113,12 @@ def _unified(draft: Draft, kernel: Kernel) -> Sum:
     return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding, limit)
 
 
-def _broadcast_last(draft: Draft, kernel: Kernel) -> Kernel:
-    """The operand that is broadcast goes second: the order decides which product is fused first."""
+def _broadcast_last(draft: Draft, kernel: Kernel, sign: int) -> tuple[Kernel, Signs]:
+    """The operand that is broadcast goes second: the order decides which product is fused first. With the signs."""
     sizes = [math.prod(draft.graph.shapes[o.tensor]) for o in kernel.operands]
-    return replace(kernel, operands=kernel.operands[::-1]) if sizes[0] < sizes[-1] else kernel
+    if sizes[0] < sizes[-1]:
+        return replace(kernel, operands=kernel.operands[::-1]), (sign, 1)
+    return kernel, (1, sign)
 
 
 def _free_offset(terms: tuple[Term, ...], zero_point: int) -> np.float32:

@@ -8,6 +8,7 @@ multiplication in int64 (`rendering/integers.py` says how ONNX shifts signed int
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnx_ir as ir
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
+from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
@@ -26,6 +28,7 @@ from quantpipe.rendering.products import exact_accumulator, limited, needs_parts
 from quantpipe.types import (
     Accumulate,
     Average,
+    Contract,
     DType,
     Form,
     Kernel,
@@ -50,6 +53,8 @@ class Integer(Stored):
         self._wide_sums: set[str] = set()
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.TRANSPOSED, self._transposed),
+            **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.gathered, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
@@ -77,6 +82,11 @@ class Integer(Stored):
 
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
+        if isinstance(plan, Contract):
+            acc = functions.integer_matmul(self, context, node, kernel)
+            if plan.output is None:
+                return acc
+            return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         data = kernel.operands[0].tensor
         weight = context.plan.weights[plan.weight]
@@ -118,6 +128,13 @@ class Integer(Stored):
             return acc
         return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], bound, wide)
 
+    def _transposed(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Accumulate)  # noqa: S101
+        wide = plan.bound > DType.INT32.qmax
+        acc = functions.transposed_accumulator(self, context, node, kernel, wide)
+        return self._accumulated(context, node, kernel, plan, acc, wide)
+
     def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Sum)  # noqa: S101
@@ -129,8 +146,9 @@ class Integer(Stored):
         for number, term in enumerate(plan.terms):
             value = self._wide(context, term.tensor, term.form, f"{node.name}/term{number}")
             name = f"{node.name}/term{number}"
-            terms.append(self._shift(context, value, -term.shift, name, plan.bound, plan.rounding))
-        acc = context.builder.op("Add", *terms, name=node.name, output=f"{node.outputs[0]}_acc")
+            shifted = self._shift(context, value, -term.shift, name, plan.bound, plan.rounding)
+            terms.append(fr.signed(context, plan, number, shifted))
+        acc = context.builder.op(fr.SUM, *terms, name=node.name, output=f"{node.outputs[0]}_acc")
         bound = plan.bound
         if plan.limit is not None:
             acc = limited(self._writer(context), acc, plan.limit, node.outputs[0])

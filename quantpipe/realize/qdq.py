@@ -8,6 +8,7 @@ are wider (a float clamp would block the fusion). Biases are int32 at s_x·s_w.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,11 @@ import onnx_ir as ir
 
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
+from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Accumulate, Average, Form, Kernel, Requantize, Sum
+from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup, Requantize, Sum
 
 
 class Qdq(Stored):
@@ -32,7 +34,10 @@ class Qdq(Stored):
         self._entered: dict[str, ir.Value] = {}
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
+            **dict.fromkeys(fr.ops_of(Family.LOOKUP), self._lookup),
             **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
+            "Sub": partial(functions.difference, self),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
@@ -46,6 +51,8 @@ class Qdq(Stored):
 
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
+        if isinstance(plan, Contract):
+            return self._contract(context, node, kernel, plan)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         exact_pairs_only(plan)
         inputs = [self._real(context, kernel.operands[0].tensor), self._real_weight(context, plan)]
@@ -55,6 +62,25 @@ class Qdq(Stored):
             return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         return self._finish(context, kernel, real, plan.output)
+
+    def _contract(self, context: Context, node: Node, kernel: Kernel, plan: Contract) -> ir.Value:
+        inputs = [self._real(context, o.tensor) for o in kernel.operands]
+        if plan.output is None:
+            return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
+        real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
+        return self._finish(context, kernel, real, plan.output)
+
+    def _lookup(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """The float op between Q/DQ gives the table's own entries (several are fused); what has no value for some code
+        is gathered, and so are 16-bit codes, which no kernel reads."""
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Lookup)  # noqa: S101
+        stored = (context.plan.quantizers[t] for t in (kernel.operands[0].tensor, kernel.output))
+        if not plan.defined or any(q.dtype.bits > 8 for q in stored):
+            return functions.gathered(self, context, node, kernel)
+        inputs = [self._real(context, node.inputs[0]), *(context.real(t) for t in node.inputs[1:])]
+        real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
+        return self.store(context, real, context.plan.quantizers[kernel.output], plan.low, plan.high)
 
     def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]

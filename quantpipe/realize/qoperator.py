@@ -4,16 +4,18 @@ load."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import Family
+from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Accumulate, Average, Form, Kernel, Quantizer, Requantize, Sum
+from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantizer, Requantize, Sum
 
 
 class QOperator(Stored):
@@ -28,6 +30,9 @@ class QOperator(Stored):
             "Conv": self._conv,
             "Gemm": self._gemm,
             "MatMul": self._gemm,
+            **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
+            **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.gathered, self)),
+            "Sub": partial(functions.difference, self),
             "Add": self._elementwise("QLinearAdd"),
             "Mul": self._elementwise("QLinearMul"),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
@@ -65,6 +70,8 @@ class QOperator(Stored):
 
     def _gemm(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
+        if isinstance(plan, Contract):
+            return functions.linear_matmul(self, context, node, kernel)
         assert isinstance(plan, Accumulate)  # noqa: S101
         exact_pairs_only(plan)
         if len(context.graph.shapes[kernel.operands[0].tensor]) != 2:

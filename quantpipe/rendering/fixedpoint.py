@@ -31,7 +31,8 @@ def fixed_sum(context: Context, writer: IntegerWriter, node: str, plan: Sum, val
         if term.shift:
             value = b.op("Mul", value, writer.constants(f"{name}/up", np.int64(1 << term.shift)), name=f"{name}/up")
         fixed = _along(context, term.fixed, term.tensor)
-        terms.append(writer.times_fixed_point(value, fixed, FixedRounding(plan.output.rounding), name))
+        scaled = writer.times_fixed_point(value, fixed, FixedRounding(plan.output.rounding), name)
+        terms.append(fr.signed(context, plan, number, scaled))
     total = b.op("Add", *terms, name=node, output=f"{node}/sum")
     return writer.saturate(total, f"{node}/sum")
 

@@ -13,7 +13,7 @@ from quantpipe.graph.outside import turned
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.rendering.walk import Context
-from quantpipe.types import Form, Kernel, Sum
+from quantpipe.types import Form, Kernel, Lookup, Sum
 
 Array = NDArray[Any]
 
@@ -108,6 +108,18 @@ def free_sum(context: Context, node: Node, plan: Sum, operands: list[ir.Value], 
     return total
 
 
+SUM = "Add"
+TRANSPOSED = ("ConvTranspose",)
+"""Accumulating ops that are written by `rendering/transpose.py`."""
+
+
+def signed(context: Context, plan: Sum, number: int, value: ir.Value) -> ir.Value:
+    """A term of a sum at the common scale, negated where it is subtracted."""
+    if np.all(plan.terms[number].ratio >= 0):
+        return value
+    return context.builder.op("Neg", value, name=f"{plan.node}/term{number}/negated")
+
+
 ConstantWriter = Callable[[str, Any], ir.Value]
 """Makes a named number available in the graph: a constant in realized forms, an input in the simulated one."""
 
@@ -130,3 +142,11 @@ def feeds_float_weights(context: Context, tensor: str) -> bool:
 def stored_name(kernel: Kernel) -> str:
     """Name of the value that carries a kernel's result."""
     return f"{kernel.output}_q" if kernel.form is Form.QUANTIZED else f"{kernel.output}_acc"
+
+
+def table_rows(context: Context, plan: Lookup, kernel: Kernel) -> NDArray[np.int32]:
+    """Where each channel's row of a flattened table begins, shaped to broadcast against the data."""
+    rows, codes = plan.table.shape
+    shape = [1] * len(context.graph.shapes[kernel.operands[0].tensor])
+    shape[plan.axis or 0] = rows
+    return (np.arange(rows, dtype=np.int32) * np.int32(codes)).reshape(shape)

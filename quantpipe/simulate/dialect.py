@@ -9,6 +9,7 @@ simulated graph does not approximate the realized one: it computes the same inte
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -23,10 +24,12 @@ from quantpipe.rendering.fixedpoint import fixed_sum
 from quantpipe.rendering.integers import IntegerWriter
 from quantpipe.rendering.pairs import pair_excess
 from quantpipe.rendering.products import exact_accumulator, needs_parts, window_sum
+from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import EXACT, Arithmetic
 from quantpipe.types import (
     Accumulate,
     Average,
+    Contract,
     Form,
     Kernel,
     Move,
@@ -47,6 +50,8 @@ class Simulated(Arithmetic):
         super().__init__()
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
+            **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
+            **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.lookup, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
@@ -101,6 +106,8 @@ class Simulated(Arithmetic):
 
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
+        if isinstance(plan, Contract):
+            return functions.contract(self, context, node, kernel)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         if plan.exact_in_float32:
             acc = self._float_accumulate(context, node, kernel, plan)
@@ -127,11 +134,23 @@ class Simulated(Arithmetic):
             self._shift(context, value, -term.shift, f"{node.name}/term{n}", plan.rounding) if term.shift else value
             for n, (term, value) in enumerate(zip(plan.terms, terms, strict=True))
         ]
-        acc = context.builder.op("Add", *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
+        shifted = self._signed(context, plan, shifted)
+        acc = context.builder.op(fr.SUM, *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
         if self._is_wide(shifted[0]):
             self._wide.add(acc.name or "")
         acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
+
+    def _signed(self, context: Context, plan: Sum, terms: list[ir.Value]) -> list[ir.Value]:
+        """What is subtracted is negated before the addition."""
+        found = []
+        for number, value in enumerate(terms):
+            wide = self._is_wide(value)
+            negated = fr.signed(context, plan, number, value)
+            if wide:
+                self._wide.add(negated.name or "")
+            found.append(negated)
+        return found
 
     def _add_free(self, context: Context, kernel: Kernel, plan: Sum) -> ir.Value:
         """The kernel adds the zero point before it rounds, so a tie goes to the even q and not to the even q - z."""

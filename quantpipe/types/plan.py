@@ -137,11 +137,42 @@ class Accumulate:
 
 
 @dataclass(frozen=True, eq=False)
+class Contract:
+    """MatMul of two stored tensors: acc = Σ (q_a - z_a)·(q_b - z_b). `bound`, `acc_scale` and `output` as in
+    Accumulate."""
+
+    node: str
+    acc_scale: Scale
+    bound: int
+    output: Requantize | None
+
+    @property
+    def exact_in_float32(self) -> bool:
+        """Whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
+        half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
+        return self.bound + half < 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Lookup:
+    """An element-wise function as a table `[rows, codes]` of stored integers, codes ascending from the least that the
+    input's storage holds. Rows are channels along `axis` (one row where it is None). `low`, `high` bound
+    its entries, clamps of swallowed nodes included. `defined`: the function has a value for every code."""
+
+    node: str
+    table: NDArray[Any] = field(repr=False)
+    axis: int | None
+    low: int
+    high: int
+    defined: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Term:
     """One operand of an addition: brought to the common scale by a left shift (> 0) or a rounding right shift (< 0).
 
-    `ratio` is s_operand / s_output for additions that rescale inside, in float32, `()` or `[C]`. `fixed` is the
-    multiplier of those that do it in fixed point, after the left shift by `shift`.
+    `ratio` is s_operand / s_output for additions that rescale inside, in float32, `()` or `[C]`; negative for what is
+    subtracted. `fixed` is the multiplier of those that do it in fixed point, after the left shift by `shift`.
     """
 
     tensor: str
@@ -201,7 +232,7 @@ class Move:
     high: int | None = None
 
 
-KernelPlan = Accumulate | Sum | Product | Average | Move
+KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Move
 
 
 @dataclass(frozen=True, eq=False)

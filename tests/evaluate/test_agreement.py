@@ -96,7 +96,7 @@ def test_entries_of_islands() -> None:
         made = line_of(case, "ort_cpu", "auto")
         return set(island_entries(made.graph, made.topology))
 
-    assert entries("sigmoid_island") == {"mid_out"}
+    assert entries("softmax_island") == {"mid_out"}
     assert entries("conv_chain") == set(), "the model's own input is no island"
     assert entries("add_channel") == set(), "a constant neither"
 

@@ -86,7 +86,7 @@ BAD = {
     "bias in float": ("vta", "bias", "float32", "; legal are int8, int16, int32"),
     "ops is a list": ("vta", "ops", ["Conv"], "ops must be a mapping of ops, not ['Conv']"),
     "fuse is flat": ("vta", "fuse", ["Conv", "Relu"], "fuse must be a list of lists of ops"),
-    "fuse op": ("vta", "fuse", [["Conv", "Rleu"]], "fuse names the unknown op 'Rleu' (did you mean 'Relu'?)"),
+    "fuse op": ("vta", "fuse", [["Conv", "Rleu"]], "fuse names the unknown op 'Rleu' (did you mean 'Relu'"),
     "no float cost": ("vta", "cost/macs_per_cycle", {"int8": 2}, "cost.macs_per_cycle needs a float32 entry"),
     "negative cost": ("vta", "cost/macs_per_cycle", {"int8": -2, "float32": 1}, "needs positive numbers"),
     "shift, any scale": ("vta", "scales", "any", "scales must be power_of_two where requantize.kind is shift"),

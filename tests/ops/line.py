@@ -75,6 +75,11 @@ class Net:
         self._nodes.append(helper.make_node(op, list(inputs), [output], name=name, domain=domain, **attrs))
         return output
 
+    def split(self, x: str, outputs: Sequence[str], sizes: Sequence[int], axis: int) -> None:
+        """A node with several outputs."""
+        more = [self.constant(np.asarray(sizes, np.int64))]
+        self._nodes.append(helper.make_node("Split", [x, *more], list(outputs), name=self._fresh("split"), axis=axis))
+
     def conv(
         self,
         x: str,

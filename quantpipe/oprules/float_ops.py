@@ -1,0 +1,79 @@
+"""Ops that stay in float whatever the hardware, each with its reason. An op in neither table is unknown, and listed as
+such."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_REAL = "its {} are computed in real numbers; no back end has an exact integer form of it"
+_CELL = "a recurrent cell keeps its state in real numbers from step to step"
+_BODY = "its bodies are graphs of their own, which stay in float as a whole"
+_INDEX = "its result is a position or a choice, not a value with a scale"
+_STATISTICS = "it divides by statistics of its own input (mean and variance of real numbers)"
+_ORDER = "its order of additions is its own, so no integer form is known to be equal"
+_BOTH = "it divides or raises by an activation, which integers of a fixed scale cannot"
+_SUM_OF_MANY = "its sum or product over an axis has no integer kernel on any shipped target"
+_LINEAR = "it mixes neighbours by real weights that depend on the size of the map"
+_TRANSFORM = "it is a signal transform in real numbers"
+_RANDOM = "its result is random"
+_COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
+_QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
+_TYPE = "it changes the type of values, which integers of a scale do not survive"
+
+FLOAT_OPS: Mapping[str, str] = {
+    **dict.fromkeys(("LogSoftmax", "Hardmax"), _REAL.format("exponentials")),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
+    **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _BODY),
+    **dict.fromkeys(
+        ("ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
+    ),
+    **dict.fromkeys(
+        ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization",
+         "MeanVarianceNormalization", "LpNormalization", "LRN", "SkipLayerNormalization",
+         "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
+        _STATISTICS,
+    ),
+    "BatchNormalization": "its channels are not those of a map (or its numbers are computed at run time), so it could "
+    "not be written as a convolution",
+    **dict.fromkeys(("Einsum", "CumSum", "CumProd", "Det", "Attention", "RotaryEmbedding", 
+                       "MultiHeadAttention"), _ORDER),
+    **dict.fromkeys(("Div", "Mod", "BitShift"), _BOTH),
+    **dict.fromkeys(
+        ("ReduceMean", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+         "ReduceSumSquare", "Mean", "LpPool", "GlobalLpPool"),
+        _SUM_OF_MANY,
+    ),
+    **dict.fromkeys(("GridSample", "Upsample", "AffineGrid", "RoiAlign", "MaxRoiPool", "DeformConv", "Col2Im",
+                     "MaxUnpool", "CenterCropPad", "ImageDecoder"), _LINEAR),
+    **dict.fromkeys(("DFT", "STFT", "MelWeightMatrix", "HannWindow", "HammingWindow", "BlackmanWindow"), _TRANSFORM),
+    **dict.fromkeys(
+        ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli"), _RANDOM
+    ),
+    **dict.fromkeys(
+        ("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
+         "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
+         "StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
+        _COMPLEX,
+    ),
+    **dict.fromkeys(
+        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
+         "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "QLinearConcat",
+         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "DynamicQuantizeLSTM",
+         "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"),
+        _QUANTIZED,
+    ),
+    **dict.fromkeys(("Cast", "CastLike", "BitCast"), _TYPE),
+    **dict.fromkeys(("Dropout", "Constant", "ConstantOfShape", "EyeLike", "Range", "OneHot", "Shape", "Size"),
+                    "it makes values instead of computing with scaled ones"),
+    **dict.fromkeys(
+        ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf",
+         "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"),
+        "it computes truth values or bits",
+    ),
+    **dict.fromkeys(
+        ("ScatterElements", "ScatterND", "Scatter", "GatherND", "GatherElements", "ReverseSequence", "Trilu",
+         "TensorScatter"),
+        "its places are computed at run time; no integer form of it is written",
+    ),
+}  # fmt: skip
+"""Op (of ONNX, or of onnxruntime's own domain) -> why it is never run in integers."""

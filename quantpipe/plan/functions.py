@@ -1,0 +1,78 @@
+"""Products of two activations, and element-wise functions as tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quantpipe.errors import HardwareError
+from quantpipe.oprules import OpRule
+from quantpipe.plan.bounds import refuse_overflow
+from quantpipe.plan.draft import Draft
+from quantpipe.plan.requantize import limits, requantize
+from quantpipe.types import Contract, DType, Form, Isa, Kernel, Lookup, Quantizer, RequantizeKind
+
+
+def plan_contract(draft: Draft, kernel: Kernel) -> Contract:
+    """MatMul of two stored tensors. Raises HardwareError for what no back end here computes exactly: tensors of more
+    than 8 bits, sums beyond int32 or beyond the accumulator, pairs that may saturate, a length that varies."""
+    a, b = _stored(draft, kernel)
+    _refuse_varying(draft, kernel)
+    if max(a.dtype.bits, b.dtype.bits) > 8:
+        raise _refused(kernel, f"it multiplies {a.dtype} by {b.dtype} activations, its kernels read 8 bits")
+    if draft.spec.isa is Isa.AVX2 and _may_saturate(a, b):
+        raise _refused(
+            kernel,
+            "pairs of its products can saturate on avx2, and which ones depends on both activations; give one of them "
+            "7 bits, use hardware.isa=vnni",
+        )
+    depth = draft.graph.shapes[a.tensor][-1]
+    bound = depth * draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
+    refuse_overflow(draft, kernel.node, bound)
+    if bound > DType.INT32.qmax:
+        raise _refused(kernel, f"its sums may reach {bound}, its kernels add in int32")
+    draft.bounds[kernel.output] = bound
+    exact_scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
+    acc_scale = np.asarray(exact_scale, np.float32)
+    if kernel.form is Form.RAW:
+        draft.raw[kernel.output] = acc_scale
+        return Contract(kernel.node, acc_scale, bound, None)
+    output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
+    return Contract(kernel.node, acc_scale, bound, output)
+
+
+def plan_lookup(draft: Draft, kernel: Kernel, rule: OpRule) -> Lookup:
+    """A function of one stored tensor as a table. Raises HardwareError on hardware without float arithmetic beside its
+    fixed-point multipliers, which approximates functions in a way of its own."""
+    (data,) = _stored(draft, kernel)
+    if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT:
+        raise _refused(
+            kernel, f"how {draft.spec.name} forms the function in fixed point is not known, so no table equals it"
+        )
+    if kernel.form is Form.RAW:
+        raise _refused(kernel, "its result is a table's entry, which has a stored type: declare one of 8 or 16 bits")
+    out = draft.quantizers[kernel.output]
+    return Lookup(kernel.node, *draft.functions[kernel.node].table(data, out, *limits(kernel, out)))
+
+
+def _stored(draft: Draft, kernel: Kernel) -> tuple[Quantizer, ...]:
+    if any(o.form is not Form.QUANTIZED for o in kernel.operands):
+        raise _refused(kernel, "it reads an accumulator; its integer form needs stored operands of 8 or 16 bits")
+    return tuple(draft.quantizers[o.tensor] for o in kernel.operands)
+
+
+def _refuse_varying(draft: Draft, kernel: Kernel) -> None:
+    varying = [o.tensor for o in kernel.operands if o.tensor in draft.graph.varying]
+    if varying:
+        raise _refused(kernel, f"the shape of {varying[0]!r} varies with the sample, so its sums have no bound")
+
+
+def _may_saturate(a: Quantizer, b: Quantizer) -> bool:
+    """uint8 x int8 products are added in int16 by twos; uint8 x uint8 ones are widened first."""
+    if a.dtype is not DType.UINT8 or not b.dtype.signed:
+        return False
+    return 2 * a.qmax * max(abs(b.qmin), abs(b.qmax)) > DType.INT16.qmax
+
+
+def _refused(kernel: Kernel, reason: str) -> HardwareError:
+    advice = f"keep it in float with annotate.float_nodes=[{kernel.node}]"
+    return HardwareError(f"{reason}; or {advice}", stage="plan", where=kernel.node)

@@ -1,0 +1,137 @@
+"""How the realized forms write tables, products of two activations and transposed convolutions."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.view import Node
+from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
+from quantpipe.rendering import Context
+from quantpipe.rendering import fragments as fr
+from quantpipe.rendering import transpose as tr
+from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Requantize, Sum
+
+
+def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """table[q - least code]: works for every function, and needs nothing but Gather of the device."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+    b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+    codes = b.op("Cast", context.get(data.tensor, Form.QUANTIZED), name=f"{node.name}/index", to=int(ir.DataType.INT32))
+    offset: NDArray[np.int32] | np.int32 = np.int32(-data.dtype.qmin)
+    if plan.axis is not None:
+        offset = offset + fr.table_rows(context, plan, kernel)
+    if np.any(offset):
+        codes = b.op("Add", codes, dialect.constant(context, f"{node.name}_offset", offset), name=f"{node.name}/code")
+    table = dialect.constant(context, f"{node.name}_table", plan.table.reshape(-1))
+    return b.op("Gather", table, codes, name=node.name, output=fr.stored_name(kernel))
+
+
+def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """QLinearMatMul of two stored tensors."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Contract)  # noqa: S101
+    if plan.output is None:
+        raise no_accumulators(node.name)
+    out = context.plan.quantizers[kernel.output]
+    kernels_only(plan.output, out, node.name)
+    operands: list[ir.Value] = []
+    for operand in kernel.operands:
+        grid = dialect.grid(context, context.plan.quantizers[operand.tensor])
+        operands += [context.get(operand.tensor, Form.QUANTIZED), *grid]
+    tight = plan.output.low > out.dtype.qmin or plan.output.high < out.dtype.qmax
+    name = f"{out.tensor}_wide" if tight else f"{out.tensor}_q"
+    grid = dialect.grid(context, out)
+    result = context.builder.op("QLinearMatMul", *operands, *grid, name=node.name, output=name)
+    return dialect.clip(context, result, out, plan.output.low, plan.output.high) if tight else result
+
+
+def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """The int32 accumulator of a MatMul of two stored tensors."""
+    operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
+    zeros = [dialect.grid(context, context.plan.quantizers[o.tensor])[1] for o in kernel.operands]
+    output = f"{node.outputs[0]}_acc"
+    return context.builder.op("MatMulInteger", *operands, *zeros, name=node.name, output=output)
+
+
+def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel: Kernel, wide: bool) -> ir.Value:
+    """ConvTranspose of stored integers with bias, as int32 (`wide`: int64): Cast, take the zero point off, exact
+    float32 sums."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Accumulate)  # noqa: S101
+    b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+    data = b.op("Cast", context.get(q.tensor, Form.QUANTIZED), name=f"{node.name}/real", to=int(ir.DataType.FLOAT))
+    if q.zero_point:
+        zero = dialect.constant(context, f"{q.tensor}_zero_float", np.float32(q.zero_point))
+        data = b.op("Sub", data, zero, name=f"{node.name}/centred")
+    weight = context.plan.weights[plan.weight]
+
+    def write(name: str, values: NDArray[np.float32]) -> ir.Value:
+        stored = dialect.weight(context, weight, values.astype(weight.values.dtype))
+        return b.op("Cast", stored, name=f"{name}/real", to=int(ir.DataType.FLOAT))
+
+    acc = tr.accumulate(context, node, data, weight.values, tr.parts_of(context, plan, kernel), write)
+    integers = DType.INT64 if wide else DType.INT32
+    acc = b.op("Cast", acc, name=f"{node.name}/{integers}", to=int(ir_dtype(integers)))
+    if plan.bias is None:
+        return acc
+    bias = fr.along_channels(plan.bias.astype(integers.numpy), context.graph, node.outputs[0])
+    return b.op("Add", acc, dialect.constant(context, f"{node.name}_bias_q", bias), name=f"{node.name}/bias")
+
+
+def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """ConvTranspose for the forms that requantize in float32."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Accumulate)  # noqa: S101
+    acc = transposed_accumulator(dialect, context, node, kernel, plan.bound > DType.INT32.qmax)
+    real = context.builder.op("Cast", acc, name=f"{node.name}/acc", to=int(ir.DataType.FLOAT))
+    if plan.output is None:
+        scale = fr.along_channels(plan.acc_scale, context.graph, node.outputs[0])
+        parameter = dialect.constant(context, f"{node.name}_acc_scale", scale)
+        return context.builder.op("Mul", real, parameter, name=f"{node.name}/scaled", output=kernel.output, claim=True)
+    return requantized(dialect, context, node, kernel, plan.output, real)
+
+
+def requantized(
+    dialect: Stored, context: Context, node: Node, kernel: Kernel, r: Requantize, acc: ir.Value
+) -> ir.Value:
+    """clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored."""
+    b, tensor = context.builder, kernel.output
+    kernels_only(r, context.plan.quantizers[tensor], node.name)
+    multiplier = fr.along_channels(r.multiplier, context.graph, node.outputs[0])
+    scaled = b.op("Mul", acc, dialect.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
+    rounded = b.op("Round", scaled, name=f"{tensor}/round")
+    return fitted(dialect, context, kernel, r, rounded, r.zero_point)
+
+
+def fitted(
+    dialect: Stored, context: Context, kernel: Kernel, r: Requantize, rounded: ir.Value, zero_point: int
+) -> ir.Value:
+    """Whole numbers in float32, plus a zero point, clipped and stored."""
+    b, tensor = context.builder, kernel.output
+    if zero_point:
+        zero = dialect.constant(context, f"{tensor}_zero", np.float32(zero_point))
+        rounded = b.op("Add", rounded, zero, name=f"{tensor}/zero")
+    bounds = [
+        dialect.constant(context, f"{tensor}_{side}_float", np.float32(bound))
+        for side, bound in (("low", r.low), ("high", r.high))
+    ]
+    clipped = b.op("Clip", rounded, *bounds, name=f"{tensor}/clip")
+    stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
+    return b.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
+
+
+def difference(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """Sub of two stored tensors by the formula of the addition kernel, with a negative ratio."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Sum)  # noqa: S101
+    if plan.output is None or not plan.is_kernel_arithmetic:
+        raise no_accumulators(node.name)
+    kernels_only(plan.output, context.plan.quantizers[kernel.output], node.name)
+    operands = [context.get(t.tensor, t.form) for t in plan.terms]
+    total = fr.free_sum(context, node, plan, operands, lambda name, v: dialect.constant(context, name, v))
+    rounded = context.builder.op("Round", total, name=f"{node.name}/round")
+    return fitted(dialect, context, kernel, plan.output, rounded, 0)

@@ -1,0 +1,89 @@
+"""How the simulated graph writes tables, products of two activations and transposed convolutions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.view import Node
+from quantpipe.rendering import Context
+from quantpipe.rendering import fragments as fr
+from quantpipe.rendering import transpose as tr
+from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup
+
+if TYPE_CHECKING:
+    from quantpipe.simulate.dialect import Simulated
+
+
+def lookup(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """table[q - least code] - z of the output, gathered by the integers themselves."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+    b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
+    out = context.plan.quantizers[kernel.output]
+    value = context.get(data.tensor, kernel.operands[0].form)
+    least = dialect._scalar(context, f"{data.tensor}.code", np.float32(data.zero_point - data.dtype.qmin))
+    codes = b.op("Cast", b.op("Add", value, least, name=f"{node.name}/code"), name=f"{node.name}/index", to=int(INDEX))
+    if plan.axis is not None:
+        codes = b.op("Add", codes, b.constant(f"{node.name}/rows", fr.table_rows(context, plan, kernel)),
+                     name=f"{node.name}/row")  # fmt: skip
+    centred = plan.table.reshape(-1).astype(np.float32) - np.float32(out.zero_point)
+    table = dialect._scalar(context, f"{node.name}.table", centred)
+    return b.op("Gather", table, codes, name=node.name, output=fr.stored_name(kernel))
+
+
+def contract(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """MatMul of two stored tensors: in float32 where that is exact, else in int32."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Contract)  # noqa: S101
+    b = context.builder
+    operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
+    if plan.exact_in_float32:
+        acc = b.copy(node, operands, [f"{node.outputs[0]}_acc"])[0]
+    else:
+        stored, zeros = [], []
+        for number, (operand, value) in enumerate(zip(kernel.operands, operands, strict=True)):
+            q = context.plan.quantizers[operand.tensor]
+            name = f"{node.name}/operand{number}"
+            zero = dialect._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
+            shifted = b.op("Add", value, zero, name=f"{name}/q")
+            stored.append(b.op("Cast", shifted, name=f"{name}/stored", to=int(ir_dtype(q.dtype))))
+            typed = np.asarray(q.zero_point, q.dtype.numpy)
+            zeros.append(dialect._scalar(context, f"{q.tensor}.zero_{q.dtype}", typed))
+        product = b.op("MatMulInteger", *stored, *zeros, name=node.name, output=f"{node.outputs[0]}_product")
+        acc = dialect._double(context, product, node.outputs[0])
+    if plan.output is None:
+        return acc
+    return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+
+
+def transposed(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """ConvTranspose, in as many parts as float32 needs to stay exact."""
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Accumulate)  # noqa: S101
+    weight = context.plan.weights[plan.weight]
+    data = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
+    parts = tr.parts_of(context, plan, kernel)
+
+    def write(name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
+        return dialect._weight(context, name, values)
+
+    acc = tr.accumulate(context, node, data, weight.values, parts, write)
+    if plan.bias is not None:
+        bias = fr.along_channels(plan.bias, context.graph, node.outputs[0])
+        dtype = np.float32 if len(parts) == 1 else np.float64
+        acc = context.builder.op(
+            "Add", acc, dialect._weight(context, f"{node.name}.bias", bias.astype(dtype)), name=f"{node.name}/bias"
+        )
+    if len(parts) > 1:
+        dialect._wide.add(acc.name or "")
+    acc = dialect._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
+    if plan.output is None:
+        return acc
+    return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+
+
+INDEX = ir.DataType.INT32
