@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
-from quantpipe.hardware.legality import choose_signature, has_float
+from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.types import HardwareSpec, OpSignature
 
@@ -62,7 +62,7 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, reason = choose_signature(spec, node, graph, rule)
-            if signature and has_float(spec, node, graph, rule) and _producers_float(node, graph, found):
+            if signature and takes_float(spec, node, graph, rule) and _producers_float(node, graph, found):
                 signature, reason = None, "all its producers are in float, and so can it be"
         if signature is None:
             found.reasons[node.name] = reason or "unknown"
@@ -81,7 +81,7 @@ def _own_reason(node: Node, graph: Graph) -> str | None:
 
 def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
     rule = rule_of(node)
-    ports = rule.data_ports(node, graph) if rule else ()
+    ports = rule.activations(node, graph) if rule else ()
     producers = [graph.producers.get(node.inputs[p]) for p in ports if not graph.is_constant(node.inputs[p])]
     return all(p is None or p.name not in found.integer for p in producers)
 

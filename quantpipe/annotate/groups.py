@@ -42,12 +42,13 @@ def scale_groups(
             derived.add(kernel.output)
         else:
             derived.update(o.tensor for o in kernel.operands)
+    readers = edges_by_tensor(edges)
     groups = []
     for members in ties.sets():
         sources = tuple(m for m in members if m not in derived) or members
         bits = min(min(dtypes[m].bits for m in members), spec.activations.bits)
         groups.append(
-            ScaleGroup(members[0], members, sources, dtypes[members[0]], bits, _reading(members, edges, graph))
+            ScaleGroup(members[0], members, sources, dtypes[members[0]], bits, _reading(members, readers, graph))
         )
     return tuple(groups)
 
@@ -65,6 +66,7 @@ def weight_sites(
     for kernel in kernels:
         if kernel.weight is not None:
             users.setdefault(kernel.weight, []).append(kernel)
+    readers = edges_by_tensor(edges)
     sites = []
     for tensor, found in users.items():
         nodes = tuple(k.node for k in found)
@@ -74,7 +76,7 @@ def weight_sites(
         dtype = signatures[nodes[0]].input(port)
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
         axis = channel_axis if schema.weights.granularity is Granularity.PER_CHANNEL else None
-        keys = tuple(e.key for e in edges if e.tensor == tensor and e.consumer in nodes)
+        keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
         sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, min(dtype.bits, spec.weights.bits), keys))
     return tuple(sites)
 
@@ -87,10 +89,17 @@ def _in_order(graph: Graph, stored: Mapping[str, DType]) -> list[str]:
     return [t for t in dict.fromkeys(order) if t in stored]
 
 
-def _reading(members: Sequence[str], edges: Sequence[Edge], graph: Graph) -> tuple[str, ...]:
+def edges_by_tensor(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
+    """Tensor -> the edges that read it, in order."""
+    found: dict[str, list[Edge]] = {}
+    for edge in edges:
+        found.setdefault(edge.tensor, []).append(edge)
+    return found
+
+
+def _reading(members: Sequence[str], readers: Mapping[str, Sequence[Edge]], graph: Graph) -> tuple[str, ...]:
     """The edges that read a group's tensors; a tensor that leaves the graph is read by its output."""
-    inside = set(members)
-    keys = [e.key for e in edges if e.tensor in inside]
+    keys = [e.key for member in members for e in readers.get(member, ())]
     for member in members:
         producer = graph.producers.get(member)
         if member in graph.output_names and producer is not None:

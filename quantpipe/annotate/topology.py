@@ -128,7 +128,7 @@ def _kernel(
     rule = rule_of(node)
     assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
     signature = conditions.integer[node.name]
-    ports = rule.data_ports(node, graph)
+    ports = rule.activations(node, graph)
     operands = tuple(_operand(node, p, signature, len(ports), rule, spec, draft, raw) for p in ports)
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
     form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)

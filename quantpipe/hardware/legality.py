@@ -49,7 +49,12 @@ def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule)
     return None, reason
 
 
-def has_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> bool:
-    """Whether the device (or the host beside it) runs the node in float."""
+def has_float(spec: HardwareSpec, op: str) -> bool:
+    """Whether the device (or the host beside it) runs the op in float."""
+    return any(not s.is_integer for s in spec.ops.get(op, ()))
+
+
+def takes_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> bool:
+    """Whether the device (or the host beside it) runs this very node in float."""
     declared = spec.ops.get(node.op, ())
     return any(not s.is_integer and refusal(s, node, graph, rule) is None for s in declared)

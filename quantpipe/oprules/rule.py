@@ -103,12 +103,17 @@ class OpRule:
     fixed: tuple[float, float] | None = None
     facts: Callable[[Node, Graph], Facts] = no_facts
 
-    def data_ports(self, node: Node, graph: Graph) -> tuple[int, ...]:
-        """Ports that carry activations; a weight that is computed at run time is one, too."""
+    def data_ports(self, node: Node) -> tuple[int, ...]:
+        """Ports that carry activations by the op's own definition."""
         ports = self.data if self.data is not None else tuple(range(len(node.inputs)))
-        if self.weight is not None and self.weight_of(node, graph) is None:
-            ports = (*ports, self.weight)
         return tuple(p for p in ports if p < len(node.inputs) and node.inputs[p])
+
+    def activations(self, node: Node, graph: Graph) -> tuple[int, ...]:
+        """Ports that carry activations in this graph: a weight that is computed at run time is one, too."""
+        ports = self.data_ports(node)
+        if self.weight is not None and self.weight_of(node, graph) is None:
+            return (*ports, self.weight)
+        return ports
 
     def weight_of(self, node: Node, graph: Graph) -> str | None:
         """The constant that an accumulating node multiplies by; None where both operands are activations."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -29,7 +30,7 @@ class DType(StrEnum):
     def signed(self) -> bool:
         return not self.value.startswith("u")
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return int("".join(c for c in self.value if c.isdigit()))
 
