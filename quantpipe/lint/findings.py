@@ -15,6 +15,7 @@ from quantpipe.hardware.legality import has_float
 from quantpipe.lint.forms import CAST, MULTIPLY
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import RULES, Place
+from quantpipe.oprules import Family, rule_of
 from quantpipe.types import HardwareSpec, RequantizeKind, TensorInfo
 
 Feeds = Mapping[str, Any]
@@ -90,6 +91,9 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
     found: list[tuple[str, Finding]] = []
     told: set[tuple[str, str]] = set()
     for op in reading.ops:
+        if _function_in_float(op.node, spec):
+            found.append((op.node.name, _island(op.node, spec)))
+            continue
         place = Place(op, graph, spec)
         for rule, where, message in (o for check in RULES for o in check(place)):
             if (rule, where) not in told:  # a tensor with several readers is one finding
@@ -110,11 +114,22 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
             text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
         elif node.name in below and node.name in above:
-            could = any(s.is_integer for s in spec.ops.get(node.op, ()))
-            text = f"{node.op} computes in float between integer ops"
-            text += ", and could be in integers" if could else "" if has_float(spec, node.op) else ", on the host"
-            found.append(Finding(Severity.NOTE, "float_island", node.name, node.name, text))
+            found.append(_island(node, spec))
     return found
+
+
+def _island(node: Node, spec: HardwareSpec) -> Finding:
+    could = any(s.is_integer for s in spec.ops.get(node.op, ()))
+    text = f"{node.op} computes in float between integer ops"
+    text += ", and could be in integers" if could else "" if has_float(spec, node.op) else ", on the host"
+    return Finding(Severity.NOTE, "float_island", node.name, node.name, text)
+
+
+def _function_in_float(node: Node, spec: HardwareSpec) -> bool:
+    """A function of one value between Q and DQ is a table only for a device that declares it so."""
+    rule = rule_of(node)
+    tabled = rule is not None and rule.family is Family.LOOKUP
+    return tabled and not any(s.is_integer for s in spec.ops.get(node.op, ()))
 
 
 def _rescales(node: Node, graph: Graph) -> bool:
