@@ -24,13 +24,13 @@ def choice_space(topology: Topology, options: AnnotateOptions, percents: Sequenc
     """
     choices: list[Choice] = []
     for group in topology.groups:
-        choices.append(_bits(group.key, group.max_bits, group.edges, options))
-        if len(options.threshold_steps) > 1:
+        choices.append(_bits(group.key, group.max_bits, group.edges, max(options.min_bits, group.min_bits)))
+        if len(options.threshold_steps) > 1 and group.fixed is None:
             steps = sorted(options.threshold_steps, key=lambda s: (s != 0, s))
             choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges, graded=False))
-        if len(percents) > 1:
+        if len(percents) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges, graded=False))
-    choices += [_bits(w.tensor, w.max_bits, w.edges, options) for w in topology.weights]
+    choices += [_bits(w.tensor, w.max_bits, w.edges, max(options.min_bits, w.min_bits)) for w in topology.weights]
     if not choices:
         raise ConfigError(
             "no node of this model runs in integers on this hardware, so there is nothing to search; "
@@ -68,6 +68,6 @@ def clips_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int
     return {g.key: assignment.get(clip_key(g.key), 100) for g in topology.groups}
 
 
-def _bits(tensor: str, most: int, edges: tuple[str, ...], options: AnnotateOptions) -> Choice:
-    least = min(options.min_bits, most)
+def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int) -> Choice:
+    least = min(floor, most)
     return Choice(bits_key(tensor), BITS, tuple(range(most, least - 1, -1)), edges)

@@ -7,9 +7,11 @@ A node with an integer signature runs in integers, unless it also has a float si
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
@@ -23,7 +25,9 @@ REALS = ("float16", "bfloat16", "float64")
 class AnnotateOptions:
     """`float_nodes` are glob patterns over node names, `float_ops` op types; `min_bits` is the floor of every choice.
 
-    `threshold_steps` are powers of two by which a range may be scaled as part of the search (0 must be among them).
+    `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
+    (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
+    as part of the search (0 must be among them).
     """
 
     min_bits: int = 4
@@ -33,6 +37,8 @@ class AnnotateOptions:
     skip_first: bool = False
     skip_last: bool = False
     strict: bool = False
+    fixed_outputs: bool = False
+    constraints: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("threshold_steps", "float_nodes", "float_ops"):
@@ -41,6 +47,10 @@ class AnnotateOptions:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
         if 0 not in self.threshold_steps:
             raise ConfigError("0 must be among the steps", where="annotate.threshold_steps")
+        object.__setattr__(self, "stated", read_constraints(self.constraints or {}))
+
+    stated: tuple[Constraint, ...] = field(init=False, repr=False, default=())
+    """The constraints, read."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +112,23 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
         if op not in ops:
             raise ConfigError(f"no node is a {op!r}; the model has {', '.join(ops)}", where="annotate.float_ops")
         kept |= {n.name: "kept in float by annotate.float_ops" for n in graph.nodes if n.op == op}
+    for tensor, constraint in tensor_constraints(graph, options).items():
+        if constraint.kind is Kind.NONE:
+            around = [n for n, _ in graph.consumers.get(tensor, ())]
+            around += [graph.producers[tensor]] if tensor in graph.producers else []
+            kept |= {n.name: f"kept in float by {WHERE} ({tensor} is real)" for n in around}
     heavy = _accumulating(graph)
     if heavy and options.skip_first:
         kept[heavy[0]] = "kept in float by annotate.skip_first"
     if heavy and options.skip_last:
         kept[heavy[-1]] = "kept in float by annotate.skip_last"
     return kept
+
+
+def tensor_constraints(graph: Graph, options: AnnotateOptions) -> dict[str, Constraint]:
+    """Tensor -> what the user states of it."""
+    tensors = [i.name for i in graph.inputs] + [t for n in graph.nodes for t in n.outputs if t]
+    return constraints_of(options.stated, dict.fromkeys([*tensors, *graph.constant_names()]))
 
 
 def _accumulating(graph: Graph) -> Sequence[str]:

@@ -7,8 +7,13 @@ side: the inputs of pools and reshapes (their results are parts of them), the re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from quantpipe.annotate.constraints import WHERE
+from quantpipe.annotate.pins import Pin
 from quantpipe.annotate.unionfind import UnionFind
+from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, Winner, rule_of
 from quantpipe.types import (
@@ -25,32 +30,91 @@ from quantpipe.types import (
 )
 
 
+@dataclass(frozen=True)
+class Solved:
+    """Scale groups in order of their first tensor, and the kernels with the operands that must be rescaled marked."""
+
+    groups: tuple[ScaleGroup, ...]
+    kernels: tuple[Kernel, ...]
+
+
 def scale_groups(
-    graph: Graph, spec: HardwareSpec, kernels: Sequence[Kernel], dtypes: Mapping[str, DType], edges: Sequence[Edge]
-) -> tuple[ScaleGroup, ...]:
-    """All groups, in order of their first tensor. `dtypes` are the stored tensors with their types."""
+    graph: Graph,
+    spec: HardwareSpec,
+    kernels: Sequence[Kernel],
+    dtypes: Mapping[str, DType],
+    edges: Sequence[Edge],
+    pins: Mapping[str, Pin] = MappingProxyType({}),
+    least: Mapping[str, int] = MappingProxyType({}),
+) -> Solved:
+    """Solve the same-scale constraints. `dtypes` are the stored tensors with their types, `pins` those of known range,
+    `least` the fewest bits where stated.
+
+    Where an op would tie two tensors of different pins, the pin of the result holds (or, when it has none, the one that
+    most operands have), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
+    Raises ConfigError for a pin that the device or a statement about bits rules out.
+    """
     stored = _in_order(graph, dtypes)
     ties = UnionFind(stored)
+    pinned = {t: pins[t] for t in stored if t in pins}
     derived: set[str] = set()
+    solved = []
     for kernel in kernels:
         rule = rule_of(graph.by_name[kernel.node])
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
+            solved.append(kernel)
             continue
+        held = {o.tensor: pinned.get(ties.find(o.tensor)) for o in kernel.operands}
+        common = pinned.get(ties.find(kernel.output)) or _most(list(held.values()))
+        operands = []
         for operand in kernel.operands:
+            own = held[operand.tensor]
+            apart = own is not None and common is not None and not own.agrees(common)
+            operands.append(replace(operand, rescaled=apart))
+            if apart:
+                continue
             ties.union(operand.tensor, kernel.output)
-        if rule.winner is Winner.INPUT:
+            if own is not None or common is not None:
+                pinned[ties.find(kernel.output)] = own or common  # type: ignore[assignment]
+            if rule.winner is Winner.OUTPUT:
+                derived.add(operand.tensor)
+        if common is not None and ties.find(kernel.output) not in pinned:
+            pinned[ties.find(kernel.output)] = common
+        if rule.winner is Winner.INPUT and not any(o.rescaled for o in operands):
             derived.add(kernel.output)
-        else:
-            derived.update(o.tensor for o in kernel.operands)
+        solved.append(replace(kernel, operands=tuple(operands)))
     readers = edges_by_tensor(edges)
     groups = []
     for members in ties.sets():
         sources = tuple(m for m in members if m not in derived) or members
-        bits = min(min(dtypes[m].bits for m in members), spec.activations.bits)
+        most = min(min(dtypes[m].bits for m in members), spec.activations.bits)
+        pin = pinned.get(ties.find(members[0]))
+        fewest = max((least[m] for m in members if m in least), default=2)
+        if pin is not None and pin.bits is not None:
+            most, fewest = min(most, pin.bits), max(fewest, pin.bits)
+        if fewest > most:
+            raise ConfigError(
+                f"{members[0]!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE
+            )
         groups.append(
-            ScaleGroup(members[0], members, sources, dtypes[members[0]], bits, _reading(members, readers, graph))
+            ScaleGroup(
+                members[0],
+                members,
+                sources,
+                dtypes[members[0]],
+                most,
+                _reading(members, readers, graph),
+                fewest,
+                pin.range if pin is not None else None,
+            )
         )
-    return tuple(groups)
+    return Solved(tuple(groups), tuple(solved))
+
+
+def _most(pins: Sequence[Pin | None]) -> Pin | None:
+    """The pin that occurs most often, the first of several."""
+    given = [p for p in pins if p is not None]
+    return max(given, key=lambda p: sum(p.agrees(q) for q in given)) if given else None
 
 
 def weight_sites(
@@ -60,6 +124,7 @@ def weight_sites(
     signatures: Mapping[str, OpSignature],
     kernels: Sequence[Kernel],
     edges: Sequence[Edge],
+    least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[WeightSite, ...]:
     """One site per constant: a weight with several users stays one tensor."""
     users: dict[str, list[Kernel]] = {}
@@ -77,7 +142,11 @@ def weight_sites(
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
         axis = channel_axis if schema.weights.granularity is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
-        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, min(dtype.bits, spec.weights.bits), keys))
+        sites.append(
+            WeightSite(
+                tensor, nodes, dtype, channel_axis, axis, min(dtype.bits, spec.weights.bits), keys, least.get(tensor, 2)
+            )
+        )
     return tuple(sites)
 
 

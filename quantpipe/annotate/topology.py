@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide
+from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide, tensor_constraints
+from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.groups import scale_groups, weight_sites
+from quantpipe.annotate.order import in_canonical_order
+from quantpipe.annotate.pins import pins_of
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
@@ -30,6 +33,7 @@ class _Draft:
 def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Topology:
     """Build the topology. Raises ConfigError for patterns that match nothing, or, with strict, when a known op falls
     back."""
+    graph = in_canonical_order(graph)
     conditions = decide(graph, spec, options)
     swallowed = _swallow(graph, spec, conditions)
     draft = _Draft()
@@ -49,13 +53,17 @@ def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateO
     _forbid_fallback(graph, reasons, options)
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
+    constraints = tensor_constraints(graph, options)
+    least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
+    pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs)
+    solved = scale_groups(graph, spec, kernels, draft.dtypes, edges, pins, least)
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
-        kernels=tuple(kernels),
-        groups=scale_groups(graph, spec, kernels, draft.dtypes, edges),
-        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges),
+        kernels=solved.kernels,
+        groups=solved.groups,
+        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges, least),
         constants=constants,
     )
 

@@ -61,7 +61,9 @@ class ThresholdTable:
         return Strategy(bits, ranges, weights)
 
     def group_range(self, group: ScaleGroup, bits: int) -> Range:
-        """The hull of the sources' estimated ranges."""
+        """The hull of the sources' estimated ranges, or the range that is known beforehand."""
+        if group.fixed is not None:
+            return group.fixed
         parts = [self._range(source, bits) for source in group.sources]
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
@@ -87,7 +89,7 @@ class ThresholdTable:
         """Groups whose common range is not the one a source would have alone."""
         found = []
         for group in self._topology.groups:
-            for source in group.sources if len(group.sources) > 1 else ():
+            for source in group.sources if len(group.sources) > 1 and group.fixed is None else ():
                 alone = self._range(source, strategy.bits[group.key])
                 together = self.group_range(group, strategy.bits[group.key])
                 if alone != together:

@@ -15,6 +15,7 @@ from quantpipe.plan.draft import Draft
 from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.requantize import limits, requantize, steps_of
+from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.sums import plan_sum
 from quantpipe.plan.weights import bias_steps
 from quantpipe.types import (
@@ -103,6 +104,7 @@ def _move(draft: Draft, kernel: Kernel, rule: OpRule) -> Move:
         low, high = (_raw_bound(b, scale, kernel.node) for b in kernel.bounds)
         return Move(kernel.node, low, high)
     out = draft.quantizers[kernel.output]
+    draft.rescales += rescales_of(draft, kernel)
     if not any(math.isfinite(b) for b in kernel.bounds):
         return Move(kernel.node)
     low_q, high_q = limits(kernel, out)

@@ -119,6 +119,8 @@ class Qdq(Stored):
         ]
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         q = context.plan.quantizers[kernel.output]
+        if any(o.rescaled for o in kernel.operands):
+            return self.store(context, real, q, q.qmin, q.qmax)
         # Values only moved: they are inside their bits already, so the full storage bounds are enough.
         return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
 

@@ -45,6 +45,12 @@ class Stored:
         scale = self.grid(context, q)[0]
         return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
+    def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
+        name = f"{tensor}/to/{target}"
+        real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")
+        return self.store(context, real, out, out.qmin, out.qmax)
+
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
 
@@ -112,7 +118,7 @@ class Stored:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Move)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         q = context.plan.quantizers[kernel.output]
-        stored = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
+        stored = context.operand(kernel.operands[0], kernel.output)
         low = q.qmin if plan.low is None else plan.low
         high = q.qmax if plan.high is None else plan.high
         return self.clip(context, stored, q, low, high)

@@ -41,8 +41,10 @@ def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
 
 def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]:
     """Inputs of a same-scale op: data in the kernel's form, everything else (shapes, axes, …) as it is."""
-    forms = {o.port: o.form for o in kernel.operands}
-    return [context.get(t, forms[p]) if p in forms else context.real(t) for p, t in enumerate(node.inputs)]
+    data = {o.port: o for o in kernel.operands}
+    return [
+        context.operand(data[p], kernel.output) if p in data else context.real(t) for p, t in enumerate(node.inputs)
+    ]
 
 
 def matrix_weight(node: Node, values: Array) -> Array:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import Form, Kernel, QuantPlan, Topology
+from quantpipe.types import Form, Kernel, Operand, QuantPlan, Topology
 
 OPSET = 17
 IR_VERSION = 9
@@ -57,6 +57,10 @@ class Dialect(Protocol):
         """Accumulator -> real; the result must be named `tensor`."""
         ...
 
+    def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        """Stored at the scale of `tensor` -> stored at that of `target`: Q(DQ(q)) in float32."""
+        ...
+
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         """A constant that is read as data, in stored form."""
         ...
@@ -94,6 +98,11 @@ class Context:
             found = self._convert(tensor, form)
             self._values[tensor, form] = found
         return found
+
+    def operand(self, operand: Operand, target: str) -> ir.Value:
+        """A data operand in the form its kernel reads, at the scale of `target` where it must be brought to it."""
+        value = self.get(operand.tensor, operand.form)
+        return self._dialect.rescale(self, operand.tensor, target, value) if operand.rescaled else value
 
     def real(self, tensor: str) -> ir.Value | None:
         """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""

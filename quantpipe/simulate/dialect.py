@@ -82,6 +82,9 @@ class Simulated(Arithmetic):
         single = self._single(context, value, tensor)
         return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
+    def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        return functions.rescaled(self, context, tensor, target, value)
+
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         q = context.plan.quantizers[tensor]
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
@@ -221,7 +224,7 @@ class Simulated(Arithmetic):
     def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Move)  # noqa: S101
-        value = context.get(kernel.operands[0].tensor, kernel.form)
+        value = context.operand(kernel.operands[0], kernel.output)
         zero = context.plan.quantizers[kernel.output].zero_point if kernel.form is Form.QUANTIZED else 0
         low = plan.low - zero if plan.low is not None else None
         high = plan.high - zero if plan.high is not None else None

@@ -86,4 +86,14 @@ def transposed(dialect: Simulated, context: Context, node: Node, kernel: Kernel)
     return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
 
 
+def rescaled(dialect: Simulated, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+    """clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear."""
+    b, source, out = context.builder, context.plan.quantizers[tensor], context.plan.quantizers[target]
+    name = f"{tensor}/to/{target}"
+    real = b.op("Mul", value, dialect._scalar(context, f"{tensor}.scale", source.scale), name=f"{name}/real")
+    steps = b.op("Div", real, dialect._scalar(context, f"{target}.scale", out.scale), name=f"{name}/steps")
+    rounded = b.op("Round", steps, name=f"{name}/round")
+    return dialect._clip(context, rounded, out.low, out.high, name, f"{name}/q")
+
+
 INDEX = ir.DataType.INT32

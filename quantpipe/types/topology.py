@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from quantpipe.types.dtype import DType
+from quantpipe.types.statistics import Range
 
 
 class Form(StrEnum):
@@ -34,11 +35,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class Operand:
-    """A data input of a kernel: port, tensor, and the form it is read in."""
+    """A data input of a kernel: port, tensor, and the form it is read in.
+
+    `rescaled`: the kernel's result has another scale that cannot be given up, so the operand is brought to it first.
+    """
 
     port: int
     tensor: str
     form: Form
+    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,8 @@ class Kernel:
 class ScaleGroup:
     """Tensors that share one scale, zero point and bit width.
 
-    `sources` are the members whose statistics decide the range (the others are copies or parts of them).
+    `sources` are the members whose statistics decide the range (the others are copies or parts of them). `fixed` is
+    the range where it is known beforehand; then no statistics are needed.
     """
 
     key: str
@@ -73,6 +79,8 @@ class ScaleGroup:
     dtype: DType
     max_bits: int
     edges: tuple[str, ...] = ()
+    min_bits: int = 2
+    fixed: Range | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class WeightSite:
     axis: int | None
     max_bits: int
     edges: tuple[str, ...] = ()
+    min_bits: int = 2
 
 
 @dataclass(frozen=True)
@@ -129,4 +138,6 @@ class Topology:
     @cached_property
     def measured(self) -> tuple[str, ...]:
         """Tensors whose statistics calibration must gather."""
-        return tuple(dict.fromkeys(s for g in self.groups for s in g.sources if s not in self.constants))
+        return tuple(
+            dict.fromkeys(s for g in self.groups if g.fixed is None for s in g.sources if s not in self.constants)
+        )

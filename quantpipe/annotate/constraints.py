@@ -1,0 +1,126 @@
+"""What a user states about single tensors beforehand: their scale, their range, their least bits, or that they stay
+real.
+
+Four kinds, as data: `uniform` (scale, zero_point, dtype), `calibrated` (min, max), `any` (bits: at least so many),
+`none` (the tensor is never held in integers).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.types import DType
+
+WHERE = "annotate.constraints"
+
+
+class Kind(StrEnum):
+    UNIFORM = "uniform"
+    CALIBRATED = "calibrated"
+    ANY = "any"
+    NONE = "none"
+
+
+FIELDS = {
+    Kind.UNIFORM: ("scale", "zero_point", "dtype"),
+    Kind.CALIBRATED: ("min", "max"),
+    Kind.ANY: ("bits",),
+    Kind.NONE: (),
+}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """One statement; the fields that its kind has are set."""
+
+    kind: Kind
+    pattern: str
+    scale: float = 1.0
+    zero_point: int = 0
+    dtype: DType | None = None
+    low: float = 0.0
+    high: float = 0.0
+    bits: int = 2
+
+
+def read_constraints(given: Mapping[str, Any]) -> tuple[Constraint, ...]:
+    """From plain data (tensor name or glob -> `none` or a mapping with `kind`). ConfigError names the tensor and what
+    would be legal."""
+    return tuple(_read(str(pattern), value) for pattern, value in given.items())
+
+
+def constraints_of(constraints: Iterable[Constraint], tensors: Iterable[str]) -> dict[str, Constraint]:
+    """Tensor -> its constraint; a later pattern takes precedence. A pattern that matches nothing is an error."""
+    names = list(tensors)
+    found: dict[str, Constraint] = {}
+    for constraint in constraints:
+        matches = [constraint.pattern] if constraint.pattern in names else fnmatch.filter(names, constraint.pattern)
+        if not matches:
+            raise ConfigError(
+                f"{constraint.pattern!r} matches no tensor of the cleaned model{nearest(constraint.pattern, names)}",
+                where=WHERE,
+            )
+        found |= dict.fromkeys(matches, constraint)
+    return found
+
+
+def _read(pattern: str, value: Any) -> Constraint:
+    plain = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(plain, Mapping) or "kind" not in plain:
+        raise _error(pattern, f"is {value!r}; legal is none, or a mapping with kind: {', '.join(Kind)}")
+    try:
+        kind = Kind(str(plain["kind"]))
+    except ValueError:
+        near = nearest(str(plain["kind"]), [k.value for k in Kind])
+        text = f"kind is {plain['kind']!r}{near}; legal are {', '.join(Kind)}"
+        raise _error(pattern, text) from None
+    fields = FIELDS[kind]
+    if set(plain) - {"kind"} != set(fields):
+        raise _error(pattern, f"of kind {kind} takes {', '.join(fields) or 'nothing more'}; found {dict(plain)!r}")
+    match kind:
+        case Kind.UNIFORM:
+            return Constraint(
+                kind,
+                pattern,
+                scale=_number(pattern, plain, "scale", positive=True),
+                zero_point=int(_number(pattern, plain, "zero_point")),
+                dtype=_dtype(pattern, plain["dtype"]),
+            )
+        case Kind.CALIBRATED:
+            low, high = _number(pattern, plain, "min"), _number(pattern, plain, "max")
+            if low > 0 or high < 0 or low == high:
+                raise _error(pattern, f"has the range [{low}, {high}]; it must hold 0 and more than that")
+            return Constraint(kind, pattern, low=low, high=high)
+        case Kind.ANY:
+            bits = plain["bits"]
+            if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
+                raise _error(pattern, f"bits is {bits!r}; legal are 2 to 16")
+            return Constraint(kind, pattern, bits=bits)
+        case _:
+            return Constraint(kind, pattern)
+
+
+def _number(pattern: str, plain: Mapping[str, Any], field: str, positive: bool = False) -> float:
+    value = plain[field]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _error(pattern, f"{field} is {value!r}; it must be a number")
+    if positive and value <= 0:
+        raise _error(pattern, f"{field} is {value!r}; it must be above 0")
+    return float(value)
+
+
+def _dtype(pattern: str, value: Any) -> DType:
+    legal = [d.value for d in DType if not d.is_float and d.bits <= 16]
+    if str(value) not in legal:
+        raise _error(pattern, f"dtype is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}")
+    return DType(str(value))
+
+
+def _error(pattern: str, problem: str) -> ConfigError:
+    return ConfigError(f"the constraint of {pattern!r} {problem}", where=WHERE)

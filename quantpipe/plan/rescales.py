@@ -1,0 +1,30 @@
+"""Operands that are brought to another scale on their way into an op that keeps scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantpipe.errors import HardwareError
+from quantpipe.plan.draft import Draft
+from quantpipe.types import Kernel, RequantizeKind, Rounding
+
+
+def rescales_of(draft: Draft, kernel: Kernel) -> list[dict[str, Any]]:
+    """One entry per rescaled operand, for the report. HardwareError where the device cannot do it in one step."""
+    found = []
+    how = draft.spec.requantize
+    for operand in kernel.operands:
+        if not operand.rescaled:
+            continue
+        if how.kind is not RequantizeKind.FLOAT_MULTIPLIER or how.rounding is not Rounding.HALF_EVEN:
+            raise HardwareError(
+                f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and {draft.spec.name} has "
+                "no float multiplier with halves to even to bring one to the other; free one of them, or give both one "
+                "scale",
+                stage="plan",
+                where=kernel.node,
+            )
+        source, target = draft.quantizers[operand.tensor], draft.quantizers[kernel.output]
+        scales = {"from": float(source.scale), "to": float(target.scale)}
+        found.append({"node": kernel.node, "tensor": operand.tensor, **scales})
+    return found

@@ -1,0 +1,190 @@
+"""Statements about single tensors: what each kind does, what is refused, where scales that are both given meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe.annotate.choices import choice_space
+from quantpipe.errors import ConfigError, HardwareError
+from tests.ops.line import Line, Net, hardware, hardware_data, line, load
+from tests.ops.test_every_op import graph_of
+
+FORMS = ("qdq", "qoperator", "integer")
+
+
+def uniform(scale: float, zero_point: int, dtype: str = "uint8") -> dict[str, Any]:
+    return {"kind": "uniform", "scale": scale, "zero_point": zero_point, "dtype": dtype}
+
+
+def calibrated(low: float, high: float) -> dict[str, Any]:
+    return {"kind": "calibrated", "min": low, "max": high}
+
+
+def made(case: str, constraints: dict[str, Any], spec: str = "ort_cpu", schema: str = "auto") -> Line:
+    return line(graph_of(case), spec, schema, constraints=constraints)
+
+
+def forked() -> Net:
+    """Two convolutions, concatenated: a, b -> joined."""
+    net = Net()
+    x = net.input(None, 3, 8, 8)
+    a, b, c = (net.conv(x, 3, 4, 3, 3, name=n) for n in "abc")
+    net.output(net.conv(net.node("Concat", a, b, c, axis=1, name="join"), 12, 5, 1, 1, name="last"))
+    return net
+
+
+FORKED = load(forked())
+
+
+@pytest.mark.parametrize("scale", [0.03, 0.0625, 0.0213])
+@pytest.mark.parametrize("zero", [0, 77, 128, 255])
+def test_uniform_gives_exactly_this_scale_and_zero_point(scale: float, zero: int) -> None:
+    found = made("conv_chain", {"relu1_out": uniform(scale, zero)})
+    quantizer = found.plan(8).quantizers["relu1_out"]
+    assert (quantizer.scale, quantizer.zero_point, quantizer.bits) == (np.float32(scale), zero, 8)
+    assert next(c for c in choice_space(found.topology, found.options) if c.key == "bits:relu1_out").options == (8,)
+    assert "relu1_out" not in found.topology.measured, "a known range needs no statistics"
+    assert found.agree(found.plan(8), "qdq").differing == 0
+
+
+def test_uniform_in_a_symmetric_schema() -> None:
+    """Unsigned storage holds symmetric values with the zero point in the middle."""
+    found = made("conv_chain", {"relu1_out": uniform(0.05, 128)}, schema="symmetric")
+    quantizer = found.plan(8).quantizers["relu1_out"]
+    assert (quantizer.scale, quantizer.zero_point) == (np.float32(0.05), 128)
+    with pytest.raises(ConfigError, match=r"under the schema symmetric \(symmetric\)"):
+        _ = made("conv_chain", {"relu1_out": uniform(0.05, 7)}, schema="symmetric").topology
+
+
+def test_calibrated_gives_the_range_at_any_bits() -> None:
+    found = made("max_pool", {"mid_out": calibrated(-1.0, 3.0)})
+    for bits in (8, 5):
+        quantizer = found.plan(bits).quantizers["front_out"]
+        assert quantizer.bits == bits
+        assert float(quantizer.scale) == pytest.approx(4.0 / ((1 << bits) - 1))
+    assert not {"front_out", "mid_out"} & set(found.topology.measured), (
+        "the pool's input and result are one group, and its range is known"
+    )
+
+
+def test_any_is_a_floor_of_bits() -> None:
+    found = made("conv_chain", {"relu1_out": {"kind": "any", "bits": 7}, "c1": {"kind": "any", "bits": 8}})
+    options = {c.key: c.options for c in choice_space(found.topology, found.options)}
+    assert options["bits:relu1_out"] == (8, 7) and options["bits:c1"] == (8,) and options["bits:x"][-1] == 4
+
+
+def test_none_keeps_a_tensor_real() -> None:
+    found = made("conv_chain", {"conv2_out": "none"})
+    assert found.topology.float_nodes["conv2"] == "kept in float by annotate.constraints (conv2_out is real)"
+    assert "conv2_out" not in found.topology.group_of
+    assert found.agree(found.plan(8), "qdq").differing == 0
+
+
+def test_names_may_be_patterns_and_later_ones_count() -> None:
+    found = made("residual_block", {"*": {"kind": "any", "bits": 6}, "front_out": "none"})
+    options = {c.key: c.options for c in choice_space(found.topology, found.options)}
+    assert min(min(o) for o in options.values()) == 6
+    assert not found.topology.node_conds["front"]
+
+
+@pytest.mark.parametrize(
+    ("constraints", "said"),
+    [
+        ({"nowhere": "none"}, "'nowhere' matches no tensor"),
+        ({"relu1_ou": "none"}, "did you mean 'relu1_out'"),
+        ({"x": "nome"}, r"kind is 'nome' \(did you mean 'none'.*; legal are uniform, calibrated, any, none"),
+        ({"x": 3}, "is 3; legal is none, or a mapping with kind"),
+        ({"x": {"kind": "any"}}, "of kind any takes bits"),
+        ({"x": {"kind": "any", "bits": 1}}, "bits is 1; legal are 2 to 16"),
+        ({"x": calibrated(1.0, 2.0)}, "must hold 0"),
+        ({"x": uniform(-1.0, 0)}, "scale is -1.0; it must be above 0"),
+        ({"x": uniform(1.0, 0, "uint7")}, r"dtype is 'uint7' \(did you mean 'uint"),
+        ({"x": uniform(1.0, 0, "int8")}, "'x' is stored as uint8 on this hardware, not as int8"),
+        ({"x": uniform(1.0, 300)}, "cannot have scale 1.0 and zero point 300"),
+        ({"x": {"kind": "any", "bits": 12}}, "'x' must have at least 12 bits, and ort_cpu gives it 8"),
+        ({"conv1_out": calibrated(-1, 1)}, "'conv1_out' names no tensor that is held in integers here"),
+    ],
+)
+def test_mistakes_are_named(constraints: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _ = made("conv_chain", constraints).topology
+
+
+# --- scales that are both given -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_pinned_operand_of_a_pinned_concatenation_is_rescaled(form: str) -> None:
+    given = {"a_out": uniform(0.03, 100), "join_out": uniform(0.05, 120)}
+    found = line(FORKED, constraints=given)
+    operands = found.topology.kernel_of["join"].operands
+    assert [o.rescaled for o in operands] == [True, False, False], (
+        "the free producers write the common scale themselves"
+    )
+    plan = found.plan(8)
+    assert [(r["node"], r["tensor"]) for r in plan.rescales] == [("join", "a_out")]
+    agreement = found.agree(plan, form)
+    assert agreement.differing == 0 and agreement.behind_float == 0
+    wanted, outputs = found.outputs(), found.outputs(found.realize(plan, form).model)
+    for name in wanted:
+        assert np.sqrt(np.mean((wanted[name] - outputs[name]) ** 2)) < 0.2 * np.std(wanted[name])
+
+
+def test_the_scale_that_most_operands_have_becomes_the_common_one() -> None:
+    given = {"a_out": uniform(0.03, 100), "b_out": uniform(0.05, 120), "c_out": uniform(0.05, 120)}
+    found = line(FORKED, constraints=given)
+    assert [o.rescaled for o in found.topology.kernel_of["join"].operands] == [True, False, False]
+    assert found.plan(8).quantizers["join_out"].scale == np.float32(0.05)
+
+
+def test_equal_pins_need_no_rescale() -> None:
+    given = {"a_out": uniform(0.03, 100), "join_out": uniform(0.03, 100)}
+    found = line(FORKED, constraints=given)
+    assert not any(o.rescaled for k in found.topology.kernels for o in k.operands)
+    assert not found.plan(8).rescales
+
+
+def test_one_rescale_between_two_ends_of_a_chain() -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 8, 8), 3, 4, 1, 1, name="first")
+    x = net.node("MaxPool", x, kernel_shape=[2, 2], name="pool")
+    x = net.node("Transpose", x, perm=[0, 1, 3, 2], name="turn")
+    x = net.node("DepthToSpace", x, blocksize=2, name="depth")
+    net.output(net.conv(x, 1, 3, 3, 3))
+    found = line(net, constraints={"first_out": uniform(0.03, 100), "depth_out": uniform(0.05, 90)})
+    assert sum(o.rescaled for k in found.topology.kernels for o in k.operands) == 1
+    for form in FORMS:
+        assert found.agree(found.plan(8), form).differing == 0
+
+
+def test_a_device_without_a_multiplier_says_that_it_cannot_rescale() -> None:
+    net = forked()
+    found = line(net, "vta", constraints={"a_out": calibrated(-2, 2), "join_out": calibrated(-8, 8)})
+    if found.topology.kernel_of["join"].operands[0].form.value == "quantized":
+        with pytest.raises(HardwareError, match="no multiplier to bring one to the other"):
+            found.plan(8)
+
+
+def test_fixed_outputs_give_functions_their_usual_scale() -> None:
+    found = line(graph_of("gate_of_silu"), fixed_outputs=True)
+    quantizer = found.plan(8).quantizers["mid_out"]
+    assert (quantizer.scale, quantizer.zero_point) == (np.float32(1 / 256), 0)
+    tanh = line(graph_of("function_tanh"), fixed_outputs=True).plan(8).quantizers["mid_out"]
+    assert (tanh.scale, tanh.zero_point) == (np.float32(1 / 128), 128)
+    softmax = line(graph_of("softmax_island"), fixed_outputs=True).plan(8).quantizers["mid_out"]
+    assert (softmax.scale, softmax.zero_point) == (np.float32(1 / 256), 0)
+    assert found.agree(found.plan(8), "qdq").differing == 0
+
+
+def test_fixed_outputs_of_signed_bytes() -> None:
+    data = hardware_data("ort_cpu")
+    for rows in data["ops"].values():
+        for row in rows:
+            row["in"] = ["int8" if d == "uint8" else d for d in row["in"]]
+            row["out"] = ["int8" if d == "uint8" else d for d in row["out"]]
+    found = line(graph_of("gate_of_silu"), hardware("ort_cpu", ops=data["ops"]), "asymmetric", fixed_outputs=True)
+    quantizer = found.plan(8).quantizers["mid_out"]
+    assert (quantizer.scale, quantizer.zero_point) == (np.float32(1 / 256), -128)
