@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
@@ -38,7 +39,7 @@ class AnnotateOptions:
     skip_last: bool = False
     strict: bool = False
     fixed_outputs: bool = False
-    constraints: Mapping[str, Any] = field(default_factory=dict)
+    constraints: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("threshold_steps", "float_nodes", "float_ops"):
@@ -47,10 +48,12 @@ class AnnotateOptions:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
         if 0 not in self.threshold_steps:
             raise ConfigError("0 must be among the steps", where="annotate.threshold_steps")
-        object.__setattr__(self, "stated", read_constraints(self.constraints or {}))
+        _ = self.stated
 
-    stated: tuple[Constraint, ...] = field(init=False, repr=False, default=())
-    """The constraints, read."""
+    @cached_property
+    def stated(self) -> tuple[Constraint, ...]:
+        """The constraints, read. ConfigError for those that say nothing legal."""
+        return read_constraints(self.constraints or {})
 
 
 @dataclass(frozen=True)

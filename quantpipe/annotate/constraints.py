@@ -12,7 +12,10 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.types import DType
@@ -47,6 +50,25 @@ class Constraint:
     low: float = 0.0
     high: float = 0.0
     bits: int = 2
+
+
+def constraints_given(value: Any, folder: Path) -> Mapping[str, Any]:
+    """The statements as plain data: given themselves, or in a YAML (or JSON) file, relative to `folder`."""
+    if not value:
+        return {}
+    if not isinstance(value, str):
+        found = value
+    else:
+        path = folder / Path(value).expanduser()
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} is not a readable YAML file: {error}", where=WHERE) from error
+    if not isinstance(found, Mapping):
+        raise ConfigError(
+            f"is {found!r}; it must map names of tensors to statements, or name a YAML file that does", where=WHERE
+        )
+    return {str(k): v for k, v in found.items()}
 
 
 def read_constraints(given: Mapping[str, Any]) -> tuple[Constraint, ...]:

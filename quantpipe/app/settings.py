@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
@@ -75,6 +77,8 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
             raise ConfigError(
                 f"is no key{nearest(key, (*GROUPS, *KEYS))}; legal are {', '.join((*GROUPS, *KEYS))}", where=key
             )
+    constraints = constraints_given(plain["annotate"].get("constraints"), Path(hydra_config.runtime.cwd))
+    plain["annotate"] = plain["annotate"] | {"constraints": constraints}
     spec = load_hardware(plain["hardware"])
     schema = resolve_schema(spec, plain["schema"], shipped_schemas())
     backend = _backend(plain["realize"], spec)
@@ -104,9 +108,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         objective=plain["objective"],
         recover=_options(RecoverOptions, plain["recover"], "recover"),
         backend=backend,
-        annotate=_options(
-            AnnotateOptions, plain["annotate"] | {"strict": _expect(plain["strict"], False, "strict")}, "annotate"
-        ),
+        annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
         check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
@@ -147,6 +149,12 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise ConfigError("the configuration is not a mapping")
     return {str(k): v for k, v in data.items()}
+
+
+def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
+    plain = {k: v for k, v in given.items() if k != "constraints"} | {"strict": strict}
+    options: AnnotateOptions = _options(AnnotateOptions, plain, "annotate")
+    return replace(options, constraints=given["constraints"])
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:

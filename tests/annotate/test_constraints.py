@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quantpipe.annotate.choices import choice_space
+from quantpipe.annotate.constraints import constraints_given
 from quantpipe.errors import ConfigError, HardwareError
 from tests.ops.line import Line, Net, hardware, hardware_data, line, load
 from tests.ops.test_every_op import graph_of
@@ -188,3 +190,14 @@ def test_fixed_outputs_of_signed_bytes() -> None:
     found = line(graph_of("gate_of_silu"), hardware("ort_cpu", ops=data["ops"]), "asymmetric", fixed_outputs=True)
     quantizer = found.plan(8).quantizers["mid_out"]
     assert (quantizer.scale, quantizer.zero_point) == (np.float32(1 / 256), -128)
+
+
+def test_statements_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "given.yaml").write_text("relu1_out: {kind: any, bits: 7}\nx: none\n")
+    assert constraints_given("given.yaml", tmp_path) == {"relu1_out": {"kind": "any", "bits": 7}, "x": "none"}
+    assert constraints_given(None, tmp_path) == {}
+    (tmp_path / "list.yaml").write_text("- x\n")
+    with pytest.raises(ConfigError, match="must map names of tensors"):
+        constraints_given("list.yaml", tmp_path)
+    with pytest.raises(ConfigError, match="is not a readable YAML file"):
+        constraints_given("absent.yaml", tmp_path)
