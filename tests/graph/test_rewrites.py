@@ -1,0 +1,199 @@
+"""Each rewrite: the pattern is gone, the outputs stay, and near patterns are left alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quantpipe.graph.view import Graph
+from tests.ops.line import Net, line, load, normal_samples
+
+
+def ops(graph: Graph) -> Counter[str]:
+    return Counter(n.op for n in graph.nodes)
+
+
+def checked(net: Net) -> Graph:
+    """Load, and compare all outputs with the net as written."""
+    proto = net.proto()
+    graph = load(proto)
+    assert not graph.notes
+    feeds = next(iter(normal_samples(graph).batches(graph.batch_size))).inputs
+    providers = ["CPUExecutionProvider"]
+    before = ort.InferenceSession(proto.SerializeToString(), providers=providers).run(None, feeds)
+    cleaned = line(graph)
+    after = cleaned.outputs()
+    assert list(after) == [o.name for o in proto.graph.output]
+    for expected, found in zip(before, after.values(), strict=True):
+        np.testing.assert_allclose(found[: len(expected)], expected, rtol=1e-4, atol=1e-5)
+    return graph
+
+
+def number(net: Net, value: float) -> str:
+    return net.constant(np.float32(value))
+
+
+def test_split_becomes_slices() -> None:
+    net = Net()
+    net.split(net.input(None, 7, 4, 4), ["a", "b", "c"], [2, 1, 4], 1)
+    net.output(*(net.node("Erf", t) for t in "abc"))
+    assert ops(checked(net)) == {"Slice": 3, "Erf": 3}
+
+
+@pytest.mark.parametrize("op", ["Sum", "Max", "Min"])
+def test_many_operands_become_pairs(op: str) -> None:
+    net = Net()
+    x = net.input(None, 3, 4, 4)
+    parts = [net.node(f, x) for f in ("Erf", "Tanh", "Sin")]
+    net.output(net.node(op, *parts, name="many"))
+    found = ops(checked(net))
+    assert found[{"Sum": "Add"}.get(op, op)] == 2 and found["Sum"] == 0
+
+
+@pytest.mark.parametrize(("op", "low", "high"), [("Max", 0.25, np.inf), ("Min", -np.inf, 0.25)])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_extreme_with_a_number_is_a_clip(op: str, low: float, high: float, first: bool) -> None:
+    net = Net()
+    x, bound = net.conv(net.input(None, 3, 4, 4), 3, 4, 1, 1), number(net, 0.25)
+    net.output(net.conv(net.node(op, *((bound, x) if first else (x, bound)), name="mid"), 4, 2, 1, 1))
+    graph = checked(net)
+    assert ops(graph) == {"Conv": 2, "Clip": 1}
+    assert line(graph).topology.kernels[0].bounds == (low, high)
+
+
+def test_differences_and_quotients_by_constants() -> None:
+    net = Net()
+    x = net.input(None, 3, 4, 4)
+    y = net.node("Div", net.node("Sub", x, net.floats(3, 1, 1), name="minus"), number(net, 58.5), name="over")
+    net.output(net.node("Erf", y))
+    assert ops(checked(net)) == {"Add": 1, "Mul": 1, "Erf": 1}
+
+
+def test_quotients_that_have_no_inverse_stay() -> None:
+    net = Net()
+    x = net.node("Exp", net.input(None, 3, 4, 4))
+    net.output(net.node("Erf", net.node("Div", x, net.constant(np.float32([[[0.0]], [[1.0]], [[2.0]]])))))
+    assert ops(load(net))["Div"] == 1
+
+
+def test_batch_normalization_of_an_input_is_a_depthwise_convolution() -> None:
+    net = Net()
+    x = net.input(None, 5, 6, 6)
+    numbers = [net.floats(5), net.floats(5), net.floats(5), net.constant(np.float32([0.5, 1, 2, 3, 0.1]))]
+    y = net.node("BatchNormalization", x, *numbers, epsilon=1e-3, name="norm")
+    net.output(y, net.conv(net.node("Relu", y), 5, 3, 3, 3))
+    graph = checked(net)
+    assert ops(graph) == {"Conv": 2, "Relu": 1}
+    assert graph.by_name["norm"].op == "Conv" and graph.by_name["norm"].attr("group") == 5
+    assert not line(graph).topology.float_nodes
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("axes", [[2, 3], [1, 2], [-1, -2]])
+def test_spatial_means_are_pools(axes: list[int], keep: int) -> None:
+    net = Net()
+    x = net.node("Erf", net.input(None, 3, 5, 4))
+    net.output(net.node("ReduceMean", x, axes=axes, keepdims=keep, name="mean"))
+    found = ops(checked(net))
+    assert found["GlobalAveragePool"] == 1 and found["ReduceMean"] == 0
+
+
+@pytest.mark.parametrize("axes", [[1], [3], [1, 2, 3]])
+def test_other_means_stay(axes: list[int]) -> None:
+    net = Net()
+    net.output(net.node("ReduceMean", net.node("Erf", net.input(None, 3, 5, 4)), axes=axes, name="mean"))
+    assert ops(checked(net))["ReduceMean"] == 1
+
+
+def _product_first(net: Net, x: str, gate: str) -> str:
+    return net.node("Div", net.node("Mul", x, gate), number(net, 6.0))
+
+
+def _gate_first(net: Net, x: str, gate: str) -> str:
+    return net.node("Mul", net.node("Mul", gate, number(net, 1 / 6)), x)
+
+
+@pytest.mark.parametrize("order", [_product_first, _gate_first])
+def test_a_written_out_hard_swish_is_one_op(order: Callable[[Net, str, str], str]) -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+    gate = net.node("Clip", net.node("Add", x, number(net, 3.0)), number(net, 0.0), number(net, 6.0))
+    net.output(net.conv(order(net, x, gate), 4, 2, 1, 1))
+    graph = checked(net)
+    assert ops(graph) == {"Conv": 2, "HardSwish": 1}
+    assert not line(graph).topology.float_nodes
+
+
+def test_a_gate_of_hard_sigmoid_is_hard_swish() -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+    net.output(net.node("Mul", net.node("HardSigmoid", x, alpha=1 / 6, beta=0.5), x))
+    assert ops(checked(net)) == {"Conv": 1, "HardSwish": 1}
+
+
+@pytest.mark.parametrize(("offset", "top", "divisor"), [(3.0, 5.0, 6.0), (2.0, 6.0, 6.0), (3.0, 6.0, 5.0)])
+def test_what_only_looks_like_hard_swish_stays(offset: float, top: float, divisor: float) -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+    gate = net.node("Clip", net.node("Add", x, number(net, offset)), number(net, 0.0), number(net, top))
+    net.output(net.node("Div", net.node("Mul", x, gate), number(net, divisor)))
+    assert ops(checked(net))["HardSwish"] == 0
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_branch_with_a_known_condition_is_inlined(taken: bool) -> None:
+    def body(name: str, op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)
+        weight = numpy_helper.from_array(np.full((2, 3, 1, 1), 0.5, np.float32), "w")
+        nodes = [helper.make_node("Conv", ["x", "w"], ["t"]), helper.make_node(op, ["t"], [f"{name}_out"])]
+        return helper.make_graph(nodes, name, [], [out], [weight])
+
+    nodes = [helper.make_node("If", ["flag"], ["y"], name="if",
+                              then_branch=body("a", "Relu"), else_branch=body("b", "Tanh"))]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(taken), "flag")],
+    )
+    loaded = load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert ops(loaded) == {"Conv": 1, "Relu" if taken else "Tanh": 1}
+    made = line(loaded)
+    assert made.topology.kernels and made.agree(made.plan(8), "qdq").differing == 0
+
+
+def test_axes_of_unknown_size_may_be_written_as_minus_one() -> None:
+    net = Net()
+    net.output(net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3))
+    proto = net.proto()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert load(proto).inputs[0].shape == (None, 3, 6, 6)
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13, 15, 18, 20, 21, 22, 23])
+def test_opsets_are_raised_and_run(opset: int) -> None:
+    """Ops whose attributes became inputs: Clip (11), Squeeze (13), Pad (11), Split (13), Dropout (12)."""
+    net = Net(opset=opset)
+    x = net.conv(net.input(None, 3, 8, 8), 3, 6, 3, 3)
+    if opset < 11:
+        x = net.node("Clip", x, min=0.0, max=6.0)
+        x = net.node("Pad", x, pads=[0, 0, 1, 1, 0, 0, 0, 0])
+    else:
+        x = net.node("Clip", x, number(net, 0.0), number(net, 6.0))
+        x = net.node("Pad", x, net.constant(np.int64([0, 0, 1, 1, 0, 0, 0, 0])))
+    x = net.node("GlobalAveragePool", net.conv(x, 6, 5, 3, 3))
+    axes = np.int64([2, 3])
+    x = net.node("Squeeze", x, axes=[2, 3]) if opset < 13 else net.node("Squeeze", x, net.constant(axes))
+    net.output(net.node("Softmax", net.dense(x, 5, 4), axis=1))
+    made = line(load(net))
+    assert not made.graph.notes
+    assert [made.graph.by_name[n].op for n in made.topology.float_nodes] == ["Softmax"]
+    for form in ("qdq", "integer"):
+        assert made.agree(made.plan(8), form).differing == 0
