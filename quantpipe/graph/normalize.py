@@ -233,7 +233,7 @@ def with_varying(graph: Graph, feeds: Feeds) -> Graph:
 def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:
     """Every tensor that is computed, and the inputs, for one sample (or the model's own, fixed batch)."""
     fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
-    one = {name: array[: fixed.get(name) or 1] for name, array in feeds.items()}
+    one = {name: array[: fixed.get(name) or 1] if np.ndim(array) else array for name, array in feeds.items()}
     model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
     return {**one, **Session(model, where=graph.source, optimize=False).run(one)}
 
