@@ -53,17 +53,22 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int =
     reference = Session(raw, where=str(path)).run(feeds)
     notes = _outside_notes(raw)
     cleaned = raw
-    for step in (_raise_opset, _slim, _take_branches, _rewrite):
-        try:
-            candidate = step(cleaned)
-            worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
-        except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
-            notes.append(f"clean-up step {step.__name__.strip('_')} was skipped: {_first_line(error)}")
-            continue
-        if worst > TOLERANCE:
-            notes.append(f"clean-up step {step.__name__.strip('_')} was undone: it changed the outputs by {worst:.2g}")
-            continue
-        cleaned = candidate
+    for ways in ((_raise_opset,), (_slim, _slim_unshaped), (_take_branches,), (_rewrite,)):
+        failed: list[str] = []
+        for step in ways:
+            name = ways[0].__name__.strip("_")
+            try:
+                candidate = step(cleaned)
+                worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
+            except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
+                failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
+                continue
+            if worst <= TOLERANCE:
+                cleaned = candidate
+                break
+            failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
+        else:
+            notes.append(failed[0])
     for note in notes:
         log.warning("%s", note)
     _restore_names(cleaned, original)
@@ -96,6 +101,17 @@ def _slim(model: ir.Model) -> ir.Model:
     with contextlib.redirect_stdout(io.StringIO()):
         slimmed: onnx.ModelProto = onnxslim.slim(proto)
     return with_weights(slimmed, held)
+
+
+def _slim_unshaped(model: ir.Model) -> ir.Model:
+    """The same clean-up where the shapes that the file declares are wrong, as some exporters write them: without
+    them."""
+    copy = copied(model)
+    inputs = {id(v) for v in copy.graph.inputs}
+    for value in [v for n in copy.graph for v in n.outputs]:
+        if id(value) not in inputs:
+            value.shape = None
+    return _slim(copy)
 
 
 def _take_branches(model: ir.Model) -> ir.Model:

@@ -197,3 +197,18 @@ def test_opsets_are_raised_and_run(opset: int) -> None:
     assert [made.graph.by_name[n].op for n in made.topology.float_nodes] == ["Softmax"]
     for form in ("qdq", "integer"):
         assert made.agree(made.plan(8), form).differing == 0
+
+
+def test_a_wrongly_declared_output_shape_does_not_stop_the_clean_up() -> None:
+    """Some exporters declare shapes that the model does not have; a clean-up that trusts them changes the outputs."""
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+    kept = net.node("Identity", net.constant(np.int64([0, 4, -1])))
+    net.output(net.node("Reshape", x, kept, name="last"))
+    proto = net.proto()
+    del proto.graph.output[0].type.tensor_type.shape.dim[:]
+    for size in (1, 64):
+        proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = size
+    graph = load(proto)
+    assert not graph.notes
+    assert ops(graph) == {"Conv": 1, "Reshape": 1}

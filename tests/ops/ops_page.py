@@ -1,6 +1,6 @@
 """The table of docs/ops.md, made from OP_RULES, FLOAT_OPS and the hardware files.
 
-    python -m tests.ops.ops_page        # writes it between the markers
+python -m tests.ops.ops_page        # writes it between the markers
 """
 
 from __future__ import annotations
