@@ -13,7 +13,7 @@ from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
+from quantpipe.types import Accumulate, DType, Kernel, Move, Quantizer, Requantize, WeightTensor
 
 
 class Stored:

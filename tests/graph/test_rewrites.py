@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.graph.view import Graph
-from tests.ops.line import Net, line, load, normal_samples
+from tests.ops.line import ArraySamples, Net, line, load, normal_samples
 
 
 def ops(graph: Graph) -> Counter[str]:
@@ -203,12 +203,19 @@ def test_a_wrongly_declared_output_shape_does_not_stop_the_clean_up() -> None:
     """Some exporters declare shapes that the model does not have; a clean-up that trusts them changes the outputs."""
     net = Net()
     x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
-    kept = net.node("Identity", net.constant(np.int64([0, 4, -1])))
-    net.output(net.node("Reshape", x, kept, name="last"))
+    size = net.node("Shape", x)
+    sizes = [net.node("Gather", size, net.constant(np.int64([i])), axis=0) for i in (0, 1)]
+    wanted = net.node("Concat", *sizes, net.constant(np.int64([-1])), axis=0)
+    net.output(net.node("Reshape", x, wanted, name="last"))
     proto = net.proto()
+    proto.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "width"
     del proto.graph.output[0].type.tensor_type.shape.dim[:]
-    for size in (1, 64):
-        proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = size
-    graph = load(proto)
+    proto.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
+    proto.graph.output[0].type.tensor_type.shape.dim.add().dim_param = "length"
+
+    def samples(raw: Graph) -> ArraySamples:
+        return ArraySamples({"x": np.random.default_rng(0).standard_normal((4, 3, 6, 6)).astype(np.float32)})
+
+    graph = load(proto, samples)
     assert not graph.notes
-    assert ops(graph) == {"Conv": 1, "Reshape": 1}
+    assert graph.shapes[graph.outputs[0].name] == (1, 4, 16)
