@@ -219,3 +219,34 @@ def test_a_wrongly_declared_output_shape_does_not_stop_the_clean_up() -> None:
     graph = load(proto, samples)
     assert not graph.notes
     assert graph.shapes[graph.outputs[0].name] == (1, 4, 16)
+
+
+def test_outputs_of_a_few_float_steps_do_not_stop_the_clean_up() -> None:
+    """A sigmoid far out gives results of about 1e-6, which any other order of sums changes by percents."""
+    net = Net()
+    x = net.conv(net.input(None, 16, 6, 6), 16, 8, 3, 3)
+    numbers = [net.floats(8), net.floats(8), net.floats(8), net.constant(np.float32([0.5, 1, 2, 3, 0.1, 1, 1, 2]))]
+    x = net.node("BatchNormalization", x, *numbers)
+    x = net.node("Sub", net.conv(net.node("Relu", x), 8, 1, 3, 3), number(net, 14.0))
+    net.output(net.node("Sigmoid", x))
+    assert not load(net).notes
+
+
+def test_constants_that_are_nodes_are_lifted_whatever_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: object) -> None:
+        raise RuntimeError("switched off")
+
+    monkeypatch.setattr("quantpipe.graph.normalize._slim", broken)
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+    graph = load(_with_constant_node(net, x))
+    assert "Constant" not in ops(graph) and graph.notes
+
+
+def _with_constant_node(net: Net, x: str) -> onnx.ModelProto:
+    net.output(net.node("Add", x, net.constant(np.float32(1.5), "offset"), name="plus"))
+    proto = net.proto()
+    offset = next(i for i in proto.graph.initializer if i.name == "offset")
+    proto.graph.node.insert(0, helper.make_node("Constant", [], ["offset"], value=offset))
+    proto.graph.initializer.remove(offset)
+    return proto
