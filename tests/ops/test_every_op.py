@@ -64,6 +64,9 @@ ORACLES: dict[str, Callable[[float, float], float]] = {
 }
 """Each function in double precision, with the constants of its case; `c` is its constant operand."""
 
+JUMPS = {f"function_{op}" for op in ("sign", "floor", "ceil", "round")}
+"""Functions that jump: rounding their input moves values near a jump to its other side, by a whole step."""
+
 FLIPS = {("gather_table", "hago_sample")}
 """The input is quantized before it is rounded to a table row: another row may be looked up, so outputs may be far."""
 
@@ -121,7 +124,7 @@ def test_the_realized_model_is_near_the_float_one(name: str, target: str) -> Non
     for output, expected in wanted.items():
         assert found[output].shape == expected.shape and found[output].dtype == expected.dtype
         noise = np.sqrt(np.mean((found[output] - expected) ** 2)) / np.std(expected)
-        assert noise < (0.06 if spec == "ort_cpu" else 0.15), (output, noise)
+        assert noise < (0.06 if spec == "ort_cpu" and name not in JUMPS else 0.15), (output, noise)
 
 
 def test_islands_are_islands() -> None:
