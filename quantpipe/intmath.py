@@ -57,6 +57,8 @@ def saturate(x: ArrayLike, dtype: DType) -> NDArray[Any]:
 
 def wrap(x: ArrayLike, dtype: DType) -> NDArray[Any]:
     """Integers of any shape, reduced to the low bits of `dtype`: x - 2^b·floor((x + 2^(b-1)) / 2^b)."""
+    if dtype.bits == 64:
+        return _as_int64(x)  # every integer of the arithmetic here fits
     half = 1 << (dtype.bits - 1) if dtype.signed else 0
     mask = (1 << dtype.bits) - 1
     return (((_as_int64(x) + half) & mask) - half).astype(dtype.numpy)

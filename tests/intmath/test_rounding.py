@@ -46,12 +46,17 @@ def test_saturate_and_wrap(x: int, dtype: DType) -> None:
     assert int(wrap(x, dtype)) == signed
 
 
-@pytest.mark.parametrize("dtype", INTEGER_TYPES)
+@pytest.mark.parametrize("dtype", [d for d in INTEGER_TYPES if d.bits < 64])
 def test_saturate_and_wrap_store_in_the_numpy_type(dtype: DType) -> None:
     x = np.asarray([[dtype.qmin - 1, dtype.qmin, 0], [1, dtype.qmax, dtype.qmax + 1]], dtype=np.int64)
     assert saturate(x, dtype).dtype == wrap(x, dtype).dtype == dtype.numpy
     assert saturate(x, dtype).tolist() == [[dtype.qmin, dtype.qmin, 0], [1, dtype.qmax, dtype.qmax]]
     assert wrap(x, dtype).tolist() == [[dtype.qmax, dtype.qmin, 0], [1, dtype.qmax, dtype.qmin]]
+
+
+def test_int64_holds_every_integer_that_comes() -> None:
+    x = np.asarray([-(2**63), -1, 0, 2**63 - 1], dtype=np.int64)
+    assert wrap(x, DType.INT64).tolist() == saturate(x, DType.INT64).tolist() == x.tolist()
 
 
 def test_integers_are_asked_for_where_they_are_meant() -> None:
