@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import ir_dtype
+from quantpipe.graph.outside import is_mapped
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
@@ -126,9 +127,9 @@ class Stored:
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
         """Integer weights (`values`: in another layout). Four bits are stored as such, two to the byte, and cast to
         int8, which the runtime does once at load: its integer kernels read no int4, and a DequantizeLinear of int4
-        would leave the convolution behind it in float."""
+        would leave the convolution behind it in float. Weights that lie in a file stay there, a byte each."""
         array = weight.values if values is None else values
-        if weight.dtype.bits > 4:
+        if weight.dtype.bits > 4 or is_mapped(array):
             return self.constant(context, f"{weight.tensor}_q", array)
         key = (weight.tensor, array.shape, array.tobytes())  # tied weights may be wanted in two layouts
         if key not in self._packed:
