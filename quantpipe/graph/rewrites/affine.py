@@ -24,7 +24,8 @@ def constant_quotient(graph: ir.Graph, node: ir.Node) -> None:
     values = constant(node.inputs[1]) if is_op(node, "Div") else None
     if values is None or values.dtype != np.float32 or constant(node.inputs[0]) is not None:
         return
-    inverse = 1.0 / values.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        inverse = 1.0 / values.astype(np.float64)
     if not np.all(np.isfinite(inverse)) or np.any(np.abs(inverse) > np.finfo(np.float32).max):
         return
     factor = new_constant(graph, f"{node.name}_inverse", inverse.astype(np.float32))
