@@ -63,6 +63,8 @@ def matmul_refuses(node: Node, graph: Graph) -> str | None:
         return "its left side is constant"
     if min(len(graph.shapes[t]) for t in node.inputs) < 2:
         return "one side is a vector"
+    if not graph.is_constant(weight) and not graph.varying.isdisjoint(node.inputs):
+        return "the shapes of its operands vary with the sample, so its sums have no bound"
     return "its constant is not a matrix" if graph.is_constant(weight) and len(graph.shapes[weight]) != 2 else None
 
 

@@ -14,9 +14,8 @@ from quantpipe.types import Contract, DType, Form, Isa, Kernel, Lookup, Quantize
 
 def plan_contract(draft: Draft, kernel: Kernel) -> Contract:
     """MatMul of two stored tensors. Raises HardwareError for what no back end here computes exactly: tensors of more
-    than 8 bits, sums beyond int32 or beyond the accumulator, pairs that may saturate, a length that varies."""
+    than 8 bits, sums beyond int32 or beyond the accumulator, pairs that may saturate."""
     a, b = _stored(draft, kernel)
-    _refuse_varying(draft, kernel)
     if max(a.dtype.bits, b.dtype.bits) > 8:
         raise _refused(kernel, f"it multiplies {a.dtype} by {b.dtype} activations, its kernels read 8 bits")
     if draft.spec.isa is Isa.AVX2 and _may_saturate(a, b):
@@ -41,8 +40,8 @@ def plan_contract(draft: Draft, kernel: Kernel) -> Contract:
 
 
 def plan_lookup(draft: Draft, kernel: Kernel, rule: OpRule) -> Lookup:
-    """A function of one stored tensor as a table. Raises HardwareError on hardware without float arithmetic beside its
-    fixed-point multipliers, which approximates functions in a way of its own."""
+    """A function of one stored tensor as a table. Raises HardwareError on hardware with fixed-point multipliers,
+    which approximates functions in a way of its own."""
     (data,) = _stored(draft, kernel)
     if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT:
         raise _refused(
@@ -58,12 +57,6 @@ def _stored(draft: Draft, kernel: Kernel) -> tuple[Quantizer, ...]:
     if any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise _refused(kernel, "it reads an accumulator; its integer form needs stored operands of 8 or 16 bits")
     return tuple(draft.quantizers[o.tensor] for o in kernel.operands)
-
-
-def _refuse_varying(draft: Draft, kernel: Kernel) -> None:
-    varying = [o.tensor for o in kernel.operands if o.tensor in draft.graph.varying]
-    if varying:
-        raise _refused(kernel, f"the shape of {varying[0]!r} varies with the sample, so its sums have no bound")
 
 
 def _may_saturate(a: Quantizer, b: Quantizer) -> bool:

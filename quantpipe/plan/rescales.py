@@ -19,8 +19,8 @@ def rescales_of(draft: Draft, kernel: Kernel) -> list[dict[str, Any]]:
         if how.kind is not RequantizeKind.FLOAT_MULTIPLIER or how.rounding is not Rounding.HALF_EVEN:
             raise HardwareError(
                 f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and {draft.spec.name} has "
-                "no float multiplier with halves to even to bring one to the other; free one of them, or give both one "
-                "scale",
+                "no multiplier to bring one to the other in float32, halves to even; free one of them, or give both "
+                "one scale",
                 stage="plan",
                 where=kernel.node,
             )
