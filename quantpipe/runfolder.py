@@ -41,6 +41,7 @@ from quantpipe.strategyfile import strategy_payload
 from quantpipe.types import (
     Accumulate,
     ChoiceSpace,
+    Contract,
     Profile,
     QuantPlan,
     Requantize,
@@ -251,8 +252,9 @@ def _kernel(kernel: Any) -> dict[str, Any]:
         if output.fixed is not None:
             fixed = output.fixed
             found["requantize"] |= {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist()}
-    if isinstance(kernel, Accumulate):
+    if isinstance(kernel, Accumulate | Contract):
         found |= {"accumulator_bound": kernel.bound, "accumulator_scale": _number(kernel.acc_scale)}
+    if isinstance(kernel, Accumulate):
         limit = kernel.limit
         found["overflow"] = None if limit is None else {"accumulator": limit.dtype, "overflow": limit.overflow}
         found["bias"] = None if kernel.bias is None else [int(b) for b in kernel.bias]
