@@ -65,7 +65,7 @@ def load(settings: Settings) -> Inputs:
             )
         return first.inputs
 
-    graph = load_graph(settings.model, example, settings.resident_mb)
+    graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed)
     splits = made[0]
     for samples in (splits.calibrate, splits.search, splits.evaluate):
         graph = _see_varying(graph, samples)

@@ -172,6 +172,7 @@ class Settings:
     config: Mapping[str, Any] = field(default_factory=dict)
     strategy: Path | None = None
     profile: Path | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     limits: ChoiceLimits = field(default_factory=ChoiceLimits)
     pick: str = "knee"
     replay: ReplaySettings = field(default_factory=ReplaySettings)

@@ -20,7 +20,9 @@ from quantpipe.settings import Settings
 
 def check(settings: Settings) -> int:
     """`command=check`: whether the hardware can run the model, and what it would leave in float."""
-    fit = check_model(settings.model, settings.spec, settings.schema, settings.annotate, settings.check.shapes or {})
+    fit = check_model(
+        settings.model, settings.spec, settings.schema, settings.annotate, settings.check.shapes or {}, settings.fixed
+    )
     _answer(settings, fit.as_dict(), fit_tables)
     return fit.exit_code
 

@@ -113,6 +113,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
+        fixed=_fixed(plain["model"].get("fixed")),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=folder,
@@ -235,6 +236,12 @@ def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
         if name != "load":
             raise ConfigError(f"is no option{nearest(name, ['load'])}; legal is load", where=f"profile.{name}")
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
+
+
+def _fixed(value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"is {value!r}; legal is null, or values by input such as {{sr: 16000}}", where="model.fixed")
+    return value or {}
 
 
 def _seed(value: Any) -> int:

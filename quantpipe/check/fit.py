@@ -96,14 +96,20 @@ class Fit:
 
 
 def check_model(
-    path: Path, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, shapes: Mapping[str, Sequence[int]]
+    path: Path,
+    spec: HardwareSpec,
+    schema: Schema,
+    options: AnnotateOptions,
+    shapes: Mapping[str, Sequence[int]],
+    fixed: Mapping[str, Any] | None = None,
 ) -> Fit:
-    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`).
+    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`),
+    `fixed` inputs that are made constants first.
 
     Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
     """
     try:
-        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes))
+        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), fixed=fixed)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

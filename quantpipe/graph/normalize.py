@@ -23,6 +23,7 @@ import onnxslim
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
+from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
@@ -41,17 +42,18 @@ TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a
 Feeds = Mapping[str, NDArray[Any]]
 
 
-def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int = RESIDENT_MB) -> Graph:
+def load_graph(
+    path: Path,
+    example: Callable[[Graph], Feeds],
+    resident_mb: int = RESIDENT_MB,
+    fixed: Mapping[str, Any] | None = None,
+) -> Graph:
     """Read, clean and measure a model.
 
     `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`. External
-    data beyond `resident_mb` MiB stay in their files.
+    data beyond `resident_mb` MiB stay in their files. `fixed`: inputs that are made constants first, by name.
     """
-    raw = read_model(path)
-    check_external(raw, path)
-    model_hash = file_hash(path, raw)
-    load_external(raw, path, resident_mb << 20)
-    _name_nodes(raw)
+    raw, model_hash = _read(path, resident_mb, fixed or {})
     original = view(raw, model_hash, str(path))
     feeds = example(original)
     session = Session(raw, where=str(path))
@@ -86,13 +88,20 @@ def load_graph(path: Path, example: Callable[[Graph], Feeds], resident_mb: int =
 
 def load_as_written(path: Path, example: Callable[[Graph], Feeds], resident_mb: int = RESIDENT_MB) -> Graph:
     """Read and measure a model without changing anything in it (nodes without a name get one)."""
-    raw = read_model(path)
-    check_external(raw, path)
-    model_hash = file_hash(path, raw)
-    load_external(raw, path, resident_mb << 20)
-    _name_nodes(raw)
+    raw, model_hash = _read(path, resident_mb, {})
     graph = view(raw, model_hash, str(path))
     return _measure(graph, example(graph))
+
+
+def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
+    """(the model with every node named, its hash)."""
+    raw = read_model(path)
+    check_external(raw, path)
+    model_hash = fixed_hash(file_hash(path, raw), fixed)
+    load_external(raw, path, resident_mb << 20)
+    fix_inputs(raw, fixed)
+    _name_nodes(raw)
+    return raw, model_hash
 
 
 def _raise_opset(model: ir.Model) -> ir.Model:
