@@ -22,7 +22,7 @@ def all_finite(outputs: Outputs) -> bool:
 
 
 def is_distribution(outputs: Outputs) -> bool:
-    """Whether the last axis holds probabilities already (the model ends in a softmax)."""
+    """Whether the last axis holds probabilities already (the model ends in a softmax, or in a sigmoid of one value)."""
     return all(_is_distribution(part) for part in _parts(outputs))
 
 
@@ -38,13 +38,18 @@ def _elements(outputs: Outputs) -> Array:
 
 
 def _is_distribution(outputs: Array) -> bool:
+    if outputs.ndim and outputs.shape[-1] == 1:
+        return bool(outputs.min(initial=0.0) >= 0.0 and outputs.max(initial=0.0) <= 1.0)
     sums = outputs.sum(axis=-1)
     return bool(outputs.min(initial=0.0) >= 0.0 and np.allclose(sums, 1.0, atol=1e-3))
 
 
 def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]:
-    """Natural log of class probabilities along the last axis, float64."""
+    """Natural log of class probabilities along the last axis, float64. A single value is that of yes against no: a
+    probability, or else a logit."""
     values = outputs.astype(np.float64)
+    if values.ndim and values.shape[-1] == 1:
+        values = np.concatenate([values, 1.0 - values if distribution else np.zeros_like(values)], axis=-1)
     if distribution:
         return np.asarray(np.log(np.maximum(values, 1e-12)))
     shifted = values - values.max(axis=-1, keepdims=True)

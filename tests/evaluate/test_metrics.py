@@ -95,3 +95,14 @@ def test_outputs_of_unequal_shapes(lengths: list[int], seed: int) -> None:
     assert kl_divergence(r, (*o[:-1], o[-1] * np.nan)) == float("inf")
     if len(set(lengths)) == 1:
         assert kl_divergence(r, o) == pytest.approx(kl_divergence(np.stack(r), np.stack(o)))
+
+
+def test_a_single_output_is_yes_against_no() -> None:
+    """Probabilities of one class, or logits: KL of the two-valued distribution, by its definition."""
+    rng = np.random.default_rng(3)
+    p, q = rng.uniform(0.02, 0.98, (2, 40, 1))
+    expected = np.mean(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
+    assert kl_divergence(p, q) == pytest.approx(expected, rel=1e-9)
+    logits = [np.log(x / (1 - x)) for x in (p, q)]
+    assert kl_divergence(logits[0], logits[1]) == pytest.approx(expected, rel=1e-9)
+    assert kl_divergence(p, p) == 0.0
