@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -87,7 +88,13 @@ class Program:
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=_listen_to_interrupts,
         )
+
+
+def _listen_to_interrupts() -> None:
+    """A job that a shell starts in the background inherits SIGINT ignored; a user's terminal does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Zygote:
