@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe.data.carry import carry
@@ -15,7 +15,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph, with_varying
 from quantpipe.graph.view import Graph
 from quantpipe.settings import Settings
-from quantpipe.types import Samples, TensorInfo
+from quantpipe.types import Samples
 
 CHECK_SAMPLES = 4
 
@@ -42,8 +42,7 @@ def load(settings: Settings) -> Inputs:
         outputs = raw.outputs[0].shape
         classes = outputs[-1] if len(outputs) == 2 else None
         splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
-        states = set(splits.state.values())
-        size = fixed_batch([i for i in raw.inputs if i.name not in states])
+        size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
         if splits.state:
             if size not in (None, 1):
                 raise DataError(
@@ -67,6 +66,7 @@ def load(settings: Settings) -> Inputs:
 
     graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed)
     splits = made[0]
+    graph = replace(graph, states=frozenset(splits.state.values()))
     for samples in (splits.calibrate, splits.search, splits.evaluate):
         graph = _see_varying(graph, samples)
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
@@ -87,16 +87,16 @@ def _open_inputs(graph: Graph) -> list[str]:
     return [i.name for i in graph.inputs if None in i.shape[1:] and i.name not in graph.varying]
 
 
-def fixed_batch(inputs: Sequence[TensorInfo]) -> int | None:
-    """The batch size that a model with these inputs insists on; None where it is free."""
-    sizes = {i.name: i.shape[0] for i in inputs if i.shape and i.shape[0] is not None}
+def _fixed_batch(graph: Graph) -> int | None:
+    """The batch size that the model insists on; DataError where its inputs do not agree on one."""
+    sizes = graph.first_axes
     if len(set(sizes.values())) > 1:
         text = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
         raise DataError(
             f"the first axes of the model's inputs differ ({text}), and samples are stacked on the first axis",
             stage="data",
         )
-    return next(iter(sizes.values()), None)
+    return graph.fixed_batch
 
 
 def record_of(samples: Samples) -> dict[str, Any]:

@@ -220,8 +220,8 @@ def float_pass(graph: Graph, samples: Samples) -> float:
 
 def _whole_batches(graph: Graph, count: int) -> int:
     """`count`, or a little more where the model's batch is fixed."""
-    fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
-    return count if fixed is None else -(-count // fixed) * fixed
+    size = graph.fixed_batch or 1
+    return -(-count // size) * size
 
 
 def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:

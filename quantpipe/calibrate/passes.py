@@ -117,7 +117,7 @@ def fetched_bytes(graph: Graph, tensor: str) -> int:
 def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool) -> list[Pass]:
     """Neighbours together as long as one run of them fits; a tensor that does not fit at all is alone."""
     size = _run_size(graph, tensors, memory_mb)
-    factor = 1 if _fixed_batch(graph) else size
+    factor = 1 if graph.fixed_batch is not None else size
     groups: list[list[str]] = []
     room = 0
     for tensor in tensors:
@@ -132,14 +132,10 @@ def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool
 
 def _run_size(graph: Graph, tensors: Sequence[str], memory_mb: int) -> int:
     """Samples per run: the graph's batch size, halved until the watched tensors fit."""
-    if _fixed_batch(graph):
-        return graph.batch_size
+    if graph.fixed_batch is not None:
+        return graph.fixed_batch
     per_sample = sum(fetched_bytes(graph, t) for t in tensors)
     size = graph.batch_size
     while size > 1 and per_sample * size > min(memory_mb, RUN_MB) << 20:
         size //= 2
     return size
-
-
-def _fixed_batch(graph: Graph) -> bool:
-    return graph.inputs[0].shape[:1] != (None,)

@@ -56,7 +56,8 @@ class Graph:
     """A clean model. `shapes` and `dtypes` are those of one real run with a single sample: no symbolic inference.
 
     `varying` are the tensors whose shape, batch axis aside, is another for another sample; of these, only the number
-    of axes and the sizes of channels may be relied on.
+    of axes and the sizes of channels may be relied on. `states` are the inputs that a streaming model is fed back;
+    their first axis need not be that of the samples.
     """
 
     model: ir.Model = field(repr=False)
@@ -69,6 +70,7 @@ class Graph:
     dtypes: Mapping[str, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -117,15 +119,26 @@ class Graph:
         return iter(self.model.graph.initializers)
 
     @cached_property
+    def fixed_batch(self) -> int | None:
+        """The number of samples per run that the model insists on; None where it is free."""
+        return next(iter(self.first_axes.values()), None)
+
+    @property
+    def first_axes(self) -> Mapping[str, int]:
+        """The inputs whose first axis, the samples', has a fixed size, and that size."""
+        return {
+            i.name: i.shape[0] for i in self.inputs if i.shape and i.shape[0] is not None and i.name not in self.states
+        }
+
+    @cached_property
     def batch_size(self) -> int:
         """Samples per run: the model's own batch where it is fixed, else what keeps the largest tensor near the cache.
 
         Measured on efficientnet_lite0: a simulated pass takes 1.9 to 2.3 float passes at batch 8, 2.5 to 2.9 at batch
         32.
         """
-        fixed = [i.shape[0] for i in self.inputs if i.shape and i.shape[0] is not None]
-        if fixed:
-            return fixed[0]
+        if self.fixed_batch is not None:
+            return self.fixed_batch
         computed = [prod(self.shapes.get(t, (1,))) for n in self.nodes for t in n.outputs]
         largest = 4 * max(computed, default=1)
         size = MAX_BATCH
@@ -139,7 +152,7 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process: as the model's bytes (`onnx_ir` objects do not travel), read again there."""
-        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes")}
+        found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
         return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured)
 

@@ -143,8 +143,7 @@ def _timed(job: Job, candidates: Measure, table: ThresholdTable, planner: Planne
         return stages.realize(job.graph, job.topology, plan, job.settings.backend)
 
     session = Session(job.graph.model, where=job.graph.source)
-    fixed = job.graph.inputs[0].shape[0] if job.graph.inputs and job.graph.inputs[0].shape else None
-    feeds = next(iter(job.inputs.search.batches(fixed or 1))).inputs
+    feeds = next(iter(job.inputs.search.batches(job.graph.fixed_batch or 1))).inputs
     return TimedMeasure(
         candidates, realized, session, feeds, int(objective["latency_runs"]), float(objective["latency_seconds"])
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, model_bytes, model_proto, read_model
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.types import TensorInfo
 from tests.ops.line import Net, line, load, normal_samples
 
 
@@ -261,6 +264,26 @@ def test_batches_are_the_models_own_where_fixed() -> None:
     assert graph.batch_size == 3
     made = line(graph)
     assert made.agree(made.plan(), "qdq").differing == 0
+
+
+def test_the_first_axis_of_states_and_scalars_is_no_batch() -> None:
+    net = Net()
+    net.output(net.conv(net.input(None, 3, 8, 6), 3, 4, 3, 3))
+    graph = load(net)
+    state = TensorInfo("state", (2, None, 128), "float32")
+    with_state = replace(graph, inputs=(state, *graph.inputs), states=frozenset({"state"}))
+    assert with_state.fixed_batch is None and with_state.batch_size == graph.batch_size
+    assert replace(graph, inputs=(TensorInfo("rate", (), "int64"), *graph.inputs)).fixed_batch is None
+    assert replace(graph, inputs=(TensorInfo("both", (2, 3), "float32"), *graph.inputs)).fixed_batch == 2
+    assert replace(graph, inputs=()).fixed_batch is None
+
+
+def test_what_is_known_of_a_graph_goes_with_it_to_another_process() -> None:
+    net = Net()
+    net.output(net.conv(net.input(None, 3, 8, 6), 3, 4, 3, 3))
+    graph = replace(load(net), varying=frozenset({"conv_out"}), states=frozenset({"x"}))
+    there = pickle.loads(pickle.dumps(graph))
+    assert (there.varying, there.states, there.shapes) == (graph.varying, graph.states, graph.shapes)
 
 
 def test_asking_for_no_outputs_runs_nothing() -> None:
