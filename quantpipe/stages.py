@@ -188,10 +188,11 @@ def evaluate(
     reference = replace(reference_of(float_session, samples, graph.batch_size), value_of=value_of)
     seen = replace(reference_of(float_session, chosen_by, graph.batch_size), value_of=value_of)
     session, parameters = Simulator(graph, topology).prepare(plan)
+    real = Session(realized.model, where="realized model")
     outputs = {
         "float": reference.outputs,
         "simulated": outputs_of(session, samples, graph.batch_size, parameters),
-        "realized": outputs_of(Session(realized.model, where="realized model"), samples, graph.batch_size),
+        "realized": outputs_of(real, samples, graph.batch_size),
     }
     metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
     few = First(samples, _whole_batches(graph, agreement_samples))
@@ -205,7 +206,7 @@ def evaluate(
     one = next(iter(samples.batches(1))).inputs
     timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
-    free = free_running(Session(realized.model, where="realized model"), samples, reference)
+    free = free_running(real, samples, reference)
     before = outputs_of(session, chosen_by, graph.batch_size, parameters)
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):

@@ -21,7 +21,13 @@ from quantpipe.settings import Settings
 def check(settings: Settings) -> int:
     """`command=check`: whether the hardware can run the model, and what it would leave in float."""
     fit = check_model(
-        settings.model, settings.spec, settings.schema, settings.annotate, settings.check.shapes or {}, settings.fixed
+        settings.model,
+        settings.spec,
+        settings.schema,
+        settings.annotate,
+        settings.check.shapes or {},
+        settings.fixed,
+        settings.resident_mb,
     )
     _answer(settings, fit.as_dict(), fit_tables)
     return fit.exit_code
@@ -30,7 +36,13 @@ def check(settings: Settings) -> int:
 def lint(settings: Settings) -> int:
     """`command=lint`: what the hardware would refuse of an integer model, whoever wrote it."""
     shapes = settings.check.shapes or {}
-    found = lint_model(settings.model, settings.spec, lambda inputs: made_up(inputs, shapes))
+    found = lint_model(
+        settings.model,
+        settings.spec,
+        lambda inputs: made_up(inputs, shapes),
+        settings.fixed,
+        settings.resident_mb,
+    )
     _answer(settings, found.as_dict(), lint_table)
     return found.exit_code
 

@@ -15,6 +15,7 @@ from quantpipe.check.islands import Island, computes_reals, conversions, islands
 from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
 from quantpipe.errors import ModelError
+from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, macs
@@ -102,14 +103,15 @@ def check_model(
     options: AnnotateOptions,
     shapes: Mapping[str, Sequence[int]],
     fixed: Mapping[str, Any] | None = None,
+    resident_mb: int = RESIDENT_MB,
 ) -> Fit:
-    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`),
-    `fixed` inputs that are made constants first.
+    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`), `fixed` inputs
+    that are made constants first; external data beyond `resident_mb` MiB stay in their files.
 
     Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
     """
     try:
-        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), fixed=fixed)
+        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), resident_mb, fixed)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

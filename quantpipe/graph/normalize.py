@@ -86,9 +86,14 @@ def load_graph(
     return _measure(view(cleaned, model_hash, str(path), tuple(notes)), feeds)
 
 
-def load_as_written(path: Path, example: Callable[[Graph], Feeds], resident_mb: int = RESIDENT_MB) -> Graph:
-    """Read and measure a model without changing anything in it (nodes without a name get one)."""
-    raw, model_hash = _read(path, resident_mb, {})
+def load_as_written(
+    path: Path,
+    example: Callable[[Graph], Feeds],
+    resident_mb: int = RESIDENT_MB,
+    fixed: Mapping[str, Any] | None = None,
+) -> Graph:
+    """Read and measure a model without changing anything in it but what is `fixed` (nodes without a name get one)."""
+    raw, model_hash = _read(path, resident_mb, fixed or {})
     graph = view(raw, model_hash, str(path))
     return _measure(graph, example(graph))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.normalize import load_as_written
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float
@@ -63,8 +64,15 @@ class Findings:
         return asdict(self) | {"exit_code": self.exit_code}
 
 
-def lint_model(path: Path, spec: HardwareSpec, example: Any) -> Findings:
-    """The findings of a model file. `example` makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds).
+def lint_model(
+    path: Path,
+    spec: HardwareSpec,
+    example: Any,
+    fixed: Mapping[str, Any] | None = None,
+    resident_mb: int = RESIDENT_MB,
+) -> Findings:
+    """The findings of a model file. `example` makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds);
+    `fixed` are inputs that are made constants first; external data beyond `resident_mb` MiB stay in their files.
 
     Raises ModelError for files that cannot be read or run.
     """
@@ -75,7 +83,7 @@ def lint_model(path: Path, spec: HardwareSpec, example: Any) -> Findings:
         return made
 
     try:
-        graph = load_as_written(path, feeds)
+        graph = load_as_written(path, feeds, resident_mb, fixed)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

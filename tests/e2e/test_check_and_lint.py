@@ -47,6 +47,8 @@ def test_lint_of_our_own_model_and_of_another_device(program: Program) -> None:
     assert refused.code == 3
     found = json.loads(refused.out)
     assert {f["rule"] for f in found["findings"]} >= {"dtype"}
+    fixed = program.run("command=lint", "hardware=vta", model, "model.fixed={pixels: 1}", folder="lint")
+    assert "model.fixed" in fixed.paragraph  # it is heard, and the model has no such input
 
 
 def test_lint_of_a_float_model(program: Program) -> None:
