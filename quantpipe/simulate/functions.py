@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import onnx_ir as ir
 
@@ -12,13 +10,11 @@ from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering import transpose as tr
+from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup
 
-if TYPE_CHECKING:
-    from quantpipe.simulate.dialect import Simulated
 
-
-def lookup(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
     """table[q - least code] - z of the output, gathered by the integers themselves."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
@@ -35,7 +31,7 @@ def lookup(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> 
     return b.op("Gather", table, codes, name=node.name, output=fr.stored_name(kernel))
 
 
-def contract(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
     """MatMul of two stored tensors: in float32 where that is exact, else in int32."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Contract)  # noqa: S101
@@ -60,7 +56,7 @@ def contract(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -
     return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
 
 
-def transposed(dialect: Simulated, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
     """ConvTranspose, in as many parts as float32 needs to stay exact."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
@@ -86,7 +82,7 @@ def transposed(dialect: Simulated, context: Context, node: Node, kernel: Kernel)
     return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
 
 
-def rescaled(dialect: Simulated, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
     """clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear."""
     b, source, out = context.builder, context.plan.quantizers[tensor], context.plan.quantizers[target]
     name = f"{tensor}/to/{target}"
