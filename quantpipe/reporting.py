@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quantpipe import __version__
 from quantpipe.graph.view import Graph
 from quantpipe.search import Metric, Objective
@@ -159,8 +161,8 @@ def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list
         threshold: Any = None
         if tensor in strategy.ranges:
             threshold = strategy.ranges[tensor].threshold
-        elif tensor in strategy.weights and strategy.weights[tensor].ndim == 0:
-            threshold = float(strategy.weights[tensor])
+        elif tensor in topology.weight_of and topology.weight_of[tensor].axis is None:
+            threshold = float(np.abs(strategy.weights[tensor]).max())
         found.append(
             {
                 "key": tensor,

@@ -228,7 +228,14 @@ def plan_payload(plan: QuantPlan) -> dict[str, Any]:
             for t, q in plan.quantizers.items()
         },
         "weights": {
-            t: {"scale": _number(w.scale), "axis": w.axis, "bits": w.bits, "values": digest_array(w.values)}
+            t: {
+                "scale": _number(w.scale),
+                "zero_point": w.zero.tolist(),
+                "axis": w.axis,
+                "dtype": w.dtype,
+                "bits": w.bits,
+                "values": digest_array(w.values),
+            }
             for t, w in plan.weights.items()
         },
         "kernels": {n: _kernel(k) for n, k in plan.kernels.items()},

@@ -1,7 +1,7 @@
 """The strategy file: what was searched, keyed by names, so that it can be read, compared, edited and replayed.
 
 Format 1.0. `bits` by edge ("producer->consumer:port"); `thresholds` by tensor: a number T for [-T, T], {"low",
-"high"} for other ranges, a list with one T per output channel for weights.
+"high"} for other ranges; for weights with scales per channel a list with one such entry per output channel.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Topology
@@ -30,7 +31,7 @@ def strategy_payload(
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
     bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
-    thresholds |= {t: np.asarray(v, np.float64).tolist() for t, v in strategy.weights.items()}
+    thresholds |= {w.tensor: _weight(strategy.weights[w.tensor], w.axis is not None) for w in topology.weights}
     return {
         "version": VERSION,
         "strategy": {
@@ -68,7 +69,7 @@ def read_strategy(
     bits = _bits(found.get("bits", {}), topology, where)
     thresholds = found.get("thresholds", {})
     ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where) for g in topology.groups}
-    weights = {w.tensor: np.asarray(_entry(thresholds, w.tensor, where), np.float64) for w in topology.weights}
+    weights = {w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w.tensor, where) for w in topology.weights}
     return Strategy(bits, ranges, weights)
 
 
@@ -109,6 +110,24 @@ def _entry(found: Mapping[str, Any], name: str, where: str) -> Any:
 
 def _range(r: Range) -> Any:
     return r.high if r.low == -r.high else {"low": r.low, "high": r.high}
+
+
+def _weight(limits: NDArray[np.float64], per_channel: bool) -> Any:
+    """What stands in the file for thresholds `()`, `[C]` or ranges `[C, 2]`."""
+    found = np.asarray(limits, np.float64)
+    if found.ndim < 2:
+        return found.tolist()
+    rows = [{"low": low, "high": high} for low, high in found.tolist()]
+    return rows if per_channel else rows[0]
+
+
+def _read_weight(value: Any, name: str, where: str) -> NDArray[np.float64]:
+    """The inverse."""
+    rows = value if isinstance(value, list) else [value]
+    if not any(isinstance(row, Mapping) for row in rows):
+        return np.asarray(value, np.float64)
+    ranges = [_read_range(row, name, where) for row in rows]
+    return np.asarray([(r.low, r.high) for r in ranges], np.float64)
 
 
 def _read_range(value: Any, name: str, where: str) -> Range:

@@ -19,7 +19,7 @@ from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
-from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, TensorStats, Topology
+from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, Symmetry, TensorStats, Topology
 
 WeightMethod = Literal["max_range", "mse", "estimator"]
 
@@ -68,13 +68,16 @@ class ThresholdTable:
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
-        """T per channel `[C]`, or `()`, of a weight."""
+        """T of [-T, T] per channel, `[C]` or `()`; under an asymmetric schema (low, high), `[C, 2]` or `[1, 2]`."""
         key = (tensor, bits)
         if key not in self._weights:
             site = self._topology.weight_of[tensor]
             found = self._weight_ranges(tensor, site.axis, bits)
-            thresholds = np.asarray([r.threshold for r in found], np.float64)
-            self._weights[key] = thresholds if site.axis is not None else thresholds[0]
+            if self._schema.weights.symmetry is Symmetry.ASYMMETRIC:
+                self._weights[key] = np.asarray([(r.low, r.high) for r in found], np.float64)
+            else:
+                thresholds = np.asarray([r.threshold for r in found], np.float64)
+                self._weights[key] = thresholds if site.axis is not None else thresholds[0]
         return self._weights[key]
 
     def _weight_ranges(self, tensor: str, axis: int | None, bits: int) -> list[Range]:

@@ -42,6 +42,13 @@ def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule)
         if not signature.input(0).signed and spec.activations.symmetric:
             reason = f"{spec.name} takes no zero points, and {signature.input(0)} holds negative values only with one"
             continue
+        if rule.weight is not None and spec.weights.symmetric and rule.weight_of(node, graph) is not None:
+            weight = signature.input(rule.weight)
+            if not weight.signed:
+                reason = (
+                    f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
+                )
+                continue
         why = refusal(signature, node, graph, rule)
         if why is None:
             return signature, ""

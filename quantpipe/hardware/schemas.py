@@ -1,6 +1,7 @@
 """Which schema a run uses: the hardware's preferred one, or the user's, if the device can run it.
 
-A schema file leaves `granularity`, `narrow` and `power_of_two` open (null) where the hardware decides them.
+A schema file leaves `granularity`, `narrow`, `power_of_two` and the symmetry of weights open (null) where the hardware
+decides them.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def _build(spec: HardwareSpec, data: Data) -> Schema:
     weights = _tensor(name, "weights", data.get("weights"))
     filled: dict[str, Any] = {"granularity": Granularity.PER_TENSOR, "narrow": spec.activations.narrow}
     filled_weights: dict[str, Any] = {"granularity": spec.weights.granularity[0], "narrow": spec.weights.narrow}
+    filled_weights["symmetry"] = Symmetry.SYMMETRIC if spec.weights.symmetric else Symmetry.ASYMMETRIC
     filled |= activations
     filled_weights |= weights
     return Schema(name, TensorSchema(**filled), TensorSchema(**filled_weights))

@@ -106,7 +106,7 @@ def weight_values(place: Place) -> Iterator[Objection]:
         limits, dtype = place.spec.weights, DType(weight.dtype)
         low = -(1 << (limits.bits - 1)) if dtype.signed else 0
         high = (1 << (limits.bits - 1)) - 1 if dtype.signed else (1 << limits.bits) - 1
-        low += bool(limits.narrow and dtype.signed)
+        low += bool(limits.narrow and limits.symmetric and dtype.signed)
         values = np.asarray(weight.values).astype(np.int64)
         if values.size and (values.min() < low or values.max() > high):
             what = f"integers from {values.min()} to {values.max()}"

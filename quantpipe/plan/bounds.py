@@ -12,10 +12,10 @@ from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer,
 
 
 def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
-    """Greatest |Σ (q_x - z_x)·q_w| per output channel, `[C]`, for any input."""
+    """Greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
     channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
     others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
-    blocks = (np.abs(weight.values[rows].astype(np.int64)).sum(axis=others) for rows in row_blocks(weight.values))
+    blocks = (np.abs(weight.centred(rows).astype(np.int64)).sum(axis=others) for rows in row_blocks(weight.values))
     per_channel = np.concatenate(list(blocks)) if channel_axis == 0 else sum(blocks)
     return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
 

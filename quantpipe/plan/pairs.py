@@ -24,8 +24,8 @@ def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Q
 
     Raises HardwareError where they are too many to be simulated exactly, or the op's order of products is not known.
     """
-    if draft.spec.isa is not Isa.AVX2 or data.dtype is not DType.UINT8:
-        return None
+    if draft.spec.isa is not Isa.AVX2 or data.dtype is not DType.UINT8 or not weight.dtype.signed:
+        return None  # uint8 x uint8 products are widened before they are added
     values = weight.values.astype(np.int64)
     group = int(draft.graph.by_name[kernel.node].attr("group", 1))
     dense = values.ndim == 2

@@ -16,7 +16,7 @@ from quantpipe.plan.draft import Draft
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
-from quantpipe.plan.weights import choose_weight
+from quantpipe.plan.weights import choose_weight, ends
 from quantpipe.types import Form, HardwareSpec, Quantizer, QuantPlan, Schema, Strategy, Topology, WeightTensor
 
 
@@ -57,27 +57,29 @@ class Planner:
         )
 
     def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
-        """The integer weights of one constant: q = clamp(rint(w / s)), symmetric."""
+        """The integer weights of one constant: q = clamp(rint(w / s) + z)."""
         key = (tensor, bits, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights:
             site = self._topology.weight_of[tensor]
-            limits = np.atleast_1d(np.asarray(thresholds, np.float64))
-            scale, _, qmin, qmax = intmath.scales_zero_points(-limits, limits, bits, site.dtype, self._schema.weights)
+            low, high = ends(thresholds)
+            scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, site.dtype, self._schema.weights)
             if site.axis is None:
-                scale = scale.reshape(())
-            values = self._integers(tensor, scale, (qmin, qmax))
-            self._weights[key] = WeightTensor(tensor, values, scale, site.axis, site.dtype, bits)
+                scale, zero = scale.reshape(()), zero.reshape(())
+            values = self._integers(tensor, scale, zero, (qmin, qmax))
+            self._weights[key] = WeightTensor(tensor, values, scale, site.axis, site.dtype, bits, zero)
         return self._weights[key]
 
-    def _integers(self, tensor: str, scale: NDArray[np.float32], bounds: tuple[int, int]) -> NDArray[Any]:
+    def _integers(
+        self, tensor: str, scale: NDArray[np.float32], zero: NDArray[np.int64], bounds: tuple[int, int]
+    ) -> NDArray[Any]:
         """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
         site, weight = self._topology.weight_of[tensor], self._graph.constant(tensor)
         if place_of(self._graph.constant_tensor(tensor)) is None:
-            return intmath.quantize(weight, scale, 0, *bounds, site.dtype, site.axis)
+            return intmath.quantize(weight, scale, zero, *bounds, site.dtype, site.axis)
         values = file_array(weight.shape, site.dtype.numpy)
         for rows in row_blocks(weight):
-            own = scale[rows] if site.axis == 0 else scale
-            values[rows] = intmath.quantize(weight[rows], own, 0, *bounds, site.dtype, site.axis)
+            own, offset = (scale[rows], zero[rows]) if site.axis == 0 else (scale, zero)
+            values[rows] = intmath.quantize(weight[rows], own, offset, *bounds, site.dtype, site.axis)
         return values
 
 

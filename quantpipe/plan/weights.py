@@ -46,8 +46,13 @@ def _raise_scale(
     factor = np.maximum(1.0, needed / weight.scale * 1.0001)
     if draft.schema.weights.power_of_two is not PowerOfTwo.NONE:
         factor = 2.0 ** np.ceil(np.log2(factor))
-    # A channel of zeros has scale 1 whatever its threshold: give it one of its own, so that the factor acts on it.
-    base = np.where(thresholds > 0, thresholds, weight.scale * np.float64(1 << (weight.bits - 1)))
+    # A channel of zeros has scale 1 whatever its range: give it one of its own, so that the factor acts on it.
+    if thresholds.ndim == 2:
+        own = np.stack([np.zeros(len(thresholds)), np.atleast_1d(weight.scale) * np.float64((1 << weight.bits) - 1)], 1)
+        base = np.where(np.any(thresholds != 0, axis=1, keepdims=True), thresholds, own)
+        factor = np.atleast_1d(factor)[:, np.newaxis]
+    else:
+        base = np.where(thresholds > 0, thresholds, weight.scale * np.float64(1 << (weight.bits - 1)))
     draft.raised.append(
         {
             "node": kernel.node,
@@ -58,6 +63,12 @@ def _raise_scale(
         }
     )
     return draft.make_weight(weight.tensor, weight.bits, base * factor)
+
+
+def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(low, high), `[C]` each, of what a strategy says of a weight: thresholds `()` or `[C]`, or ranges `[C, 2]`."""
+    limits = np.atleast_1d(np.asarray(thresholds, np.float64))
+    return (limits[:, 0], limits[:, 1]) if limits.ndim == 2 else (-limits, limits)
 
 
 def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:

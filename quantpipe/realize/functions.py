@@ -68,10 +68,17 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
         zero = dialect.constant(context, f"{q.tensor}_zero_float", np.float32(q.zero_point))
         data = b.op("Sub", data, zero, name=f"{node.name}/centred")
     weight = context.plan.weights[plan.weight]
+    site = context.topology.weight_of[weight.tensor]
 
     def write(name: str, values: NDArray[np.float32]) -> ir.Value:
         stored = dialect.weight(context, weight, values.astype(weight.values.dtype))
-        return b.op("Cast", stored, name=f"{name}/real", to=int(ir.DataType.FLOAT))
+        real = b.op("Cast", stored, name=f"{name}/real", to=int(ir.DataType.FLOAT))
+        if not weight.has_zero_point:
+            return real
+        offset = fr.along_axis(weight.zero_point.astype(np.float32), site.channel_axis, values.ndim)
+        return b.op(
+            "Sub", real, dialect.constant(context, f"{weight.tensor}_zero_float", offset), name=f"{name}/centred"
+        )
 
     acc = tr.accumulate(context, node, data, weight.values, tr.parts_of(context, plan, kernel), write)
     integers = DType.INT64 if wide else DType.INT32

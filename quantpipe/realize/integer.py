@@ -24,7 +24,7 @@ from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
 from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, round_real
 from quantpipe.rendering.pairs import pair_excess
-from quantpipe.rendering.products import exact_accumulator, limited, needs_parts, window_sum
+from quantpipe.rendering.products import exact_accumulator, int32_accumulator, limited, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -91,12 +91,13 @@ class Integer(Stored):
         data = kernel.operands[0].tensor
         weight = context.plan.weights[plan.weight]
         q = context.plan.quantizers[data]
-        if needs_parts(plan, q.dtype, weight.dtype):
+        if needs_parts(plan, q.dtype, weight, context.topology.weight_of[weight.tensor].channel_axis):
             acc = exact_accumulator(context, self._writer(context), node, plan, q, context.get(data, Form.QUANTIZED))
             return self._accumulated(context, node, kernel, plan, acc, wide=True)
         values = self.weight(context, weight, fr.matrix_weight(node, weight.values))
         zero = self._zero(context, context.plan.quantizers[data])
-        acc = fr.integer_product(context, node, context.get(data, Form.QUANTIZED), zero, values)
+        stored = context.get(data, Form.QUANTIZED)
+        acc = int32_accumulator(context, self._writer(context).constants, node, stored, zero, values, weight)
         if plan.bias is not None:
             bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
             parameter = self.constant(context, f"{node.name}_bias_q", bias)

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
-from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
+from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup, Requantize, Sum
@@ -55,6 +55,7 @@ class Qdq(Stored):
             return self._contract(context, node, kernel, plan)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         exact_pairs_only(plan)
+        refuse_without_kernel(context, kernel, plan)
         inputs = [self._real(context, kernel.operands[0].tensor), self._real_weight(context, plan)]
         if plan.bias is not None:
             inputs.append(self._real_bias(context, node, plan))
@@ -142,13 +143,12 @@ class Qdq(Stored):
 
     def _real_weight(self, context: Context, plan: Accumulate) -> ir.Value:
         weight = context.plan.weights[plan.weight]
-        zero = np.zeros(weight.scale.shape, weight.dtype.numpy)
         axis: dict[str, Any] = {} if weight.axis is None else {"axis": weight.axis}
         return context.builder.op(
             "DequantizeLinear",
             self.weight(context, weight),
             self.constant(context, f"{weight.tensor}_scale", weight.scale),
-            self.constant(context, f"{weight.tensor}_zero_point", zero),
+            self.constant(context, f"{weight.tensor}_zero_point", weight.zero),
             name=f"{plan.node}/weight",
             **axis,
         )

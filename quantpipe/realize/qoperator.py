@@ -12,7 +12,7 @@ import onnx_ir as ir
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
-from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators
+from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantizer, Requantize, Sum
@@ -50,6 +50,7 @@ class QOperator(Stored):
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         exact_pairs_only(plan)
+        refuse_without_kernel(context, kernel, plan)
         if plan.output is None:
             raise no_accumulators(node.name)
         out = context.plan.quantizers[kernel.output]
@@ -74,6 +75,7 @@ class QOperator(Stored):
             return functions.linear_matmul(self, context, node, kernel)
         assert isinstance(plan, Accumulate)  # noqa: S101
         exact_pairs_only(plan)
+        refuse_without_kernel(context, kernel, plan)
         if len(context.graph.shapes[kernel.operands[0].tensor]) != 2:
             return self._matmul(context, node, kernel, plan)
         out = context.plan.quantizers[kernel.output] if plan.output is not None else None
@@ -183,10 +185,9 @@ class QOperator(Stored):
 
     def _weight_grid(self, context: Context, plan: Accumulate) -> tuple[ir.Value, ir.Value]:
         weight = context.plan.weights[plan.weight]
-        zero = np.zeros(weight.scale.shape, weight.dtype.numpy)
         return (
             self.constant(context, f"{weight.tensor}_scale", weight.scale),
-            self.constant(context, f"{weight.tensor}_zero_point", zero),
+            self.constant(context, f"{weight.tensor}_zero_point", weight.zero),
         )
 
     def _bias(self, context: Context, node: Node, plan: Accumulate) -> ir.Value | None:

@@ -126,8 +126,8 @@ class Stored:
 
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
         """Integer weights (`values`: in another layout). Four bits are stored as such, two to the byte, and cast to
-        int8, which the runtime does once at load: its integer kernels read no int4, and a DequantizeLinear of int4
-        would leave the convolution behind it in float. Weights that lie in a file stay there, a byte each."""
+        a byte each, which the runtime does once at load: its integer kernels read no int4, and a DequantizeLinear of
+        int4 would leave the convolution behind it in float. Weights that lie in a file stay there, a byte each."""
         array = weight.values if values is None else values
         if weight.dtype.bits > 4 or is_mapped(array):
             return self.constant(context, f"{weight.tensor}_q", array)
@@ -135,7 +135,8 @@ class Stored:
         if key not in self._packed:
             packed = ir.tensor(array.astype(ir_dtype(weight.dtype).numpy()))
             stored = context.builder.constant(f"{weight.tensor}_q{weight.dtype.bits}", packed)
-            self._packed[key] = self._cast(context, stored, DType.INT8, f"{weight.tensor}/unpack", f"{weight.tensor}_q")
+            byte = DType.INT8 if weight.dtype.signed else DType.UINT8
+            self._packed[key] = self._cast(context, stored, byte, f"{weight.tensor}/unpack", f"{weight.tensor}_q")
         return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
@@ -184,6 +185,19 @@ def exact_pairs_only(plan: Accumulate) -> None:
             f"{len(plan.pairs.owner)} pairs of its products can saturate in int16 on avx2. The qdq and qoperator forms "
             "leave that to the CPU that runs them, and cannot be compared on another one: use realize=integer to see "
             "what it does, or hardware.weights.reduce_range=true, with which no pair saturates",
+            stage="realize",
+            where=plan.node,
+        )
+
+
+def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) -> None:
+    """Raises HardwareError for int8 activations times uint8 weights: onnxruntime has no such kernel, and would compute
+    the qdq form in float32."""
+    data, weight = context.plan.quantizers[kernel.operands[0].tensor], context.plan.weights[plan.weight]
+    if data.dtype.signed and not weight.dtype.signed:
+        raise HardwareError(
+            f"it multiplies {data.dtype} activations by {weight.dtype} weights, for which onnxruntime has no kernel "
+            "behind the qdq and qoperator forms; use realize=integer",
             stage="realize",
             where=plan.node,
         )

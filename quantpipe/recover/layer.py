@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from quantpipe import intmath
 from quantpipe.recover.moments import Moments
-from quantpipe.types import PowerOfTwo, TensorSchema
+from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
 Floats = NDArray[np.float64]
 BLOCK = 64
@@ -55,22 +55,23 @@ def solve(
     start: NDArray[np.float32],
     floor: Floats,
     bits: int,
-    bounds: tuple[int, int],
+    bounds: tuple[ArrayLike, ArrayLike],
     schema: TensorSchema,
     per_channel: bool,
     options: LayerOptions,
 ) -> Solved:
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
-    and greatest integer."""
+    and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
     thin = moments.rows < options.rows_per_input * weight.shape[2]
     damping = options.damping * (10.0 if thin else 1.0)
     target = _target(weight, moments, options.ridge) if options.propagate and not thin else weight
-    found = _candidates(target, moments.hessian, start, bits, schema, per_channel, options)
+    low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
+    found = _candidates(target, moments.hessian, start, bits, (low, high), schema, per_channel, options)
     scales = [_at_least(s, floor, schema) for s in found]
     factor = _factor(moments.hessian, damping) if options.rounding == "hessian" else None
     best: tuple[float, Floats, NDArray[np.float32]] | None = None
     for scale in scales:
-        integers = _round(target, scale, bounds, factor, moments.hessian)
+        integers = _round(target, scale, (low, high), factor, moments.hessian)
         error = quadratic(integers * scale[..., None] - target, moments.hessian)
         if best is None or error < best[0]:
             best = (error, integers, scale)
@@ -78,7 +79,7 @@ def solve(
     error, integers, scale = best
     real = integers * scale[..., None].astype(np.float64)
     shift = np.einsum("gok,gk->go", weight, moments.mean_float) - np.einsum("gok,gk->go", real, moments.mean_quantized)
-    nearest = _round(weight, start, bounds, None, moments.hessian) * start[..., None]
+    nearest = _round(weight, start, (low, high), None, moments.hessian) * start[..., None]
     return Solved(
         integers,
         scale,
@@ -106,6 +107,7 @@ def _candidates(
     hessian: Floats,
     start: NDArray[np.float32],
     bits: int,
+    bounds: tuple[Floats, Floats],
     schema: TensorSchema,
     per_channel: bool,
     options: LayerOptions,
@@ -113,25 +115,41 @@ def _candidates(
     """Scales to try: powers of two around the full range, or the one that minimizes Σ H_kk (ŵ_k - w_k)²."""
     if not options.scale_search:
         return [start]
-    peak = np.abs(target).max(axis=2) if per_channel else np.full(start.shape, np.abs(target).max())
-    levels = float(intmath.symmetric_steps(bits, intmath.signed_storage(bits), schema))
-    full = np.where(peak > 0, peak / levels, start)
+    if schema.symmetry is Symmetry.ASYMMETRIC:
+        low, high = bounds
+        full = _least_scale(target, bounds, start, per_channel)
+    else:
+        peak = np.abs(target).max(axis=2) if per_channel else np.full(start.shape, np.abs(target).max())
+        levels = float(intmath.symmetric_steps(bits, intmath.signed_storage(bits), schema))
+        full = np.where(peak > 0, peak / levels, start)
+        high = np.full(start.shape, float((1 << (bits - 1)) - 1))
+        low = -high
     if schema.power_of_two is not PowerOfTwo.NONE:
         exponent = np.ceil(np.log2(full))
         return [(2.0 ** (exponent - step)).astype(np.float32) for step in range(3)]
     diagonal = np.maximum(np.einsum("gkk->gk", hessian), 0.0)[:, None, :]
-    top = (1 << (bits - 1)) - 1
     best = np.full(full.shape, np.inf)
     chosen = full.copy()
     for share in np.linspace(1.0, 0.35, 28):
         scale = full * share
-        steps = intmath.nearest_step(target / scale[..., None], -top, top)
+        steps = intmath.nearest_step(target / scale[..., None], low[..., None], high[..., None])
         error = np.sum(diagonal * (steps * scale[..., None] - target) ** 2, axis=2)
         if not per_channel:
             error = np.full(error.shape, error.sum())
         better = error < best
         best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
     return [chosen.astype(np.float32)]
+
+
+def _least_scale(
+    target: Floats, bounds: tuple[Floats, Floats], start: NDArray[np.float32], per_channel: bool
+) -> Floats:
+    """The least scale `[G, O]` at which the integers low..high hold a whole target; `start` where nothing needs one."""
+    needed = np.zeros(start.shape)
+    for end, steps in ((target.min(axis=2), bounds[0]), (target.max(axis=2), bounds[1])):
+        needed = np.maximum(needed, np.divide(end, steps, out=np.zeros_like(needed), where=steps != 0))
+    full = np.where(needed > 0, needed, start)
+    return full if per_channel else np.full(start.shape, full.max())
 
 
 def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -> NDArray[np.float32]:
@@ -155,7 +173,7 @@ def _factor(hessian: Floats, damping: float) -> tuple[NDArray[np.int64], Floats]
 def _round(
     target: Floats,
     scale: NDArray[np.float32],
-    bounds: tuple[int, int],
+    bounds: tuple[Floats, Floats],
     factor: tuple[NDArray[np.int64], Floats] | None,
     hessian: Floats,
 ) -> Floats:
@@ -164,7 +182,7 @@ def _round(
     low, high = bounds
     wide = scale.astype(np.float64)
     if factor is None:
-        return intmath.nearest_step(target / wide[..., None], low, high)
+        return intmath.nearest_step(target / wide[..., None], low[..., None], high[..., None])
     order, upper = factor
     groups = np.arange(len(target))[:, None]
     work = np.ascontiguousarray(target.transpose(2, 0, 1)[order.T, groups.T, :])  # [K, G, O], columns in order

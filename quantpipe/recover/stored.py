@@ -16,13 +16,14 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def overrides_arrays(overrides: Overrides) -> Arrays:
-    """`weight/T`, `scale/T`, `bits/T` per weight tensor T and `bias/N` per node N."""
+    """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N."""
     found: Arrays = {}
     for tensor, weight in overrides.weights.items():
         found |= {
             f"weight/{tensor}": weight.values,
             f"scale/{tensor}": weight.scale,
             f"bits/{tensor}": np.asarray(weight.bits),
+            **({f"zero/{tensor}": weight.zero_point} if weight.has_zero_point else {}),
         }
     return found | {f"bias/{node}": bias for node, bias in overrides.biases.items()}
 
@@ -41,5 +42,6 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
             if site is None or f"scale/{name}" not in arrays or f"bits/{name}" not in arrays:
                 raise ArtifactError(f"holds the weight {name}, which does not fit this model", where=where)
             scale, bits = np.asarray(arrays[f"scale/{name}"], np.float32), int(arrays[f"bits/{name}"])
-            found.weights[name] = WeightTensor(name, array, scale, site.axis, site.dtype, bits)
+            zero = np.asarray(arrays.get(f"zero/{name}", np.zeros(())), np.int64)
+            found.weights[name] = WeightTensor(name, array, scale, site.axis, site.dtype, bits, zero)
     return found

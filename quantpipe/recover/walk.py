@@ -125,6 +125,7 @@ class _Walk:
             collector.add(*form.rows(node, self._graph, arrays, ceil(share * size), self._rng))
         start = np.broadcast_to(before.scale.reshape(-1), (matrix.shape[0] * matrix.shape[1],))
         bits = before.bits
+        zero = np.broadcast_to(before.zero_point.reshape(-1), start.shape).reshape(matrix.shape[:2])
         _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], bits, site.dtype, self._schema.weights)
         solved = solve(
             matrix,
@@ -132,12 +133,13 @@ class _Walk:
             start.reshape(matrix.shape[:2]),
             self._floor(kernel, site.axis is not None).reshape(matrix.shape[:2]),
             bits,
-            (qmin, qmax),
+            (qmin - zero, qmax - zero),
             self._schema.weights,
             site.axis is not None,
             self._options,
         )
-        self._keep(kernel, before, form.weight(node, solved.integers, weight.shape), solved)
+        integers = solved.integers + zero[..., np.newaxis]
+        self._keep(kernel, before, form.weight(node, integers, weight.shape), solved)
 
     def _floor(self, kernel: Kernel, per_channel: bool) -> NDArray[np.float64]:
         """The least weight scale per output channel at which the bias still fits, `[C]`."""
@@ -179,6 +181,7 @@ class _Walk:
             before.axis,
             before.dtype,
             before.bits,
+            before.zero_point,
         )
         self.overrides.weights[before.tensor] = found
         if kernel.bias is not None:

@@ -32,10 +32,15 @@ def output_axis(graph: Graph, tensor: str) -> int:
 
 def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
     """Per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
+    return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
+
+
+def along_axis(values: Array, axis: int, rank: int) -> Array:
+    """Numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
     if values.ndim == 0:
         return values
-    shape = [1] * len(graph.shapes[tensor])
-    shape[output_axis(graph, tensor)] = -1
+    shape = [1] * rank
+    shape[axis] = -1
     return values.reshape(shape)
 
 
@@ -59,11 +64,14 @@ def integer_product(
     zero: ir.Value | None,
     weight: ir.Value,
     part: str | None = None,
+    weight_zero: ir.Value | None = None,
 ) -> ir.Value:
-    """The int32 accumulator of Conv, Gemm or MatMul without bias; weights have zero point 0. `part` names one of
-    several."""
+    """The int32 accumulator of Conv, Gemm or MatMul without bias. `part` names one of several; `weight_zero`: the
+    weight's zero point (None: 0), one per column where the kernel is a matrix product."""
     name, output = part or node.name, f"{part or node.outputs[0]}_product"
-    inputs = (data, weight, zero) if zero is not None else (data, weight)
+    inputs: tuple[ir.Value | None, ...] = (data, weight, zero, weight_zero)
+    while inputs[-1] is None:
+        inputs = inputs[:-1]
     if len(context.graph.shapes[node.inputs[1]]) == 2:
         return context.builder.op("MatMulInteger", *inputs, name=name, output=output)
     kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")

@@ -15,25 +15,59 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
 from quantpipe.rendering import fragments as fr
+from quantpipe.rendering.fragments import ConstantWriter
 from quantpipe.rendering.integers import IntegerWriter
 from quantpipe.rendering.walk import Context
-from quantpipe.types import Accumulate, DType, Limit, Overflow, Quantizer
+from quantpipe.types import Accumulate, DType, Limit, Overflow, Quantizer, WeightTensor
 
 Array = NDArray[Any]
 BYTE_PEAK = 255
 """Greatest |x - z| of 8-bit values."""
 
 
+def int32_accumulator(
+    context: Context,
+    constants: ConstantWriter,
+    node: Node,
+    data: ir.Value,
+    zero: ir.Value | None,
+    values: ir.Value,
+    weight: WeightTensor,
+) -> ir.Value:
+    """Σ (q_x - z_x)·(q_w - z_w) in int32, without bias. `data` and `values` are q_x and q_w, `zero` is z_x.
+
+    ConvInteger takes one zero point for all of its weights. Where channels have zero points of their own, what they
+    take away is subtracted: Σ (q_x - z_x)·q_w - z_w·Σ (q_x - z_x), the second sum by a window of ones (padding adds
+    nothing to either).
+    """
+    b, own = context.builder, weight.zero
+    if not weight.has_zero_point:
+        return fr.integer_product(context, node, data, zero, values)
+    same = bool(np.all(own == own.reshape(-1)[0]))
+    if same or weight.values.ndim == 2:
+        offset = own.reshape(-1)[0] if same else own
+        written = constants(f"{weight.tensor}_zero_point", np.asarray(offset))
+        return fr.integer_product(context, node, data, zero, values, weight_zero=written)
+    product = fr.integer_product(context, node, data, zero, values)
+    name = f"{node.name}/window"
+    rows = len(weight.values) if int(node.attr("group", 1)) > 1 else 1
+    ones = constants(f"{name}_ones", np.ones((rows, *weight.values.shape[1:]), weight.values.dtype))
+    sums = fr.integer_product(context, node, data, zero, ones, name)
+    offsets = fr.along_channels(own.astype(np.int32), context.graph, node.outputs[0])
+    taken = b.op("Mul", sums, constants(f"{weight.tensor}_zero_int32", offsets), name=f"{name}/weighted")
+    return b.op("Sub", product, taken, name=f"{name}/taken", output=f"{node.outputs[0]}_centred")
+
+
 def exact_accumulator(
     context: Context, writer: IntegerWriter, node: Node, plan: Accumulate, q: Quantizer, stored: ir.Value
 ) -> ir.Value:
-    """Σ (q_x - z_x)·q_w + bias in int64. `stored` are the integers q_x, in any type that holds them."""
+    """Σ (q_x - z_x)·(q_w - z_w) + bias in int64. `stored` are the integers q_x, in any type that holds them."""
     b = writer.builder
     weight = context.plan.weights[plan.weight]
     axis = context.topology.weight_of[weight.tensor].channel_axis
     total: ir.Value | None = None
     for x_factor, x, zero in _data_parts(writer, node.name, q, stored):
-        for number, (w_factor, values) in enumerate(_weight_parts(weight.values, axis)):
+        for number, (w_factor, values) in enumerate(_weight_parts(weight.centred(), axis)):
             name = f"{node.name}/part{x_factor}_{number}"
             matrix = writer.constants(f"{weight.tensor}/part{number}", fr.matrix_weight(node, values))
             acc = writer.cast(fr.integer_product(context, node, x, zero, matrix, name), np.int64, f"{name}/int64")
@@ -66,10 +100,16 @@ def window_sum(context: Context, writer: IntegerWriter, node: Node, value: ir.Va
     return b.op("Add", raised, sums[1], name=f"{name}/sum")
 
 
-def needs_parts(plan: Accumulate, data: DType, weight: DType) -> bool:
+def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axis: int) -> bool:
     """Whether a single ConvInteger or MatMulInteger cannot make the sums."""
-    beyond = plan.limit is not None and plan.limit.dtype.bits >= 32
-    return data.bits > 8 or weight.bits > 8 or plan.bound > DType.INT32.qmax or beyond
+    if plan.limit is not None and plan.limit.dtype.bits >= 32:
+        return True
+    if data.bits > 8 or weight.dtype.bits > 8 or plan.bound > DType.INT32.qmax:
+        return True
+    if not weight.has_zero_point:
+        return False
+    terms = weight.values.size // weight.values.shape[channel_axis]  # q_w and z_w are summed apart from each other
+    return bool(terms * BYTE_PEAK * BYTE_PEAK > DType.INT32.qmax)
 
 
 def limited(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> ir.Value:
@@ -108,14 +148,18 @@ def _data_parts(
 
 
 def _weight_parts(values: Array, channel_axis: int) -> list[tuple[int, Array]]:
-    """(factor, int8 values) of each part; the low byte is signed, so a high one of 128 is shared by two parts."""
-    if values.dtype.itemsize == 1:
+    """(factor, int8 values) of each part; the low byte is signed, so a high one beyond int8 is shared by several."""
+    if values.dtype == np.int8:
         return _fitting(1, values, channel_axis)
     whole = values.astype(np.int32)
     low = (whole + 128) % 256 - 128
     high = (whole - low) // 256
-    parts = [(256, np.minimum(high, 127)), (1, low), (256, high - np.minimum(high, 127))]
-    return [q for f, p in parts if np.any(p) or f == 1 for q in _fitting(f, p.astype(np.int8), channel_axis)]
+    parts = [(1, low)]
+    while np.any(high):
+        part = np.clip(high, -128, 127)
+        parts.append((256, part))
+        high = high - part
+    return [q for f, p in parts for q in _fitting(f, p.astype(np.int8), channel_axis)]
 
 
 def _fitting(factor: int, values: Array, channel_axis: int) -> list[tuple[int, Array]]:

@@ -31,7 +31,7 @@ def parts_of(context: Context, plan: Accumulate, kernel: Kernel) -> list[slice]:
     """Ranges of input channels whose sums float32 holds exactly, bias included (it is added to one part). Raises
     HardwareError where those of a single channel are too large."""
     data, worst = context.plan.quantizers[kernel.operands[0].tensor], 0
-    values = np.abs(context.plan.weights[plan.weight].values.astype(np.int64))
+    values = np.abs(context.plan.weights[plan.weight].centred().astype(np.int64))
     reach = values.sum(axis=tuple(range(2, values.ndim))) * max(abs(data.low), abs(data.high))
     channels, count = len(values), 1
     while count <= channels:
@@ -55,7 +55,7 @@ def _cut(channels: int, count: int) -> list[slice]:
 def accumulate(
     context: Context, node: Node, data: ir.Value, weight: NDArray[Any], parts: Sequence[slice], write: Write
 ) -> ir.Value:
-    """Σ (q_x - z_x)·q_w for centred float32 `data`, without bias: float32 for one part, float64 for several."""
+    """Σ (q_x - z_x)·w for centred float32 `data`, without bias: float32 for one part, float64 for several."""
     b, output = context.builder, f"{node.outputs[0]}_product"
     attributes = {k: node.attr(k) for k in KEPT if k in node.attributes}
     if len(parts) == 1:

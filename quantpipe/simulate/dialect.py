@@ -23,7 +23,7 @@ from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum
 from quantpipe.rendering.integers import IntegerWriter
 from quantpipe.rendering.pairs import pair_excess
-from quantpipe.rendering.products import exact_accumulator, needs_parts, window_sum
+from quantpipe.rendering.products import exact_accumulator, int32_accumulator, needs_parts, window_sum
 from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import EXACT, Arithmetic
 from quantpipe.types import (
@@ -241,12 +241,18 @@ class Simulated(Arithmetic):
         return context.builder.copy(node, inputs, [f"{node.outputs[0]}_acc"])[0]
 
     def _float_weight(self, context: Context, weight: WeightTensor) -> ir.Value:
-        """Integer weights as float32; those that lie in a file are bound as they are and cast in every run, so that
+        """q_w - z_w as float32; weights that lie in a file are bound as they are and cast in every run, so that
         a model whose weights do not fit into memory needs one of them at a time."""
         if not is_mapped(weight.values):
-            return self._weight(context, f"{weight.tensor}.q", weight.values.astype(np.float32))
+            return self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
         stored = self._weight(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)
-        return context.builder.op("Cast", stored, name=f"{weight.tensor}.q", to=int(ir.DataType.FLOAT))
+        real = context.builder.op("Cast", stored, name=f"{weight.tensor}.q", to=int(ir.DataType.FLOAT))
+        if not weight.has_zero_point:
+            return real
+        axis = weight.axis or 0
+        zero = fr.along_axis(weight.zero_point.astype(np.float32), axis, weight.values.ndim)
+        offset = self._weight(context, f"{weight.tensor}.zero", zero)
+        return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 
     def _integer_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
         """The same sum in int32, for sums that float32 cannot hold; the result is float64."""
@@ -254,15 +260,16 @@ class Simulated(Arithmetic):
         weight = context.plan.weights[plan.weight]
         zero_point = self._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
         shifted = b.op("Add", context.get(q.tensor, Form.QUANTIZED), zero_point, name=f"{node.name}/q")
-        if needs_parts(plan, q.dtype, weight.dtype):
+        if needs_parts(plan, q.dtype, weight, context.topology.weight_of[weight.tensor].channel_axis):
             writer = IntegerWriter(b, lambda name, value: self._weight(context, name, np.asarray(value)))
             acc = exact_accumulator(context, writer, node, plan, q, shifted)
             return self._double(context, acc, node.outputs[0])
         stored = b.op("Cast", shifted, name=f"{node.name}/stored", to=int(ir_dtype(q.dtype)))
         zero = self._scalar(context, f"{q.tensor}.zero_{q.dtype}", np.asarray(q.zero_point, q.dtype.numpy))
         values = fr.matrix_weight(node, weight.values)
-        acc = fr.integer_product(
-            context, node, stored, zero, self._weight(context, f"{weight.tensor}.{values.dtype}", values)
+        bound = self._weight(context, f"{weight.tensor}.{values.dtype}", values)
+        acc = int32_accumulator(
+            context, lambda n, v: self._weight(context, n, np.asarray(v)), node, stored, zero, bound, weight
         )
         if plan.bias is not None:
             bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])

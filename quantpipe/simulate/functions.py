@@ -67,7 +67,7 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
     def write(name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
         return dialect._weight(context, name, values)
 
-    acc = tr.accumulate(context, node, data, weight.values, parts, write)
+    acc = tr.accumulate(context, node, data, weight.centred(), parts, write)
     if plan.bias is not None:
         bias = fr.along_channels(plan.bias, context.graph, node.outputs[0])
         dtype = np.float32 if len(parts) == 1 else np.float64

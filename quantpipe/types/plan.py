@@ -42,7 +42,8 @@ class Quantizer:
 
 @dataclass(frozen=True, eq=False)
 class WeightTensor:
-    """Integer weights (zero point 0). `values` has the float weight's shape and dtype int8 or int16."""
+    """Integer weights: real = scale · (q - zero_point). `values` are q, in the float weight's shape and the NumPy type
+    of `dtype`; `zero_point` is int64, in the shape of `scale` or `()`."""
 
     tensor: str
     values: NDArray[Any] = field(repr=False)
@@ -50,6 +51,30 @@ class WeightTensor:
     axis: int | None
     dtype: DType
     bits: int
+    zero_point: NDArray[np.int64] = field(default_factory=lambda: np.zeros((), np.int64))
+
+    @property
+    def has_zero_point(self) -> bool:
+        """Whether some zero point is not 0."""
+        return bool(np.any(self.zero_point))
+
+    @property
+    def zero(self) -> NDArray[Any]:
+        """The zero point in the type of the weights and the shape of their scale."""
+        return np.broadcast_to(self.zero_point, self.scale.shape).astype(self.dtype.numpy)
+
+    def centred(self, rows: slice = slice(None)) -> NDArray[Any]:
+        """q - zero_point of some rows along axis 0, in a signed type that holds it (`values` where all are 0)."""
+        values = self.values[rows]
+        if not self.has_zero_point:
+            return values
+        zero = self.zero_point
+        if zero.ndim:
+            shape = [1] * values.ndim
+            shape[self.axis or 0] = -1
+            zero = zero.reshape(shape)[rows if self.axis == 0 else slice(None)]
+        wide = np.int16 if self.dtype.bits <= 8 else np.int32
+        return np.asarray(values.astype(wide) - zero.astype(wide))
 
 
 @dataclass(frozen=True, eq=False)

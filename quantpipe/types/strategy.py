@@ -15,8 +15,9 @@ from quantpipe.types.statistics import Range
 class Strategy:
     """Enough to build the integer model again, without data.
 
-    `bits`: stored tensor or weight -> bits. `ranges`: scale group -> real range. `weights`: weight -> thresholds,
-    float64 `()` or `[C]`, real units.
+    `bits`: stored tensor or weight -> bits. `ranges`: scale group -> real range. `weights`: weight ->
+    thresholds T of [-T, T], float64 `()` or `[C]`, or ranges (low, high), float64 `[C, 2]` (`[1, 2]` for a tensor with
+    one scale), real units.
     """
 
     bits: Mapping[str, int]

@@ -263,6 +263,13 @@ class Line:
         weights = {}
         for site in self.topology.weights:
             top = (1 << (found.bits[site.tensor] - 1)) - (self.schema.weights.denominator == "max")
+            if found.weights[site.tensor].ndim == 2:
+                low, high = found.weights[site.tensor].T
+                steps = (1 << found.bits[site.tensor]) - 1
+                scale = 2.0 ** np.ceil(np.log2(np.maximum(high - low, 1e-6) / steps))
+                zero = np.minimum((-low / scale).astype(int) | 1, steps)
+                weights[site.tensor] = np.stack([-zero * scale, (steps - zero) * scale], axis=1)
+                continue
             limits = np.maximum(found.weights[site.tensor], 1e-6)
             weights[site.tensor] = np.asarray(top * 2.0 ** np.ceil(np.log2(limits / top)))
         return self.planner.plan(Strategy(found.bits, ranges, weights))

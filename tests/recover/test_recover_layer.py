@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quantpipe.recover.layer import LayerOptions, Solved, _target, quadratic, solve
 from quantpipe.recover.moments import Moments
-from quantpipe.types import Denominator, PowerOfTwo, TensorSchema
+from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 PLAIN = TensorSchema()
@@ -230,3 +230,21 @@ def test_few_rows_keep_the_float_weights_as_target() -> None:
         solved(weight, thin, LayerOptions(propagate=False)).integers,
     )
     assert np.any(solved(weight, found, LayerOptions()).integers != solved(weight, thin, LayerOptions()).integers)
+
+
+@pytest.mark.parametrize("scale_search", [True, False])
+def test_a_zero_point_that_stays_shifts_the_bounds_of_the_integers(scale_search: bool) -> None:
+    """Weights of one sign use all 16 steps above their zero point; the textbook's rounding on the same bounds."""
+    weight = np.abs(weights(1, 3, 6, seed=2)) + 0.1
+    start = (weight.max(axis=2) / 15).astype(np.float32)
+    found = moments(1, 6, seed=2)
+    options = LayerOptions(propagate=False, scale_search=scale_search)
+    schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
+    zero = np.full((1, 3), -8.0)
+    result = solve(weight, found, start, np.zeros((1, 3)), 4, (-8 - zero, 7 - zero), schema, True, options)
+    assert result.integers.min() >= 0 and 7 < result.integers.max() <= 15
+    for row in range(3):
+        wanted = textbook(weight[0, row], result.scale[0, row], found.hessian[0], options.damping, 15)
+        np.testing.assert_array_equal(result.integers[0, row], wanted)
+    if scale_search:
+        assert np.all(result.scale <= start * 1.0001) and result.error_after <= result.error_before

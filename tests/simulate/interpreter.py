@@ -85,7 +85,12 @@ class Interpreter:
         return self.q(tensor) - self.plan.quantizers[tensor].zero_point
 
     def _accumulate(self, node: Node, data: str, plan: Accumulate) -> Array:
-        weight = self.plan.weights[plan.weight].values.astype(np.int64)
+        stored = self.plan.weights[plan.weight]
+        weight = stored.values.astype(np.int64)
+        for channel, zero in enumerate(stored.zero_point.reshape(-1).tolist()):
+            whole = stored.zero_point.ndim == 0
+            place = ... if whole else tuple([slice(None)] * (stored.axis or 0) + [channel])
+            weight[place] -= zero
         x = self.centred(data)
         if node.op == "Conv":
             acc = convolve(x, weight, node)
