@@ -10,7 +10,7 @@ from quantpipe.data.carry import carry
 from quantpipe.data.divide import ROLES
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
-from quantpipe.errors import DataError
+from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph, with_varying
 from quantpipe.graph.view import Graph
@@ -28,6 +28,8 @@ class Inputs:
     calibrate: Samples
     search: Samples
     evaluate: Samples
+    output: str
+    """The model's output that metrics are about."""
 
     def data_record(self) -> dict[str, Any]:
         """Which samples serve which split: source, count, digest, indices, what was left out (docs/artifacts.md)."""
@@ -39,8 +41,8 @@ def load(settings: Settings) -> Inputs:
     made: list[Any] = []
 
     def example(raw: Graph) -> dict[str, Any]:
-        outputs = raw.outputs[0].shape
-        classes = outputs[-1] if len(outputs) == 2 else None
+        shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
+        classes = shape[-1] if len(shape) == 2 else None
         splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
         size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
         if splits.state:
@@ -69,7 +71,23 @@ def load(settings: Settings) -> Inputs:
     graph = replace(graph, states=frozenset(splits.state.values()))
     for samples in (splits.calibrate, splits.search, splits.evaluate):
         graph = _see_varying(graph, samples)
-    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate)
+    output = chosen_output(settings.evaluate.output, graph)
+    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output)
+
+
+def chosen_output(wanted: str | None, graph: Graph) -> str:
+    """The name of the output that metrics are about: the one that is wanted, else the first. ConfigError for a name
+    that the model does not have."""
+    names = [o.name for o in graph.outputs]
+    if wanted is None:
+        return names[0]
+    if wanted not in names:
+        raise ConfigError(
+            f"is {wanted!r}, and the model has no such output{nearest(wanted, names)}; legal are {', '.join(names)}, "
+            "or null for the first",
+            where="evaluate.output",
+        )
+    return wanted
 
 
 def _see_varying(graph: Graph, samples: Samples) -> Graph:

@@ -32,8 +32,9 @@ def build_report(
     costs: Mapping[str, float],
     evaluation: Evaluation,
     data: Mapping[str, Mapping[str, Any]],
+    output: str,
 ) -> dict[str, Any]:
-    """The whole report as plain data."""
+    """The whole report as plain data; `output` is the model's output that the metrics are about."""
     carried = evaluation.generalization
     return {
         "version": __version__,
@@ -48,6 +49,7 @@ def build_report(
             "schema": settings.schema.name,
             "realize": settings.backend,
             "samples": evaluation.samples,
+            **({"output": output} if len(graph.outputs) > 1 else {}),
             **(_replayed(search) if settings.command == "replay" else {}),
         },
         "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},

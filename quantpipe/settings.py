@@ -82,8 +82,10 @@ class CalibrateSettings:
 
 @dataclass(frozen=True)
 class EvaluateSettings:
-    """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor."""
+    """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
+    `output`: the model's output that metrics and objectives are about, None for the first."""
 
+    output: str | None = None
     agreement_samples: int = 64
     layer_samples: int = 32
     latency_runs: int = 50

@@ -179,20 +179,22 @@ def evaluate(
     chosen_by: Samples,
     metric: str,
     value_of: ValueOf | None,
+    output: str | None = None,
 ) -> Evaluation:
-    """Float, simulated and realized model on samples that nothing was fitted to or chosen by.
+    """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
+    of one output, the first if none is named.
 
     The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`.
     """
-    float_session = Session(graph.model, where=graph.source)
-    reference = replace(reference_of(float_session, samples, graph.batch_size), value_of=value_of)
-    seen = replace(reference_of(float_session, chosen_by, graph.batch_size), value_of=value_of)
+    float_session, size = Session(graph.model, where=graph.source), graph.batch_size
+    reference = replace(reference_of(float_session, samples, size, output), value_of=value_of)
+    seen = replace(reference_of(float_session, chosen_by, size, output), value_of=value_of)
     session, parameters = Simulator(graph, topology).prepare(plan)
-    real = Session(realized.model, where="realized model")
+    real_session = Session(realized.model, where="realized model")
     outputs = {
         "float": reference.outputs,
-        "simulated": outputs_of(session, samples, graph.batch_size, parameters),
-        "realized": outputs_of(real, samples, graph.batch_size),
+        "simulated": outputs_of(session, samples, size, parameters, output),
+        "realized": outputs_of(real_session, samples, size, output=output),
     }
     metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
     few = First(samples, _whole_batches(graph, agreement_samples))
@@ -206,8 +208,8 @@ def evaluate(
     one = next(iter(samples.batches(1))).inputs
     timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
-    free = free_running(real, samples, reference)
-    before = outputs_of(session, chosen_by, graph.batch_size, parameters)
+    free = free_running(real_session, samples, reference)
+    before = outputs_of(session, chosen_by, size, parameters, output)
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, outputs["simulated"]))
@@ -264,10 +266,11 @@ def recover(
     memory_mb: int,
     seed: int,
     progress: Progress,
+    output: str | None = None,
 ) -> Climbed:
-    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL on other ones."""
+    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL of an output on others."""
     planner, simulator = Planner(graph, topology, spec, schema), Simulator(graph, topology)
-    reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size)
+    reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size, output)
 
     def walk(layer: LayerOptions) -> Recovery:
         return walk_layers(
@@ -276,7 +279,7 @@ def recover(
 
     def outputs(overrides: Overrides) -> Outputs:
         session, parameters = simulator.prepare(planner.plan(strategy, overrides))
-        return outputs_of(session, judged_on, graph.batch_size, parameters)
+        return outputs_of(session, judged_on, graph.batch_size, parameters, output)
 
     climbed = climb(options, walk, lambda overrides: kl_divergence(reference.outputs, outputs(overrides)))
     if not climbed.overrides.weights:

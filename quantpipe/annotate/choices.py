@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
+from quantpipe.oprules.float_ops import QUANTIZED
 from quantpipe.types import Choice, ChoiceSpace, Topology
 
 BITS = "bits"
@@ -33,11 +34,19 @@ def choice_space(topology: Topology, options: AnnotateOptions, percents: Sequenc
     choices += [_bits(w.tensor, w.max_bits, w.edges, max(options.min_bits, w.min_bits)) for w in topology.weights]
     if not choices:
         raise ConfigError(
-            "no node of this model runs in integers on this hardware, so there is nothing to search; "
-            + "; ".join(f"{n}: {r}" for n, r in list(topology.float_nodes.items())[:4]),
+            f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
             stage="annotate",
         )
     return ChoiceSpace(tuple(choices))
+
+
+def _why(topology: Topology) -> str:
+    """The first few reasons, one node each. That the model is quantized already explains all others."""
+    named: dict[str, str] = {}
+    for node, reason in topology.float_nodes.items():
+        named.setdefault(reason, node)
+    ordered = sorted(named, key=lambda reason: reason != QUANTIZED)
+    return "; ".join(f"{named[reason]}: {reason}" for reason in ordered[:4])
 
 
 def bits_key(tensor: str) -> str:

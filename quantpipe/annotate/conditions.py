@@ -16,7 +16,8 @@ from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
-from quantpipe.oprules import Family, float_reason, rule_of
+from quantpipe.oprules import FLOAT_OPS, Family, float_reason, rule_of
+from quantpipe.oprules.float_ops import QUANTIZED
 from quantpipe.types import HardwareSpec, OpSignature
 
 REALS = ("float16", "bfloat16", "float64")
@@ -85,6 +86,8 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
 
 
 def _own_reason(node: Node, graph: Graph) -> str | None:
+    if FLOAT_OPS.get(node.op) == QUANTIZED:
+        return QUANTIZED
     dtype = graph.dtypes.get(node.outputs[0], "float32")
     if dtype != "float32" and not node.has_body:
         return f"it computes {dtype}, not real values" if dtype not in REALS else f"it computes in {dtype}"

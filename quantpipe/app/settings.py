@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from hydra.conf import HydraConf
@@ -187,12 +188,15 @@ def _expect(value: Any, default: Any, key: str) -> Any:
 def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, tuple):
         return isinstance(value, list) and all(_fits(item, default[0] if default else "") for item in value)
+    if default is None:
+        return value is None or isinstance(value, str)
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(default, bool) and isinstance(value, bool)
     return isinstance(value, int | float if isinstance(default, float) else type(default))
 
 
 _KINDS = {
+    NoneType: "a word, or null",
     bool: "true or false",
     int: "a whole number",
     float: "a number",

@@ -92,8 +92,7 @@ class CandidateMeasure:
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, recipe.graph.batch_size, self._cache)
-        output = recipe.graph.outputs[0].name
-        self._parts = sections(recipe.graph, recipe.topology, output)
+        self._parts = sections(recipe.graph, recipe.topology, recipe.reference.output)
         self._chain: Chain | None = None
         self.kind = EvaluatorKind(recipe.kind)
         """For `auto`, what it came to, once a point was measured."""

@@ -7,7 +7,7 @@ that they lose the same is compared with what the number of samples lets one kno
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -94,7 +94,8 @@ def _standard_error(metric: str, reference: Reference, outputs: Outputs) -> floa
 
 def _part(reference: Reference, outputs: Outputs, kept: NDArray[np.bool_]) -> tuple[Reference, Outputs]:
     labels = None if reference.labels is None else reference.labels[kept]
-    return Reference(_rows(reference.outputs, kept), labels, reference.value_of), _rows(outputs, kept)
+    part = replace(reference, outputs=_rows(reference.outputs, kept), labels=labels)
+    return part, _rows(outputs, kept)
 
 
 def _rows(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:

@@ -21,12 +21,13 @@ better."""
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """First output of the float model `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, and the
-    user's own objective."""
+    """One output of the float model `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own
+    objective, and the output's name (empty: there is no model to ask)."""
 
     outputs: Outputs = field(repr=False)
     labels: NDArray[np.int64] | None = field(repr=False)
     value_of: ValueOf | None = None
+    output: str = ""
 
     @property
     def own_value(self) -> float | None:
@@ -35,21 +36,26 @@ class Reference:
 
 
 def outputs_of(
-    session: Session, samples: Samples, size: int, extra: Mapping[str, NDArray[Any]] | None = None
+    session: Session,
+    samples: Samples,
+    size: int,
+    extra: Mapping[str, NDArray[Any]] | None = None,
+    output: str | None = None,
 ) -> Outputs:
-    """The first output over all samples, `[N, ...]`, or N arrays where shapes differ."""
-    return collect(session, samples, size, session.outputs[0], extra)
+    """One output (the first, if none is named) over all samples, `[N, ...]`, or N arrays where shapes differ."""
+    return collect(session, samples, size, output or session.outputs[0], extra)
 
 
-def reference_of(session: Session, samples: Samples, size: int) -> Reference:
-    """Run the float model. Raises DataError when its own outputs are not finite."""
-    outputs = outputs_of(session, samples, size)
+def reference_of(session: Session, samples: Samples, size: int, output: str | None = None) -> Reference:
+    """Run the float model for one output, the first if none is named. DataError when its values are not finite."""
+    output = output or session.outputs[0]
+    outputs = outputs_of(session, samples, size, output=output)
     if not all_finite(outputs):
         sample = next(number for number, row in enumerate(outputs) if not np.all(np.isfinite(row)))
         raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
     parts = [batch.labels for batch in samples.batches(256)] if samples.labelled else []
     labels = [part for part in parts if part is not None]
-    return Reference(outputs, np.concatenate(labels) if labels else None)
+    return Reference(outputs, np.concatenate(labels) if labels else None, output=output)
 
 
 def output_metrics(reference: Reference, outputs: Outputs) -> dict[str, float]:

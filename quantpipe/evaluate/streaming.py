@@ -21,6 +21,5 @@ def free_running(session: Session, samples: Samples, reference: Reference) -> di
     carried = samples.samples if isinstance(samples, First) else samples
     if not isinstance(carried, Carried):
         return {}
-    name = session.outputs[0]
-    found = [np.asarray(out[name]) for out in islice(carried.free_run(session.run), len(samples))]
+    found = [np.asarray(out[reference.output]) for out in islice(carried.free_run(session.run), len(samples))]
     return summary(reference.outputs, joined(found), reference.labels)

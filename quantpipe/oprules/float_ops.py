@@ -17,7 +17,7 @@ _LINEAR = "it mixes neighbours by real weights that depend on the size of the ma
 _TRANSFORM = "it is a signal transform in real numbers"
 _RANDOM = "its result is random"
 _COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
-_QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
+QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
 _TYPE = "it changes the type of values, which integers of a scale do not survive"
 
 FLOAT_OPS: Mapping[str, str] = {
@@ -60,7 +60,7 @@ FLOAT_OPS: Mapping[str, str] = {
          "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "QLinearConcat",
          "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "DynamicQuantizeLSTM",
          "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"),
-        _QUANTIZED,
+        QUANTIZED,
     ),
     **dict.fromkeys(("Cast", "CastLike", "BitCast"), _TYPE),
     **dict.fromkeys(("Dropout", "Constant", "ConstantOfShape", "EyeLike", "Range", "OneHot", "Shape", "Size"),

@@ -74,9 +74,8 @@ def _add(table: Table, *cells: str) -> None:
 
 def _title(report: Mapping[str, Any]) -> str:
     run = _part(report, "run")
-    shown = [
-        str(run[key]) for key in ("model", "hardware", "schema", "threshold", "search") if run.get(key) is not None
-    ]
+    keys = ("model", "output", "hardware", "schema", "threshold", "search")
+    shown = [str(run[key]) for key in keys if run.get(key) is not None]
     return " · ".join(shown) or "quantpipe"
 
 

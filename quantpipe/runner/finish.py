@@ -55,6 +55,7 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         job.inputs.search,
         str(settings.objective["metric"]),
         settings.value_of,
+        job.inputs.output,
     )
     if evaluation.generalization is not None and evaluation.generalization.warning:
         job.console.warn(evaluation.generalization.warning)
@@ -73,6 +74,7 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
         evaluation=evaluation,
         data=job.inputs.data_record(),
+        output=job.inputs.output,
     )
 
 

@@ -105,9 +105,15 @@ class Job:
 
     @property
     def fitted_on(self) -> dict[str, str]:
-        """The samples that decisions may be made by, and the statistics where they come from a file."""
+        """The samples that decisions may be made by, the statistics where they come from a file, and the output that
+        counts where it is not the first."""
         samples = {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
-        return samples | ({"profile": self.profile} if self.profile else {})
+        another = self.inputs.output != self.graph.outputs[0].name
+        return (
+            samples
+            | ({"profile": self.profile} if self.profile else {})
+            | ({"output": self.inputs.output} if another else {})
+        )
 
     def write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
         """strategy.json; `measured` is what evaluation adds to its results."""

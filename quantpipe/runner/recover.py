@@ -32,6 +32,7 @@ def recover(job: Job, found: Found) -> Found:
         settings.calibrate.memory_mb,
         settings.seed,
         job.console.progress("recover"),
+        job.inputs.output,
     )
     recovery = job.files.write_recovered(climbed, origin)
     return replace(found, overrides=climbed.overrides, recovery=recovery)

@@ -40,7 +40,9 @@ class Aim:
         """ArtifactError when the folder's log of trials belongs to another search."""
         settings, samples = job.settings, job.inputs.search
         session = Session(job.graph.model, where=job.graph.source)
-        reference = replace(reference_of(session, samples, job.graph.batch_size), value_of=settings.value_of)
+        reference = replace(
+            reference_of(session, samples, job.graph.batch_size, job.inputs.output), value_of=settings.value_of
+        )
         objective = stages.make_objective(
             settings.objective, job.graph, job.topology, settings.spec, job.space, reference
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from quantpipe.annotate.choices import bits_of, choice_space, clips_of
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -297,3 +299,17 @@ def test_union_find_keeps_the_order_of_addition() -> None:
     sets.union("c", "e")
     assert sets.sets() == [("a",), ("b", "c", "e"), ("d",)]
     assert sets.find("e") == "b"
+
+
+def test_a_model_that_is_quantized_already_says_so_first() -> None:
+    """As onnxruntime's dynamic quantization writes it: every other reason follows from this one."""
+    net = Net()
+    x = net.input(None, 3, 8, 8)
+    net._nodes.append(helper.make_node("DynamicQuantizeLinear", [x], ["q", "s", "z"], name="dynamic"))
+    weight = net.constant(np.arange(-12, 12, dtype=np.int8).reshape(8, 3, 1, 1))
+    sums = net.node("Cast", net.node("ConvInteger", "q", weight, "z", name="conv"), to=1)
+    net.output(net.node("Mul", sums, "s"))
+    made = line(net)
+    with pytest.raises(ConfigError, match=r"nothing to search; dynamic: .*quantized already; give the float model"):
+        choice_space(made.topology, made.options)
+    assert reason(made, "conv") == reason(made, "dynamic")

@@ -65,6 +65,44 @@ def test_several_outputs(program: Program, hardware: str) -> None:
     assert [o.name for o in outputs] == ["logits", "pool.out"]
 
 
+def test_the_output_that_counts_is_chosen_by_name(program: Program) -> None:
+    """Whichever stands first in the file, the same output by name gives the same search, numbers and accuracy."""
+    model = onnx.load(with_second_output(program.cwd / "m.onnx").removeprefix("model.path="))
+    first, second = (onnx.ValueInfoProto.FromString(o.SerializeToString()) for o in model.graph.output)
+    del model.graph.output[:]
+    model.graph.output.extend([second, first])
+    onnx.save(model, program.cwd / "swapped.onnx")
+    few = ("search=greedy", "search.max_evaluations=6", "objective=accuracy")
+    plain = program.run(f"model.path={program.cwd}/m.onnx", *few, folder="plain")
+    named = program.run(f"model.path={program.cwd}/swapped.onnx", *few, "evaluate.output=logits", folder="named")
+    assert plain.code == named.code == 0, plain.err + named.err
+    assert named.report["run"]["output"] == plain.report["run"]["output"] == "logits"
+    assert named.report["metrics"] == plain.report["metrics"]
+    assert named.report["metrics"]["realized"]["top1"] > 0.97
+    for key in ("best_value", "best_cost", "trace"):
+        assert named.report["search"][key] == plain.report["search"][key]
+    other = program.run(f"model.path={program.cwd}/swapped.onnx", folder="other")
+    same = program.run(f"model.path={program.cwd}/m.onnx", "evaluate.output=pool.out", folder="same")
+    assert other.report["metrics"] == same.report["metrics"]
+    assert other.report["metrics"]["realized"]["top1"] is None
+    assert other.report["metrics"]["realized"]["sqnr_db"] != plain.report["metrics"]["realized"]["sqnr_db"]
+
+
+def test_an_output_that_the_model_has_not_is_refused_with_near_names(program: Program) -> None:
+    model = with_second_output(program.cwd / "m.onnx")
+    paragraph = program.run(model, "evaluate.output=logit").paragraph
+    assert "evaluate.output" in paragraph
+    assert "did you mean 'logits'" in paragraph
+    assert "legal are logits, pool.out, or null" in paragraph
+    assert "legal is a word, or null" in program.run(model, "evaluate.output=3").paragraph
+
+
+def test_a_folder_of_another_output_is_refused(program: Program) -> None:
+    model = with_second_output(program.cwd / "m.onnx")
+    assert program.run(model, folder="one").code == 0
+    assert "output" in program.run(model, "evaluate.output=pool.out", folder="one").paragraph
+
+
 @pytest.mark.parametrize(("domain", "op"), [("com.microsoft", "FastGelu"), ("com.microsoft", "Gelu")])
 def test_an_op_that_no_rule_knows_stays_float_and_is_listed(program: Program, domain: str, op: str) -> None:
     model = with_op(program.cwd / "m.onnx", domain, op)
