@@ -47,6 +47,7 @@ def build_report(
             **{k: v for k, v in settings.choices.items() if k != "model"},
             "schema": settings.schema.name,
             "realize": settings.backend,
+            "float_on": settings.spec.float_on.value,
             "samples": evaluation.samples,
             **(_replayed(search) if settings.command == "replay" else {}),
         },
