@@ -48,6 +48,7 @@ def build_report(
             **{k: v for k, v in settings.choices.items() if k != "model"},
             "schema": settings.schema.name,
             "realize": settings.backend,
+            "float_on": settings.spec.float_on.value,
             "samples": evaluation.samples,
             **({"output": output} if len(graph.outputs) > 1 else {}),
             **(_replayed(search) if settings.command == "replay" else {}),

@@ -1,7 +1,8 @@
 """Which nodes run in integers: the RFC's node conditions, each refusal with its reason.
 
 A node with an integer signature runs in integers, unless it also has a float signature and all its producers are float
-(then quantizing would only open an island), or the user keeps it in float, or the node itself cannot be expressed.
+(then quantizing would only open an island; a node with weights is worth one), or the user or the hardware file keeps it
+in float, or the node itself cannot be expressed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Conditions:
 
 def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Conditions:
     """Node conditions in execution order."""
-    kept = _kept_in_float(graph, options)
+    kept = _skipped(graph, spec) | _kept_in_float(graph, options)
     found = Conditions({}, {})
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
@@ -76,7 +77,9 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, reason = choose_signature(spec, node, graph, rule)
-            if signature and takes_float(spec, node, graph, rule) and _producers_float(node, graph, found):
+            heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
+            alone = not heavy and takes_float(spec, node, graph, rule) and _producers_float(node, graph, found)
+            if signature and alone:
                 signature, reason = None, "all its producers are in float, and so can it be"
         if signature is None:
             found.reasons[node.name] = reason or "unknown"
@@ -128,6 +131,17 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
         kept[heavy[0]] = "kept in float by annotate.skip_first"
     if heavy and options.skip_last:
         kept[heavy[-1]] = "kept in float by annotate.skip_last"
+    return kept
+
+
+def _skipped(graph: Graph, spec: HardwareSpec) -> dict[str, str]:
+    """What the hardware file leaves in float (`skip`)."""
+    kept = {n.name: "kept in float by hardware.skip.ops" for n in graph.nodes if n.op in spec.skip.ops}
+    heavy = _accumulating(graph)
+    if heavy and spec.skip.first:
+        kept[heavy[0]] = "kept in float by hardware.skip.first"
+    if heavy and spec.skip.last:
+        kept[heavy[-1]] = "kept in float by hardware.skip.last"
     return kept
 
 

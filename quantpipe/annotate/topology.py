@@ -14,10 +14,10 @@ from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
-from quantpipe.errors import ConfigError
+from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
-from quantpipe.types import DType, Edge, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
+from quantpipe.types import DType, Edge, FloatOn, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
 
 
 @dataclass
@@ -51,6 +51,7 @@ def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateO
     node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
     reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
     _forbid_fallback(graph, reasons, options)
+    _forbid_float(graph, reasons, spec)
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
@@ -219,7 +220,10 @@ def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Ope
     narrow = [d for d in offered if not spec.is_wide(d)]
     if narrow:
         return narrow[0]
-    return DType.INT8 if spec.activations.bits <= 8 else DType.INT16
+    unsigned = spec.activations.signed is False
+    if spec.activations.bits <= 8:
+        return DType.UINT8 if unsigned else DType.INT8
+    return DType.UINT16 if unsigned else DType.INT16
 
 
 def _edges(graph: Graph) -> list[Edge]:
@@ -230,6 +234,21 @@ def _edges(graph: Graph) -> list[Edge]:
                 producer = graph.producers.get(tensor)
                 found.append(Edge(producer.name if producer else tensor, tensor, node.name, port))
     return found
+
+
+def _forbid_float(graph: Graph, reasons: dict[str, str], spec: HardwareSpec) -> None:
+    """A device with nothing beside it that computes real numbers takes no float nodes (`check` lists them all)."""
+    real = [n for n in reasons if graph.dtypes.get(graph.by_name[n].outputs[0], "float32") == "float32"]
+    if spec.float_on is not FloatOn.NONE or not real:
+        return
+    listed = "; ".join(f"{n}: {reasons[n]}" for n in real[:4])
+    more = f"; and {len(real) - 4} more" if len(real) > 4 else ""
+    raise HardwareError(
+        f"hardware.float_on is none, and {len(real)} nodes cannot run in integers: {listed}{more}; legal are a model "
+        "without such nodes, or hardware.float_on=cpu",
+        stage="annotate",
+        where=spec.name,
+    )
 
 
 def _forbid_fallback(graph: Graph, reasons: dict[str, str], options: AnnotateOptions) -> None:

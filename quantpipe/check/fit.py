@@ -4,7 +4,7 @@ limits. No data, no ranges, no search: the topology and the weights say it all."
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,8 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.cost import alignment, macs
-from quantpipe.types import HardwareSpec, Overflow, Schema, Topology
+from quantpipe.hardware.cost import alignment, cycles, macs
+from quantpipe.types import FloatOn, HardwareSpec, Overflow, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
@@ -55,7 +55,9 @@ class Waste:
 @dataclass(frozen=True)
 class Fit:
     """The answer. `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work
-    of all integer layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers."""
+    of all integer layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers.
+    `float_on`: where the refused nodes run. `cycles`: of the device per sample at the most bits, `seconds` at its clock
+    (None: the file names none)."""
 
     model: str
     hardware: str
@@ -72,6 +74,9 @@ class Fit:
     wasted: tuple[Waste, ...]
     alignment: float
     arithmetic_on_shapes: int
+    float_on: str
+    cycles: float
+    seconds: float | None
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,7 +123,9 @@ def check_model(
             "'check.shapes={input: [1, 3, 48, 320]}'",
             stage="check",
         ) from error
-    return check(graph, analyze(graph, spec, schema, options), spec, schema)
+    # Where nothing runs floats, the answer still lists every node that is refused.
+    topology = analyze(graph, replace(spec, float_on=FloatOn.CPU), schema, options)
+    return check(graph, topology, spec, schema)
 
 
 def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> Fit:
@@ -136,6 +143,10 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     factors = {k.node: alignment(graph.by_name[k.node], graph, spec) for k in topology.kernels if k.weight is not None}
     padded = sum(work[node] * factor for node, factor in factors.items())
     ends, inside = conversions(graph, topology)
+    bits = {t: g.max_bits for g in topology.groups for t in g.tensors} | {
+        w.tensor: w.max_bits for w in topology.weights
+    }
+    spent = cycles(topology, graph, spec, bits)
     return Fit(
         model=graph.source,
         hardware=spec.name,
@@ -152,6 +163,9 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         wasted=tuple(Waste(node, factor) for node, factor in factors.items() if factor > 1),
         alignment=padded / real if (real := sum(work[node] for node in factors)) else 1.0,
         arithmetic_on_shapes=len(graph.nodes) - len(reals),
+        float_on=spec.float_on.value,
+        cycles=spent,
+        seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
         notes=graph.notes,
     )
 
@@ -160,7 +174,7 @@ def _verdict(
     topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
 ) -> Verdict:
     """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
-    if not topology.kernels:
+    if not topology.kernels or (refused and spec.float_on is FloatOn.NONE):
         return Verdict.CANNOT_RUN
     if spec.accumulator.overflow is Overflow.NEVER and any(a.overflows for a in sums):
         return Verdict.CANNOT_RUN

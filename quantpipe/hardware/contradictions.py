@@ -5,13 +5,20 @@ from __future__ import annotations
 from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES
-from quantpipe.types import BiasScale, Granularity, HardwareSpec, Isa, RequantizeKind, Scales, Unify
+from quantpipe.types import BiasScale, Granularity, HardwareSpec, Isa, PadValue, RequantizeKind, Scales, Unify
 
 
 def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
     """Raises HardwareError naming one field, and what it must be beside the others."""
     _requantization(spec, reader)
     _storage(spec, reader)
+    _signs(spec, reader)
+    if spec.pad.value is PadValue.ZERO and spec.pad.max != 0 and not spec.activations.symmetric:
+        raise reader.error(
+            "pad.value",
+            "is zero, which is not the real zero where activations.symmetric is false; legal are zero_point, or zero "
+            "with pad.max: 0 for a device that does not pad",
+        )
     if "float32" not in spec.cost.macs_per_cycle:
         raise reader.error("cost.macs_per_cycle", "needs a float32 entry for what stays in float")
     for chain in spec.fuse:
@@ -37,6 +44,26 @@ def _requantization(spec: HardwareSpec, reader: Reader) -> None:
         raise reader.error(
             "bias.scale", "must be product where scales is any: only a power of two can be shifted to it"
         )
+
+
+def _signs(spec: HardwareSpec, reader: Reader) -> None:
+    """`activations.signed` beside the types that the ops store."""
+    signed = spec.activations.signed
+    if signed is None:
+        return
+    if not signed and spec.activations.symmetric:
+        raise reader.error("activations.signed", "must be true where activations.symmetric is true: z is 0")
+    for op, signatures in spec.ops.items():
+        weight = OP_RULES[op].weight if op in OP_RULES else None
+        for signature in signatures:
+            types = [d for port, d in enumerate(signature.inputs) if port != weight] + list(signature.outputs)
+            other = [d for d in types if not spec.is_wide(d) and d.signed is not signed]
+            if other:
+                legal = "signed" if signed else "unsigned"
+                raise reader.error(
+                    f"ops.{op}",
+                    f"stores {other[0]}, but activations.signed is {str(signed).lower()}; legal are {legal} types",
+                )
 
 
 def _storage(spec: HardwareSpec, reader: Reader) -> None:

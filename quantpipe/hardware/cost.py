@@ -38,11 +38,14 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Device cycles per sample: MACs over the rate of the operands' width, plus weight bytes over the bandwidth.
+    """Device cycles per sample: MACs over the rate of the operands' width, plus weight bytes over the bandwidth, plus
+    `launch_cycles` for every kernel and every float node that computes real numbers (swallowed clamps start nothing).
 
     Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one.
     """
-    total = 0.0
+    total = spec.cost.launch_cycles * sum(
+        n.name not in topology.swallowed and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
+    )
     for node in graph.nodes:
         work = macs(node, graph)
         if not work:

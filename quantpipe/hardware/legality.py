@@ -49,11 +49,19 @@ def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule)
                     f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
                 )
                 continue
-        why = refusal(signature, node, graph, rule)
+        why = refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
         if why is None:
             return signature, ""
         reason = why
     return None, reason
+
+
+def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str | None:
+    """Why the device cannot pad a node's input, or None."""
+    pad = rule.facts(node, graph).get("pad_max", 0)
+    if spec.pad.max is None or int(pad) <= spec.pad.max:
+        return None
+    return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
 
 
 def has_float(spec: HardwareSpec, op: str) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.reader import Data, Reader, listed
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     Accumulator,
     ActivationLimits,
@@ -15,37 +17,41 @@ from quantpipe.types import (
     Cost,
     DType,
     FixedRounding,
+    FloatOn,
     Granularity,
     HardwareSpec,
     Isa,
     Narrowing,
     Overflow,
+    Padding,
+    PadValue,
     RequantizeKind,
     RequantizeSpec,
     Rounding,
     Scales,
+    Skip,
     Unify,
     WeightLimits,
 )
 
-FIELDS = (
-    "name",
-    "description",
-    "source",
-    "preferred_schema",
-    "realize",
-    "ops",
-    "weights",
-    "activations",
-    "scales",
-    "unify",
-    "bias",
-    "requantize",
-    "accumulator",
-    "fuse",
-    "cost",
-)
-OPTIONAL = ("add_inputs", "isa", "narrowing")
+FIELDS: Mapping[str, str] = {
+    "name": "text",
+    "description": "text",
+    "source": "text that says where the facts come from",
+    "preferred_schema": "the name of a schema, such as symmetric or asymmetric",
+    "ops": "{Conv: [{in: [int8, int8], out: [int8]}], …}",
+    "weights": "{symmetric, granularity, bits, narrow, reduce_range}",
+    "activations": "{symmetric, signed, granularity, bits, narrow}",
+    "scales": ", ".join(Scales),
+    "unify": ", ".join(Unify),
+    "bias": "int8, int16, int32, or {dtype, scale}",
+    "requantize": "{kind, rounding, max_shift}",
+    "accumulator": "{dtype, overflow}",
+    "fuse": "a list of chains of ops, such as [[Conv, Relu]]; [] for none",
+    "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",
+}
+"""Fields that every file has, and what is legal there."""
+OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on")
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
@@ -65,17 +71,16 @@ def load_hardware(data: Data) -> HardwareSpec:
     reader.keys(data, (*FIELDS, *OPTIONAL), "")
     for key in FIELDS:
         if key not in data:
-            raise reader.error(key, "is missing")
+            raise reader.error(key, f"is missing; legal is {FIELDS[key]}")
     if not str(data["source"]).strip():
         raise reader.error("source", "is empty; say where the facts come from")
-    cost = reader.part(data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block"))
     bias, bias_scale = _bias(reader, data["bias"])
     spec = HardwareSpec(
         name=name,
         description=str(data["description"]),
         source=str(data["source"]),
         preferred_schema=str(data["preferred_schema"]),
-        realize=str(data["realize"]),
+        realize=str(data.get("realize") or ""),
         ops={str(op): reader.signatures(str(op), rows) for op, rows in reader.mapping(data["ops"], "ops").items()},
         weights=_weights(reader, data),
         activations=_activations(reader, data),
@@ -86,17 +91,72 @@ def load_hardware(data: Data) -> HardwareSpec:
         requantize=_requantize(reader, data),
         accumulator=_accumulator(reader, data),
         fuse=reader.chains(data["fuse"]),
-        cost=Cost(
-            reader.rates(cost.get("macs_per_cycle", {})),
-            reader.number(cost.get("bytes_per_cycle", 1.0), "cost.bytes_per_cycle"),
-            int(reader.number(cost.get("channel_block", 1), "cost.channel_block", least=1)),
-        ),
+        cost=_cost(reader, data),
         add_inputs=_optional(reader, AddInputs, data, "add_inputs"),
         isa=_optional(reader, Isa, data, "isa") or Isa.VNNI,
         narrowing=_optional(reader, Narrowing, data, "narrowing") or Narrowing.SATURATE,
+        pad=_pad(reader, data),
+        skip=_skip(reader, data),
+        float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
     )
     refuse_contradictions(spec, reader)
-    return spec
+    return spec if spec.realize else replace(spec, realize=_form_for(spec))
+
+
+def _form_for(spec: HardwareSpec) -> str:
+    """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
+    how = spec.requantize
+    kernels = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
+    exact = spec.accumulator.dtype.bits >= 32 and spec.isa is Isa.VNNI
+    integer = [s for rows in spec.ops.values() for s in rows if s.is_integer]
+    narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
+        all(spec.is_wide(d) for d in s.outputs) for s in integer
+    )
+    sums = [op for op, rule in OP_RULES.items() if rule.family is Family.SUM]
+    hands_on = any(spec.hands_on(op, s) for op in spec.ops for s in sums)
+    return "qdq" if kernels and exact and narrow and not hands_on else "integer"
+
+
+def _cost(reader: Reader, data: Data) -> Cost:
+    """`align.channels` is another name of `cost.channel_block`."""
+    part = reader.part(
+        data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles")
+    )
+    block = part.get("channel_block")
+    align = data.get("align")
+    if align is not None:
+        given = reader.section(data, "align", ("channels",), "channels").get("channels")
+        if block is not None and block != given:
+            raise reader.error(
+                "align.channels", f"is {given!r}, and cost.channel_block is {block!r}; legal is one of them"
+            )
+        block = given
+    label = "align.channels" if align is not None else "cost.channel_block"
+    return Cost(
+        reader.rates(part.get("macs_per_cycle", {})),
+        reader.number(part.get("bytes_per_cycle", 1.0), "cost.bytes_per_cycle"),
+        reader.whole(1 if block is None and align is None else block, label, 1),
+        reader.optional_number(part, "cost", "clock_hz", 1.0, None),
+        reader.optional_number(part, "cost", "launch_cycles", 0.0, 0.0) or 0.0,
+    )
+
+
+def _pad(reader: Reader, data: Data) -> Padding:
+    part = reader.section(data, "pad", ("value", "max"), "value") if data.get("pad") is not None else {}
+    most = part.get("max")
+    return Padding(
+        reader.choice(PadValue, part.get("value") or PadValue.ZERO_POINT, "pad.value"),
+        None if most is None else reader.whole(most, "pad.max", 0),
+    )
+
+
+def _skip(reader: Reader, data: Data) -> Skip:
+    part = reader.section(data, "skip", ("first", "last", "ops")) if data.get("skip") is not None else {}
+    return Skip(
+        reader.flag(part, "skip", "first", default=False),
+        reader.flag(part, "skip", "last", default=False),
+        reader.op_names(part.get("ops"), "skip.ops"),
+    )
 
 
 def _optional(reader: Reader, kind: Any, data: Data, field: str) -> Any:
@@ -125,16 +185,22 @@ def _weights(reader: Reader, data: Data) -> WeightLimits:
 
 
 def _activations(reader: Reader, data: Data) -> ActivationLimits:
-    part = reader.part(data, "activations", ("symmetric", "bits", "narrow"))
+    part = reader.part(data, "activations", ("symmetric", "signed", "granularity", "bits", "narrow"))
+    for granularity in listed(part.get("granularity") or Granularity.PER_TENSOR):
+        if reader.choice(Granularity, granularity, "activations.granularity") is not Granularity.PER_TENSOR:
+            raise reader.error(
+                "activations.granularity", f"is {granularity!r}; activations are per tensor: legal is per_tensor"
+            )
     return ActivationLimits(
         reader.flag(part, "activations", "symmetric"),
         reader.bits(part, "activations"),
         reader.flag(part, "activations", "narrow"),
+        None if part.get("signed") is None else reader.flag(part, "activations", "signed"),
     )
 
 
 def _requantize(reader: Reader, data: Data) -> RequantizeSpec:
-    part = reader.part(data, "requantize", ("kind", "rounding", "max_shift"))
+    part = reader.section(data, "requantize", ("kind", "rounding", "max_shift"), "kind")
     kind = reader.choice(RequantizeKind, part.get("kind"), "requantize.kind")
     legal = ROUNDINGS[kind]
     rounding = part.get("rounding")
@@ -146,10 +212,10 @@ def _requantize(reader: Reader, data: Data) -> RequantizeSpec:
 
 
 def _accumulator(reader: Reader, data: Data) -> Accumulator:
-    part = reader.part(data, "accumulator", ("dtype", "overflow"))
+    part = reader.section(data, "accumulator", ("dtype", "overflow"), "dtype")
     return Accumulator(
         reader.one_of(ACCUMULATORS, part.get("dtype"), "accumulator.dtype"),
-        reader.choice(Overflow, part.get("overflow"), "accumulator.overflow"),
+        reader.choice(Overflow, part.get("overflow", Overflow.WRAP), "accumulator.overflow"),
     )
 
 

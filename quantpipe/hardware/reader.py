@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS
-from quantpipe.oprules import OP_RULES
+from quantpipe.oprules import FLOAT_OPS, OP_RULES
 from quantpipe.types import DType, OpSignature
 
 E = TypeVar("E", bound=StrEnum)
@@ -102,12 +102,53 @@ class Reader:
             raise self.error(f"{field}.bits", f"is {value!r}; legal are 2 to 16")
         return value
 
+    def section(self, data: Data, field: str, legal: Sequence[str], short: str | None = None) -> Data:
+        """A part that may also be written as the value of its field `short` alone (`accumulator: int32`)."""
+        value = data[field]
+        if short is not None and isinstance(value, str | int) and not isinstance(value, bool):
+            return {short: value}
+        return self.part(data, field, legal)
+
+    def whole(self, value: object, field: str, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(
+                field,
+                f"is {value!r}; it needs positive numbers from 1"
+                if least == 1
+                else f"is {value!r}; legal are whole numbers from {least}",
+            )
+        return value
+
+    def optional_number(self, part: Data, field: str, key: str, least: float, default: float | None) -> float | None:
+        """A number from `least` on, or the default where the field is absent or null."""
+        value = part.get(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+            raise self.error(f"{field}.{key}", f"is {value!r}; legal are numbers from {least:g}")
+        return float(value)
+
+    def op_names(self, value: object, field: str) -> tuple[str, ...]:
+        """Names of ops, known ones."""
+        names = tuple(str(op) for op in listed(value or ()))
+        for op in names:
+            if op not in OP_RULES and op not in FLOAT_OPS:
+                raise self.error(field, f"names the unknown op {op!r}{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
+        return names
+
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
-        if op not in OP_RULES:
-            raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, OP_RULES)}")
+        if op not in OP_RULES and op not in FLOAT_OPS:
+            raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
+        if isinstance(rows, Mapping):
+            rows = [rows]
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
             raise self.error(f"ops.{op}", "must be a list of {in: [...], out: [...], when: {...}}")
-        return tuple(self._signature(op, row) for row in rows)
+        found = tuple(self._signature(op, row) for row in rows)
+        if op not in OP_RULES and any(s.is_integer for s in found):
+            raise self.error(
+                f"ops.{op}", f"runs in float only ({FLOAT_OPS[op]}); legal is {{in: float32, out: float32}}"
+            )
+        return found
 
     def _signature(self, op: str, row: object) -> OpSignature:
         if not isinstance(row, Mapping) or "in" not in row or "out" not in row:

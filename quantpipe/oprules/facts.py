@@ -35,7 +35,25 @@ def conv_facts(node: Node, graph: Graph) -> Facts:
     group = int(node.attr("group", 1))
     channels = graph.shapes[node.inputs[0]][1]
     kind = "1" if group == 1 else "depthwise" if group == channels else "grouped"
-    return {"group": kind, "pad_max": max(node.attr("pads", [0]), default=0)}
+    return {"group": kind, "pad_max": widest_pad(node, graph)}
+
+
+def widest_pad(node: Node, graph: Graph) -> int:
+    """The most elements that are added at one side of a map, also where `auto_pad` says how many."""
+    if node.attr("auto_pad", "NOTSET") not in ("SAME_UPPER", "SAME_LOWER"):
+        return int(max(node.attr("pads", [0]), default=0))
+    size, out = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
+    kernel = node.attr("kernel_shape") or graph.shapes[node.inputs[1]][2:]
+    steps, holes = node.attr("strides", [1] * len(size)), node.attr("dilations", [1] * len(size))
+    whole = [(o - 1) * s + (k - 1) * d + 1 - n for n, o, k, s, d in zip(size, out, kernel, steps, holes, strict=True)]
+    return int(max([0, *whole]) + 1) // 2
+
+
+def pad_facts(node: Node, graph: Graph) -> Facts:
+    given = _input(node, 1)
+    if given and not graph.is_constant(given):
+        return {}
+    return {"pad_max": int(np.max(graph.constant(given) if given else node.attr("pads", [0]), initial=0))}
 
 
 def gemm_refuses(node: Node, graph: Graph) -> str | None:
@@ -109,7 +127,7 @@ def global_facts(node: Node, graph: Graph) -> Facts:
 
 
 def pool_facts(node: Node, graph: Graph) -> Facts:
-    return {"window": pool_count(node, graph), "pad_max": max(node.attr("pads", [0]), default=0)}
+    return {"window": pool_count(node, graph), "pad_max": widest_pad(node, graph)}
 
 
 def max_pool_refuses(node: Node, graph: Graph) -> str | None:

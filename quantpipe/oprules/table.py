@@ -72,7 +72,7 @@ OP_RULES: Mapping[str, OpRule] = {
     "Identity": _MOVE,
     "DepthToSpace": _MOVE,
     "SpaceToDepth": _MOVE,
-    "Pad": OpRule(Family.MOVE, refuse=f.pad_refuses),
+    "Pad": OpRule(Family.MOVE, refuse=f.pad_refuses, facts=f.pad_facts),
     "Resize": OpRule(Family.MOVE, refuse=f.resize_refuses),
     "Expand": _MOVE,
     "Tile": _MOVE,

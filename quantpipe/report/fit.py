@@ -25,7 +25,7 @@ _VERDICTS = {
 def fit_tables(fit: Mapping[str, Any]) -> Group:
     """`fit` is `Fit.as_dict()`."""
     parts: list[Any] = [_summary(fit)]
-    parts += [_refused(fit["refused"])] if fit["refused"] else []
+    parts += [_refused(fit["refused"], fit["float_on"])] if fit["refused"] else []
     parts += [_islands(fit["islands"])] if fit["islands"] else []
     overflowing = [a for a in fit["accumulators"] if a["worst"] > a["limit"]]
     parts += [_accumulators(overflowing)] if overflowing else []
@@ -48,15 +48,18 @@ def _summary(fit: Mapping[str, Any]) -> Table:
         ("conversions between nodes", text.number(fit["conversions_inside"])),
         ("accumulators that could overflow", text.number(sum(a["worst"] > a["limit"] for a in fit["accumulators"]))),
         ("work added by channel alignment", text.percent(fit["alignment"] - 1)),
+        ("device cycles per sample, at the most bits", text.count(fit["cycles"])),
+        *([("seconds per sample at the device's clock", text.number(fit["seconds"]))] if fit["seconds"] else []),
     )
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _refused(refused: Sequence[Mapping[str, Any]]) -> Table:
+def _refused(refused: Sequence[Mapping[str, Any]], where: str) -> Table:
     rows = [(r["node"], r["op"], r["reason"], text.count(r["macs"])) for r in refused]
-    return _table("stays in float", ("node", "op", "why", "MACs"), rows)
+    title = "stays in float, and nothing runs it" if where == "none" else f"stays in float, on the {where}"
+    return _table(title, ("node", "op", "why", "MACs"), rows)
 
 
 def _islands(islands: Sequence[Mapping[str, Any]]) -> Table:

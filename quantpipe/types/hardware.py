@@ -82,6 +82,22 @@ class Narrowing(StrEnum):
     WRAP = "wrap"
 
 
+class PadValue(StrEnum):
+    """What the device writes around a padded map: the integer 0, or its input's zero point (the real zero)."""
+
+    ZERO = "zero"
+    ZERO_POINT = "zero_point"
+
+
+class FloatOn(StrEnum):
+    """Where nodes that stay in float run; `none`: nowhere, so that a model must be all integers."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    DEVICE = "device"
+    NONE = "none"
+
+
 class Overflow(StrEnum):
     """What an accumulator does with sums that it cannot hold; `never`: plans that could reach it are refused."""
 
@@ -126,6 +142,25 @@ class ActivationLimits:
     symmetric: bool = True
     bits: int = 8
     narrow: bool = True
+    signed: bool | None = None
+    """Whether stored activations are signed; None: as the types in `ops` say."""
+
+
+@dataclass(frozen=True)
+class Padding:
+    """`max`: the widest pad that the device makes; None: any."""
+
+    value: PadValue = PadValue.ZERO_POINT
+    max: int | None = None
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What stays in float on the device unless told otherwise: its first or last convolution or dense layer, ops."""
+
+    first: bool = False
+    last: bool = False
+    ops: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,11 +181,13 @@ class Accumulator:
 @dataclass(frozen=True)
 class Cost:
     """What running costs. `macs_per_cycle` by operand width; `channel_block`: channels are padded to multiples of
-    it."""
+    it. `launch_cycles`: what starting a node costs; `clock_hz` turns cycles into seconds (None: not known)."""
 
     macs_per_cycle: Mapping[str, float] = field(default_factory=lambda: {"int8": 1.0, "float32": 1.0})
     bytes_per_cycle: float = 1.0
     channel_block: int = 1
+    clock_hz: float | None = None
+    launch_cycles: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -177,6 +214,9 @@ class HardwareSpec:
     bias_scale: BiasScale = BiasScale.PRODUCT
     isa: Isa = Isa.VNNI
     narrowing: Narrowing = Narrowing.SATURATE
+    pad: Padding = field(default_factory=Padding)
+    skip: Skip = field(default_factory=Skip)
+    float_on: FloatOn = FloatOn.CPU
 
     def is_wide(self, dtype: DType) -> bool:
         """Whether a type is real or an accumulator, rather than a stored activation."""
