@@ -92,8 +92,10 @@ def load_as_written(
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """Read and measure a model without changing anything in it but what is `fixed` (nodes without a name get one)."""
+    """Read and measure a model with every node as it is written, but for inputs that are `fixed`: functions are written
+    out, constants have one form, nodes without a name get one."""
     raw, model_hash = _read(path, resident_mb, fixed or {})
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
     graph = view(raw, model_hash, str(path))
     return _measure(graph, example(graph))
 
@@ -105,6 +107,8 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
     model_hash = fixed_hash(file_hash(path, raw), fixed)
     load_external(raw, path, resident_mb << 20)
     fix_inputs(raw, fixed)
+    if raw.functions:
+        common_passes.InlinePass()(raw)
     _name_nodes(raw)
     return raw, model_hash
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +17,7 @@ from quantpipe.lint.forms import CAST, MULTIPLY
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import RULES, Place
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import HardwareSpec, RequantizeKind, TensorInfo
+from quantpipe.types import HardwareSpec, RequantizeKind, Scales, TensorInfo
 
 Feeds = Mapping[str, Any]
 
@@ -99,7 +99,7 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
     found: list[tuple[str, Finding]] = []
     told: set[tuple[str, str]] = set()
     for op in reading.ops:
-        if _function_in_float(op.node, spec):
+        if _function_in_float(op.node, graph, spec):
             found.append((op.node.name, _island(op.node, spec)))
             continue
         place = Place(op, graph, spec)
@@ -107,7 +107,7 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
             if (rule, where) not in told:  # a tensor with several readers is one finding
                 told.add((rule, where))
                 found.append((op.node.name, Finding(Severity.REFUSED, rule, op.node.name, where, message)))
-    found += [(f.node, f) for f in _real_nodes(reading, spec)]
+    found += [(f.node, f) for f in (*_real_nodes(reading, spec), *_at_run_time(reading, spec))]
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     findings = tuple(f for _, f in sorted(found, key=lambda pair: order[pair[0]]))
     return Findings(graph.source, spec.name, len(reading.ops), len(reading.real), findings)
@@ -121,9 +121,25 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
         if spec.requantize.kind is RequantizeKind.SHIFT and _rescales(node, reading.graph):
             text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
+        elif node in reading.weight_only:
+            text = f"its weights are integers, its data real numbers: {spec.name} computes it in float"
+            found.append(Finding(Severity.NOTE, "weight_only", node.name, node.name, text))
         elif node.name in below and node.name in above:
             found.append(_island(node, spec))
     return found
+
+
+def _at_run_time(reading: Reading, spec: HardwareSpec) -> Iterator[Finding]:
+    """Ranges that are found sample by sample: their scales are whatever real numbers come of it."""
+    why = ""
+    if spec.scales is Scales.POWER_OF_TWO:
+        why = "takes scales that are powers of two"
+    elif spec.requantize.kind is not RequantizeKind.FLOAT_MULTIPLIER:
+        why = "narrows by numbers that are computed beforehand"
+    for node in reading.dynamic:
+        text = "its range is computed from each sample at run time"
+        text += f"; {spec.name} {why}" if why else ", in float; a calibrated range costs nothing then"
+        yield Finding(Severity.REFUSED if why else Severity.NOTE, "dynamic_range", node.name, node.name, text)
 
 
 def _island(node: Node, spec: HardwareSpec) -> Finding:
@@ -133,11 +149,13 @@ def _island(node: Node, spec: HardwareSpec) -> Finding:
     return Finding(Severity.NOTE, "float_island", node.name, node.name, text)
 
 
-def _function_in_float(node: Node, spec: HardwareSpec) -> bool:
-    """A function of one value between Q and DQ is a table only for a device that declares it so."""
+def _function_in_float(node: Node, graph: Graph, spec: HardwareSpec) -> bool:
+    """A function between DQ and Q is in integers only for a device that declares it so. One that is in integers by its
+    own name is, in any case."""
     rule = rule_of(node)
-    tabled = rule is not None and rule.family is Family.LOOKUP
-    return tabled and not any(s.is_integer for s in spec.ops.get(node.op, ()))
+    function = rule is not None and rule.family in (Family.LOOKUP, Family.FIXED)
+    written = graph.by_name[node.name].op == node.op
+    return function and written and not any(s.is_integer for s in spec.ops.get(node.op, ()))
 
 
 def _rescales(node: Node, graph: Graph) -> bool:

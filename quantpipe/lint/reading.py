@@ -12,12 +12,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe import intmath
 from quantpipe.graph.view import Graph, Node
-from quantpipe.lint.forms import BYTE_OPS, CAST, CONVERSIONS, DEQUANTIZE, INTEGER_OPS, LONG, QUANTIZE, SHORT
+from quantpipe.lint.forms import (
+    BYTE_OPS,
+    CAST,
+    CONVERSIONS,
+    DEQUANTIZE,
+    DYNAMIC,
+    INTEGER_OPS,
+    LONG,
+    PACKED_WEIGHTS,
+    QUANTIZE,
+    REALS,
+    SHORT,
+    WIDE,
+)
 from quantpipe.lint.forms import Stored as Ports
-from quantpipe.oprules import Family, rule_of
-
-REAL = "float32"
+from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.types import DType
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +46,9 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedOp:
-    """One op on stored tensors. `node` has the ports of the float op, so that OP_RULES can read it. `output` is None
-    where the result leaves as real numbers or as an accumulator."""
+    """One op on stored tensors. `node` has the ports of the float op, and the constant that a weight is made from in
+    the weight's place, so that OP_RULES can read it. `output` is None where the result leaves as real numbers or as an
+    accumulator."""
 
     node: Node
     operands: tuple[Stored, ...]
@@ -45,11 +59,15 @@ class QuantizedOp:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """All ops in graph order; `real` are the nodes that compute with real numbers, conversions not among them."""
+    """All ops in graph order; `real` are the nodes that compute with real numbers, conversions and arithmetic on
+    constants not among them; `dynamic` those that find ranges at run time; `weight_only` those among `real` whose
+    weights are integers while their data are not."""
 
     graph: Graph
     ops: tuple[QuantizedOp, ...]
     real: tuple[Node, ...]
+    dynamic: tuple[Node, ...] = ()
+    weight_only: tuple[Node, ...] = ()
 
 
 def read(graph: Graph) -> Reading:
@@ -62,10 +80,13 @@ class _Reader:
         self._graph = graph
         self._grids: dict[str, Stored] = {}
         """Integer tensor -> what is known of it."""
+        self._fixed = _from_constants(graph)
 
     def read(self) -> Reading:
         ops, real, fused = [], [], set()
         for node in self._graph.nodes:
+            if node.outputs[0] in self._fixed and node.op not in CONVERSIONS:
+                continue
             if node.op in CONVERSIONS:
                 self._note_conversion(node)
                 continue
@@ -78,7 +99,9 @@ class _Reader:
                 ops.append(replace(found, output=output))
             elif self._is_real(node):
                 real.append(node)
-        return Reading(self._graph, tuple(ops), tuple(n for n in real if n.name not in fused))
+        left = tuple(n for n in real if n.name not in fused)
+        dynamic = tuple(n for n in self._graph.nodes if n.op in DYNAMIC)
+        return Reading(self._graph, tuple(ops), left, dynamic, tuple(n for n in left if self._weight_only(n)))
 
     # --- conversions ------------------------------------------------------------------------------------------------
 
@@ -103,10 +126,24 @@ class _Reader:
         )
 
     def _values(self, tensor: str) -> NDArray[Any] | None:
+        """The integers of a constant, also of one that the file quantizes itself; their order is of no interest."""
+        if tensor in self._fixed:
+            return self._quantized(self._graph.producers[tensor])
         if not self._graph.is_constant(tensor):
             return None
         values = self._graph.constant(tensor)
         return values.astype(np.int8) if self._dtype(tensor) in SHORT else values
+
+    def _quantized(self, node: Node) -> NDArray[Any]:
+        """What QuantizeLinear makes of a constant; nothing where it works in blocks, or on something computed."""
+        real, steps, offset = (self._number(node, port) for port in range(3))
+        dtype = self._dtype(node.outputs[0])
+        if node.op != QUANTIZE or real is None or steps is None or steps.ndim > 1 or dtype not in set(DType):
+            return np.zeros(0, np.int8)
+        kind, zero = DType(dtype), np.zeros(steps.shape, np.int64) if offset is None else offset.astype(np.int64)
+        axis = int(node.attr("axis", 1)) if steps.size > 1 else None
+        steps, zero = (steps, zero) if axis is not None else (steps.reshape(()), zero.reshape(()))
+        return intmath.quantize(real, steps, zero, kind.qmin, kind.qmax, kind, axis)
 
     def _packed(self, tensor: str) -> str:
         """The 4-bit constant that a tensor is cast from, or the tensor itself."""
@@ -114,21 +151,32 @@ class _Reader:
         packed = producer is not None and producer.op == CAST and self._dtype(producer.inputs[0]) in SHORT
         return producer.inputs[0] if producer is not None and packed else tensor
 
+    def _origin(self, tensor: str) -> str:
+        """The constant that a tensor is made from, where it is made from constants alone."""
+        while tensor in self._fixed:
+            tensor = self._graph.producers[tensor].inputs[0]
+        return tensor
+
     def _number(self, node: Node, port: int | None) -> NDArray[Any] | None:
         tensor = node.inputs[port] if port is not None and port < len(node.inputs) else ""
         return self._graph.constant(tensor) if tensor and self._graph.is_constant(tensor) else None
 
     def _dtype(self, tensor: str) -> str:
-        return str(self._graph.dtypes.get(tensor, REAL))
+        return str(self._graph.dtypes.get(tensor, DType.FLOAT32))
 
     def _is_real(self, node: Node) -> bool:
-        return any(self._dtype(t) == REAL for t in node.outputs if t)
+        return any(self._dtype(t) in REALS for t in node.outputs if t)
+
+    def _weight_only(self, node: Node) -> bool:
+        rule = rule_of(node)
+        if rule is None or rule.weight is None:
+            return node.op in PACKED_WEIGHTS
+        return rule.weight < len(node.inputs) and self._weight_behind(node, rule) is not None
 
     def _only_reads_integers(self, op: QuantizedOp) -> bool:
-        """Whether an op dequantizes its operands and goes on in float: only sums of products are integers then."""
-        rule = rule_of(op.node)
-        accumulates = rule is not None and rule.family is Family.ACCUMULATE
-        return self._is_real(op.node) and not accumulates
+        """Whether an op dequantizes its operands and goes on in float: only sums of products with weights are integers
+        then."""
+        return self._is_real(op.node) and op.weight is None
 
     # --- ops --------------------------------------------------------------------------------------------------------
 
@@ -146,7 +194,7 @@ class _Reader:
                 operands = (*operands, found)
             else:
                 weight = found
-            inputs.append(found.tensor)
+            inputs.append(self._origin(found.tensor))
         if form.bias is not None and form.bias < len(node.inputs) and node.inputs[form.bias]:
             tensor = node.inputs[form.bias]
             bias = Stored(tensor, self._dtype(tensor))
@@ -177,19 +225,22 @@ class _Reader:
         rule = rule_of(node)
         if rule is None:
             return None
-        operands = tuple(s for p in rule.data_ports(node) if (s := self._behind(node.inputs[p])) is not None)
+        operands = tuple(s for p in rule.data_ports(node) if (s := self._data_behind(node.inputs[p])) is not None)
         if len(operands) < len(rule.data_ports(node)):
             return None
-        weight = self._behind(node.inputs[rule.weight]) if rule.weight is not None else None
+        weight = self._weight_behind(node, rule)
         if rule.weight is not None and weight is None:
             return None
         if weight is not None and weight.values is None:
             operands, weight = (*operands, weight), None
+        if weight is not None:
+            inputs = [self._origin(t) if port == rule.weight else t for port, t in enumerate(node.inputs)]
+            node = replace(node, inputs=tuple(inputs))
         bias = None
         if rule.bias is not None and rule.bias < len(node.inputs) and node.inputs[rule.bias]:
             tensor = node.inputs[rule.bias]
             bias = self._behind(tensor) or Stored(tensor, self._dtype(tensor))
-        if rule.family in (Family.MOVE, Family.CLAMP) and self._dtype(node.outputs[0]) != REAL:
+        if rule.family in (Family.MOVE, Family.CLAMP) and self._dtype(node.outputs[0]) not in REALS:
             self._keep(replace(operands[0], tensor=node.outputs[0], values=None))
         return QuantizedOp(node, operands, weight, bias)
 
@@ -199,6 +250,21 @@ class _Reader:
             return self._grids[tensor]
         producer = self._graph.producers.get(tensor)
         return self._grids.get(producer.inputs[0]) if producer is not None and producer.op == DEQUANTIZE else None
+
+    def _data_behind(self, tensor: str) -> Stored | None:
+        """The same for an activation. A dequantized accumulator is a real number."""
+        found = self._behind(tensor)
+        accumulator = found is not None and found.tensor != tensor and found.dtype in WIDE and found.values is None
+        return None if accumulator else found
+
+    def _weight_behind(self, node: Node, rule: OpRule) -> Stored | None:
+        """The stored tensor that an op's weight is dequantized from; exporters may transpose it in between."""
+        if rule.weight is None:
+            return None
+        tensor = node.inputs[rule.weight]
+        while (found := self._behind(tensor)) is None and tensor in self._fixed:
+            tensor = self._graph.producers[tensor].inputs[0]
+        return found
 
     def _result(self, node: Node) -> tuple[set[str], Stored | None]:
         """(the clamps between an op and its QuantizeLinear, what the result is stored as)."""
@@ -214,10 +280,20 @@ class _Reader:
             if reader.op == QUANTIZE:
                 return clamps, self._keep(self._stored(reader, reader.outputs[0], 1, 2))
             rule = rule_of(reader)
-            if rule is None or rule.family is not Family.CLAMP or self._dtype(tensor) != REAL:
+            if rule is None or rule.family is not Family.CLAMP or self._dtype(tensor) not in REALS:
                 return set(), None
             clamps.add(reader.name)
             tensor = reader.outputs[0]
+
+
+def _from_constants(graph: Graph) -> frozenset[str]:
+    """Tensors that nodes make from constants alone: the runtime computes them once, when it loads the model."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        read = [t for t in (*node.inputs, *node.captured) if t]
+        if read and all(graph.is_constant(t) or t in found for t in read):
+            found.update(t for t in node.outputs if t)
+    return frozenset(found)
 
 
 def _triples(node: Node) -> tuple[Ports, ...]:

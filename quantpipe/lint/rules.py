@@ -21,6 +21,8 @@ Objection = tuple[str, str, str]
 KNOWN = frozenset(d.value for d in DType)
 BIAS_TOLERANCE = 1e-6
 """Relative: s_x·s_w formed in float32 differs from the exact product by less than 2^-23."""
+LEAST_STEP = 2.0**-149
+"""Absolute: below float32's normal numbers, which the products of dead channels reach."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +56,18 @@ def declared(place: Place) -> Iterator[Objection]:
         known = "in float only" if node.op in spec.ops else "not at all"
         yield "op", node.name, f"{spec.name} runs {node.op} {known}, here it is in integers"
         return
-    fitting = [s for s in signatures if _takes(s, place)]
-    if not fitting:
+    reasons = {n: refusal(s, node, place.graph, rule) for n, s in enumerate(signatures)}
+    fitting = [n for n, s in enumerate(signatures) if _takes(s, place)]
+    if any(reasons[n] is None for n in fitting):
+        return
+    meant = [s for n, s in enumerate(signatures) if reasons[n] is None]
+    if meant or not fitting:
         found = ", ".join(str(t.dtype) for t in (*place.op.operands, *_weight(place)))
-        legal = " or ".join(" x ".join(s.inputs) + " -> " + "|".join(s.outputs) for s in signatures)
+        legal = " or ".join(" x ".join(s.inputs) + " -> " + "|".join(s.outputs) for s in meant or signatures)
         stored = f" -> {place.op.output.dtype}" if place.op.output is not None else ""
         yield "dtype", node.name, f"{node.op} on {found}{stored}; legal is {legal}"
         return
-    reasons = [refusal(s, node, place.graph, rule) for s in fitting]
-    if all(reasons):
-        yield "attribute", node.name, f"{node.op}: {reasons[-1]}"
+    yield "attribute", node.name, f"{node.op}: {reasons[fitting[-1]]}"
 
 
 def zero_points(place: Place) -> Iterator[Objection]:
@@ -127,8 +131,11 @@ def bias(place: Place) -> Iterator[Objection]:
     if found.scale is None or data.scale is None or weight is None or weight.scale is None:
         return
     wanted = data.scale[0] * weight.scale
-    if np.any(np.abs(found.scale - wanted) > BIAS_TOLERANCE * wanted):
-        yield "bias_scale", found.tensor, f"bias scale {found.scale[0]:.9g}; legal is s_x·s_w = {wanted[0]:.9g}"
+    excess = np.abs(found.scale - wanted) - (BIAS_TOLERANCE * wanted + LEAST_STEP)
+    if np.any(excess > 0):
+        worst = int(np.argmax(excess / wanted))
+        is_, legal = np.broadcast_to(found.scale, wanted.shape)[worst], wanted[worst]
+        yield "bias_scale", found.tensor, f"bias scale {is_:.9g} of channel {worst}; legal is s_x·s_w = {legal:.9g}"
 
 
 RULES: tuple[Callable[[Place], Iterator[Objection]], ...] = (

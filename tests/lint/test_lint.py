@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,29 @@ def net() -> Net:
     return made
 
 
+def attention() -> Net:
+    """Products with weights and of two activations, a Softmax, a LayerNormalization, functions, an upsampling."""
+    made = Net()
+    x = made.input(None, 6, 8)
+    q, k, v = (
+        made.node("MatMul", x, made.floats(8, 8, scale=0.4), name=f"{part}_product")
+        for part in ("query", "key", "value")
+    )
+    q = made.node("Add", q, made.floats(8, scale=0.2), name="query")
+    k = made.node("Transpose", k, perm=[0, 2, 1])
+    shares = made.node("Softmax", made.node("MatMul", q, k, name="scores"), axis=-1, name="softmax")
+    y = made.node("Add", x, made.node("MatMul", shares, v, name="mix"), name="residual")
+    y = made.node("LayerNormalization", y, made.floats(8), made.floats(8), axis=-1, name="norm")
+    y = made.node("Sigmoid", made.node("MatMul", y, made.floats(8, 8, scale=0.4), name="dense"), name="sigmoid")
+    y = made.node("Unsqueeze", y, made.constant(np.array([1])))
+    y = made.conv(y, 1, 4, 3, 3, pads=[1, 1, 1, 1], name="map")
+    y = made.node(
+        "ConvTranspose", y, made.floats(4, 2, 2, 2, scale=0.5), strides=[2, 2], kernel_shape=[2, 2], name="up"
+    )
+    made.output(made.conv(y, 2, 2, 1, 1, name="last"))
+    return made
+
+
 def findings(model: bytes | onnx.ModelProto, spec: HardwareSpec) -> Findings:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
@@ -49,9 +73,10 @@ def forms(name: str) -> tuple[str, ...]:
     return ("qdq", "qoperator", *(("integer",) if spec.requantize.kind is RequantizeKind.FLOAT_MULTIPLIER else ()))
 
 
+@pytest.mark.parametrize("written", [net, attention])
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in SHIPPED for f in forms(n)])
-def test_what_quantpipe_writes_is_what_the_hardware_takes(name: str, form: str) -> None:
-    made = line(net(), name)
+def test_what_quantpipe_writes_is_what_the_hardware_takes(name: str, form: str, written: Callable[[], Net]) -> None:
+    made = line(written(), name)
     realized = made.realize(made.plan(), form)
     found = findings(model_bytes(realized.model), made.spec)
     assert found.quantized_ops
