@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
@@ -23,8 +23,9 @@ from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS, Overrides, Planner
 from quantpipe.recover.forward import Forward
-from quantpipe.recover.layer import LayerOptions, Solved, solve
+from quantpipe.recover.layer import LayerOptions, solve
 from quantpipe.recover.moments import MomentCollector, Moments
+from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.segments import Segment, segments
 from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
@@ -53,13 +54,17 @@ def recover(
     memory_mb: int,
     seed: int,
     progress: Progress = lambda done, total, note: None,
+    kept: Kept = NothingKept(),  # noqa: B008  (without state)
 ) -> Recovery:
-    """Recover every layer with integer weights, in graph order. `rows`: sampled rows per layer for its moments."""
+    """Recover every layer with integer weights, in graph order. `rows`: sampled rows per layer for its moments. Layers
+    that an interrupted walk left in `kept` are not solved again."""
     parts = segments(graph, topology)
     # A layer's data can be made anew inside its own segment (an accumulator that is also read narrowed).
     last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
     with _one_thread_each() as pool, Forward(graph, topology, samples, memory_mb) as forward:
-        walk = _Walk(graph, topology, schema, strategy, planner, options, rows, seed, forward, pool)
+        plan = planner.plan(strategy)
+        chain = Chain(plan, options, rows, seed, samples.digest, forward.sizes)
+        walk = _Walk(graph, topology, schema, plan, options, rows, seed, forward, pool, chain, kept)
         for number, part in enumerate(parts):
             progress(number, len(parts), part.nodes[-1])
             for kernel in part.kernels:
@@ -88,18 +93,18 @@ class _Walk:
         graph: Graph,
         topology: Topology,
         schema: Schema,
-        strategy: Strategy,
-        planner: Planner,
+        plan: QuantPlan,
         options: LayerOptions,
         rows: int,
         seed: int,
         forward: Forward,
         pool: ThreadPoolExecutor,
+        chain: Chain,
+        kept: Kept,
     ) -> None:
-        self._graph, self._topology, self._schema, self._strategy = graph, topology, schema, strategy
+        self._graph, self._topology, self._schema, self._plan = graph, topology, schema, plan
         self._options, self._rows, self._seed = options, rows, seed
-        self._forward, self._pool = forward, pool
-        self._plan: QuantPlan = planner.plan(strategy)
+        self._forward, self._pool, self._chain, self._kept = forward, pool, chain, kept
         self.overrides = Overrides({}, {})
         self.layers: list[Mapping[str, Any]] = []
 
@@ -110,28 +115,51 @@ class _Walk:
         tensor = kernel.weight or ""
         if rule is None or rule.matrix is None or tensor in self.overrides.weights:
             return  # a weight with several users keeps what its first user was given
-        form = rule.matrix
-        site = self._topology.weight_of[tensor]
-        before = self._plan.weights[tensor]
-        weight = self._graph.constant(tensor)
+        before, weight = self._plan.weights[tensor], self._graph.constant(tensor)
+        bias = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1) if kernel.bias is not None else None
+        key = self._chain.key(kernel.node, weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
+        found = self._kept.read(key)
+        if found is None:
+            found = self._solved(kernel, node, rule.matrix, before, weight, bias)
+            self._kept.write(key, found)
+        self._chain.solved(found)
+        self._keep(kernel, before, found)
+
+    def _solved(
+        self,
+        kernel: Kernel,
+        node: Node,
+        form: MatrixForm,
+        before: WeightTensor,
+        weight: Array,
+        bias: NDArray[np.float64] | None,
+    ) -> Mapping[str, Array]:
+        """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
+        site = self._topology.weight_of[before.tensor]
         matrix = form.matrix(node, weight.astype(np.float64))
-        start = np.broadcast_to(before.scale.reshape(-1), (matrix.shape[0] * matrix.shape[1],))
-        bits = before.bits
-        zero = np.broadcast_to(before.zero_point.reshape(-1), start.shape).reshape(matrix.shape[:2])
-        _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], bits, site.dtype, self._schema.weights)
+        shape = matrix.shape[:2]
+        start = np.broadcast_to(before.scale.reshape(-1), (shape[0] * shape[1],)).reshape(shape)
+        zero = np.broadcast_to(before.zero_point.reshape(-1), (shape[0] * shape[1],)).reshape(shape)
+        _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], before.bits, site.dtype, self._schema.weights)
         solved = solve(
             matrix,
             self._moments(kernel, node, form, matrix.shape[0], matrix.shape[2]),
-            start.reshape(matrix.shape[:2]),
-            self._floor(kernel, site.axis is not None).reshape(matrix.shape[:2]),
-            bits,
+            start,
+            self._floor(kernel, site.axis is not None).reshape(shape),
+            before.bits,
             (qmin - zero, qmax - zero),
             self._schema.weights,
             site.axis is not None,
             self._options,
         )
-        integers = solved.integers + zero[..., np.newaxis]
-        self._keep(kernel, before, form.weight(node, integers, weight.shape), solved)
+        values = form.weight(node, solved.integers + zero[..., np.newaxis], weight.shape).astype(before.values.dtype)
+        scale = solved.scale.reshape(-1) if site.axis is not None else solved.scale.reshape(-1)[0]
+        found = {
+            "values": values,
+            "scale": np.asarray(scale, np.float32),
+            "errors": np.array([solved.error_before, solved.error_after]),
+        }
+        return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
     def _moments(self, kernel: Kernel, node: Node, form: MatrixForm, groups: int, width: int) -> Moments:
         """Of rows sampled from every batch, each from its own random numbers."""
@@ -159,29 +187,13 @@ class _Walk:
         floor = bias / (steps * float(self._plan.quantizers[kernel.operands[0].tensor].scale))
         return floor if per_channel else np.full(channels, floor.max())
 
-    def _keep(self, kernel: Kernel, before: WeightTensor, values: Array, solved: Solved) -> None:
-        per_channel = before.axis is not None
-        scale = solved.scale.reshape(-1) if per_channel else solved.scale.reshape(-1)[0]
-        found = WeightTensor(
-            before.tensor,
-            values.astype(before.values.dtype),
-            np.asarray(scale, np.float32),
-            before.axis,
-            before.dtype,
-            before.bits,
-            before.zero_point,
-        )
-        self.overrides.weights[before.tensor] = found
-        if kernel.bias is not None:
-            bias = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
-            self.overrides.biases[kernel.node] = bias + solved.bias_shift.reshape(-1)
+    def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
+        self.overrides.weights[before.tensor] = replace(before, values=found["values"], scale=found["scale"])
+        if "bias" in found:
+            self.overrides.biases[kernel.node] = found["bias"]
+        nearest, recovered = (float(e) for e in found["errors"])
         self.layers.append(
-            {
-                "node": kernel.node,
-                "bits": before.bits,
-                "error_nearest": solved.error_before,
-                "error_recovered": solved.error_after,
-            }
+            {"node": kernel.node, "bits": before.bits, "error_nearest": nearest, "error_recovered": recovered}
         )
 
 
