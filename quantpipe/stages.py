@@ -30,7 +30,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import Overrides, Planner
 from quantpipe.realize import BACKENDS
-from quantpipe.recover import Climbed, LayerOptions, RecoverOptions, Recovery, climb
+from quantpipe.recover import Climbed, Kept, LayerOptions, NothingKept, RecoverOptions, Recovery, climb
 from quantpipe.recover import recover as walk_layers
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
@@ -267,14 +267,18 @@ def recover(
     seed: int,
     progress: Progress,
     output: str | None = None,
+    kept: Kept = NothingKept(),  # noqa: B008  (without state)
 ) -> Climbed:
-    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL of an output on others."""
+    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL of an output on others.
+
+    Layers that an interrupted recovery left in `kept` are taken from there.
+    """
     planner, simulator = Planner(graph, topology, spec, schema), Simulator(graph, topology)
     reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size, output)
 
     def walk(layer: LayerOptions) -> Recovery:
         return walk_layers(
-            graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress
+            graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress, kept
         )
 
     def outputs(overrides: Overrides) -> Outputs:

@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ class Session:
             options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
-        with tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True) as spool:
-            data, off = _prepare(model, options, Path(spool))
+        with ExitStack() as files:
+            data, off = _prepare(model, options, files)
             try:
                 self._session = ort.InferenceSession(
                     data, options, providers=["CPUExecutionProvider"], disabled_optimizers=off
@@ -86,16 +87,17 @@ class Session:
         return dict(zip(names, values, strict=True))
 
 
-def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, spool: Path) -> tuple[bytes, list[str]]:
+def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack) -> tuple[bytes, list[str]]:
     """(what the runtime reads, optimizers to leave out); sets the options that a skeleton needs.
 
-    Files in `spool` may go once the session stands: it has mapped them.
+    Its own files go with `files`, once the session stands: it has mapped them.
     """
     if isinstance(model, bytes):
         return model, []
     if not is_heavy(model):
         return model_bytes(model), []
-    data, folder = skeleton(model, spool)
+    spool = files.enter_context(tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True))
+    data, folder = skeleton(model, Path(spool))
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = False

@@ -1,12 +1,13 @@
 """How an accumulating op reads its data as a matrix product: rows of inputs against a matrix of weights, per group.
 
-out[n, g, o] = Σ_k rows[n, g, k] · weight[g, o, k]. Accuracy recovery works on this form and needs nothing else of an
+out[g, o, n] = Σ_k rows[g, k, n] · weight[g, o, k]. Accuracy recovery works on this form and needs nothing else of an
 op.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,15 +16,14 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Graph, Node
 
 Array = NDArray[Any]
+Places = NDArray[np.int64]
 
 
 class MatrixForm(Protocol):
-    """One op's form. Shapes: rows `[n, G, K]`, weight matrix `[G, O, K]`."""
+    """One op's form. Shapes: rows `[G, K, n]`, weight matrix `[G, O, K]`."""
 
-    def rows(
-        self, node: Node, graph: Graph, arrays: Sequence[Array], count: int, rng: np.random.Generator
-    ) -> list[Array]:
-        """`count` sampled rows of each of several tensors that stand at the same place (float and quantized input)."""
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+        """`count` sampled rows of data of a shape (all of them where there are fewer)."""
         ...
 
     def matrix(self, node: Node, weight: Array) -> Array: ...
@@ -33,31 +33,58 @@ class MatrixForm(Protocol):
         ...
 
 
+class Rows(Protocol):
+    """Chosen places of a tensor, to be read from several that have its shape (float and quantized input)."""
+
+    def read(self, array: Array, zero: int | float = 0) -> Array:
+        """`[G, K, n]` in the array's own type; `zero` stands where a window reaches beyond the data."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """Per sample of a batch: where the taps of each chosen window lie in its flattened map, `[T, n]`; one place behind
+    the end stands for what is not there."""
+
+    groups: int
+    places: tuple[Places, ...]
+
+    def read(self, array: Array, zero: int | float = 0) -> Array:
+        channels, size = array.shape[1], int(np.prod(array.shape[2:]))
+        taps, count = len(self.places[0]), sum(p.shape[1] for p in self.places)
+        found = np.empty((channels, taps, count), array.dtype)
+        start = 0
+        for sample, places in zip(array, self.places, strict=True):
+            flat = sample.reshape(channels, size)
+            if places.max(initial=0) >= size:
+                flat = np.concatenate([flat, np.full((channels, 1), zero, array.dtype)], axis=1)
+            stop = start + places.shape[1]
+            found[:, :, start:stop] = np.take(flat, places, axis=1, mode="clip")
+            start = stop
+        return found.reshape(self.groups, -1, count)
+
+
+@dataclass(frozen=True, eq=False)
+class VectorRows:
+    """Chosen vectors along the last axis."""
+
+    picks: Places
+
+    def read(self, array: Array, zero: int | float = 0) -> Array:
+        return np.ascontiguousarray(array.reshape(-1, array.shape[-1])[self.picks].T)[np.newaxis]
+
+
 class ConvForm:
     """Convolutions of any group count: the row of an output position holds the input patch under the kernel."""
 
-    def rows(
-        self, node: Node, graph: Graph, arrays: Sequence[Array], count: int, rng: np.random.Generator
-    ) -> list[Array]:
-        kernel = graph.shapes[node.inputs[1]][2:]
-        groups = int(node.attr("group", 1))
-        rank = len(kernel)
-        strides = node.attr("strides", [1] * rank)
-        dilations = node.attr("dilations", [1] * rank)
-        size = arrays[0].shape[2:]
-        begin, out = _placement(node, size, kernel, strides, dilations)
-        total = arrays[0].shape[0] * int(np.prod(out))
-        picks = rng.choice(total, size=min(count, total), replace=False)
-        sample, *place = np.unravel_index(picks, (arrays[0].shape[0], *out))
-        taps = list(np.ndindex(*kernel))
-        found = [np.zeros((len(picks), a.shape[1], len(taps)), a.dtype) for a in arrays]
-        for number, tap in enumerate(taps):
-            at = [p * s - b + t * d for p, s, b, t, d in zip(place, strides, begin, tap, dilations, strict=True)]
-            inside = np.logical_and.reduce([(i >= 0) & (i < n) for i, n in zip(at, size, strict=True)])
-            index = tuple(i[inside] for i in at)
-            for rows, array in zip(found, arrays, strict=True):
-                rows[inside, :, number] = array[(sample[inside], slice(None), *index)]
-        return [rows.reshape(len(picks), groups, -1) for rows in found]
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+        window = _Window.of(node, graph)
+        begin, out = window.placement(node, shape[2:])
+
+        def source(p: Places, t: int, axis: int) -> tuple[Places, bool]:
+            return p * window.strides[axis] - begin[axis] + t, True
+
+        return _window_rows(window, shape[0], shape[2:], out, _some(shape[0], out, count, rng), source)
 
     def matrix(self, node: Node, weight: Array) -> Array:
         groups = int(node.attr("group", 1))
@@ -67,15 +94,38 @@ class ConvForm:
         return matrix.reshape(shape)
 
 
+class TransposedForm:
+    """Transposed convolutions: the row of an output position holds, per tap, the input that the tap carries there, or
+    zero where the stride leaves a gap."""
+
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+        window = _Window.of(node, graph)
+        begin, out = window.transposed_placement(node, shape[2:])
+
+        def source(p: Places, t: int, axis: int) -> tuple[Places, NDArray[np.bool_]]:
+            steps = p + begin[axis] - t
+            return steps // window.strides[axis], steps % window.strides[axis] == 0
+
+        return _window_rows(window, shape[0], shape[2:], out, _some(shape[0], out, count, rng), source)
+
+    def matrix(self, node: Node, weight: Array) -> Array:
+        """`[Cin, Cout/G, taps…]` -> `[G, Cout/G, Cin/G · taps]`."""
+        groups = int(node.attr("group", 1))
+        parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+        return parts.transpose(0, 2, 1, 3).reshape(groups, weight.shape[1], -1)
+
+    def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
+        groups = int(node.attr("group", 1))
+        parts = matrix.reshape(groups, shape[1], shape[0] // groups, -1)
+        return np.ascontiguousarray(parts.transpose(0, 2, 1, 3).reshape(shape))
+
+
 class DenseForm:
     """Gemm and MatMul by a constant matrix: every leading axis counts rows."""
 
-    def rows(
-        self, node: Node, graph: Graph, arrays: Sequence[Array], count: int, rng: np.random.Generator
-    ) -> list[Array]:
-        flat = [a.reshape(-1, 1, a.shape[-1]) for a in arrays]
-        picks = rng.choice(len(flat[0]), size=min(count, len(flat[0])), replace=False)
-        return [a[picks] for a in flat]
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+        total = int(np.prod(shape[:-1]))
+        return VectorRows(rng.choice(total, size=min(count, total), replace=False))
 
     def matrix(self, node: Node, weight: Array) -> Array:
         return (weight if node.attr("transB", 0) else weight.T)[np.newaxis]
@@ -84,18 +134,79 @@ class DenseForm:
         return np.ascontiguousarray(matrix[0] if node.attr("transB", 0) else matrix[0].T)
 
 
-def _placement(
-    node: Node, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Leading pads and output size per spatial axis (ONNX: pads hold all begins, then all ends)."""
-    rank = len(size)
-    span = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    auto = node.attr("auto_pad", "NOTSET")
-    if auto in ("SAME_UPPER", "SAME_LOWER"):
-        out = [-(-n // s) for n, s in zip(size, strides, strict=True)]
-        pads = [max((o - 1) * s + k - n, 0) for o, s, k, n in zip(out, strides, span, size, strict=True)]
+@dataclass(frozen=True)
+class _Window:
+    """Attributes of a convolution, per spatial axis."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(cls, node: Node, graph: Graph) -> _Window:
+        kernel = graph.shapes[node.inputs[1]][2:]
+        ones = [1] * len(kernel)
+        strides, dilations = node.attr("strides", ones), node.attr("dilations", ones)
+        return cls(kernel, tuple(strides), tuple(dilations), int(node.attr("group", 1)))
+
+    @property
+    def span(self) -> list[int]:
+        return [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+
+    def placement(self, node: Node, size: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Leading pads and output size (ONNX: pads hold all begins, then all ends)."""
+        auto, strides = node.attr("auto_pad", "NOTSET"), self.strides
+        if auto in ("SAME_UPPER", "SAME_LOWER"):
+            out = [-(-n // s) for n, s in zip(size, strides, strict=True)]
+            pads = [max((o - 1) * s + k - n, 0) for o, s, k, n in zip(out, strides, self.span, size, strict=True)]
+            return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads], out
+        begin, end = self._pads(node)
+        spans = zip(size, begin, end, self.span, strides, strict=True)
+        return begin, [(n + b + e - k) // s + 1 for n, b, e, k, s in spans]
+
+    def transposed_placement(self, node: Node, size: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Leading pads and output size of a transposed convolution, by the formulas of its ONNX specification."""
+        auto = node.attr("auto_pad", "NOTSET")
+        extra = node.attr("output_padding", [0] * len(size))
+        full = [(n - 1) * s + x + k for n, s, x, k in zip(size, self.strides, extra, self.span, strict=True)]
+        given = node.attr("output_shape", None)
+        if given is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
+            begin, end = self._pads(node)
+            return begin, [f - b - e for f, b, e in zip(full, begin, end, strict=True)]
+        out = list(given[-len(size) :]) if given else [n * s for n, s in zip(size, self.strides, strict=True)]
+        pads = [max(f - o, 0) for f, o in zip(full, out, strict=True)]
         return [p // 2 if auto == "SAME_UPPER" else p - p // 2 for p in pads], out
-    given = node.attr("pads", [0] * (2 * rank)) if auto == "NOTSET" else [0] * (2 * rank)
-    begin, end = given[:rank], given[rank:]
-    out = [(n + b + e - k) // s + 1 for n, b, e, k, s in zip(size, begin, end, span, strides, strict=True)]
-    return list(begin), out
+
+    def _pads(self, node: Node) -> tuple[list[int], list[int]]:
+        rank = len(self.kernel)
+        none = [0] * (2 * rank)
+        given = node.attr("pads", none) if node.attr("auto_pad", "NOTSET") == "NOTSET" else none
+        return list(given[:rank]), list(given[rank:])
+
+
+Source = Callable[[Places, int, int], tuple[Places, NDArray[np.bool_] | bool]]
+"""(output position, tap offset, axis) -> (input position, whether the tap meets one)."""
+
+
+def _window_rows(
+    window: _Window, samples: int, size: Sequence[int], out: Sequence[int], picks: Places, source: Source
+) -> WindowRows:
+    """`picks`: chosen places of the flattened output `[samples, *out]`."""
+    beyond = int(np.prod(size))
+    sample, *place = np.unravel_index(np.sort(picks), (samples, *out))
+    taps = np.empty((int(np.prod(window.kernel)), len(picks)), np.int64)
+    for row, tap in zip(taps, np.ndindex(*window.kernel), strict=True):
+        flat, inside = np.zeros(len(picks), np.int64), np.ones(len(picks), bool)
+        for axis, (p, t, d, n) in enumerate(zip(place, tap, window.dilations, size, strict=True)):
+            at, there = source(p, t * d, axis)
+            inside &= (at >= 0) & (at < n) & there
+            flat = flat * n + at
+        row[:] = np.where(inside, flat, beyond)
+    return WindowRows(window.groups, tuple(np.split(taps, np.searchsorted(sample, np.arange(1, samples)), axis=1)))
+
+
+def _some(samples: int, out: Sequence[int], count: int, rng: np.random.Generator) -> Places:
+    """Places of the flattened output, all different."""
+    total = samples * int(np.prod(out))
+    return rng.choice(total, size=min(count, total), replace=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
 from quantpipe.oprules.float_ops import FLOAT_OPS
-from quantpipe.oprules.matrix import ConvForm, DenseForm
+from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
 
 _MOVE = OpRule(Family.MOVE)
@@ -46,6 +46,7 @@ OP_RULES: Mapping[str, OpRule] = {
         Family.ACCUMULATE,
         weight=1,
         bias=2,
+        matrix=TransposedForm(),
         refuse=f.transpose_refuses,
         macs=f.transpose_macs,
         channel_axis=f.transpose_axis,

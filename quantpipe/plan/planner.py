@@ -17,7 +17,17 @@ from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.weights import choose_weight, ends
-from quantpipe.types import Form, HardwareSpec, Quantizer, QuantPlan, Schema, Strategy, Topology, WeightTensor
+from quantpipe.types import (
+    Form,
+    HardwareSpec,
+    Kernel,
+    Quantizer,
+    QuantPlan,
+    Schema,
+    Strategy,
+    Topology,
+    WeightTensor,
+)
 
 
 class Planner:
@@ -28,9 +38,12 @@ class Planner:
         self._weights: dict[tuple[str, int, bytes], WeightTensor] = {}
         self.functions = Functions(graph)
 
-    def plan(self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:
-        """All numbers of a strategy. Raises HardwareError when the device cannot express one of them."""
-        topology = self._topology
+    def plan(
+        self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES, kernels: tuple[Kernel, ...] | None = None
+    ) -> QuantPlan:
+        """All numbers of a strategy; of some kernels only, where these are named (with those whose accumulators they
+        read). Raises HardwareError when the device cannot express one of them."""
+        topology = self._topology if kernels is None else self._topology.restricted(kernels)
         draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions)
         _choose_quantizers(draft)
         for kernel in topology.kernels:

@@ -5,12 +5,16 @@ Layer by layer in graph order: moments of the layer's float and quantized input 
 
 from quantpipe.recover.ladder import Climbed, RecoverOptions, climb
 from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.partial import Kept, KeptLayers, NothingKept
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.walk import Recovery, recover
 
 __all__ = [
     "Climbed",
+    "Kept",
+    "KeptLayers",
     "LayerOptions",
+    "NothingKept",
     "RecoverOptions",
     "Recovery",
     "climb",

@@ -6,23 +6,26 @@ Shapes: weights `[G, O, K]`, scales `[G, O]` (equal where the tensor has one sca
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quantpipe import intmath
 from quantpipe.recover.moments import Moments
+from quantpipe.recover.rounding import ROUNDINGS, row_errors
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
 Floats = NDArray[np.float64]
-BLOCK = 64
+SHARES = np.linspace(1.0, 0.35, 28)
+"""Shares of the full range that a scale is chosen from by the diagonal of H."""
 
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian. `ridge`,
-    `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate shares of
-    the range.
+    """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian | coordinate.
+    `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate
+    shares of the range.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
     damped ten times as much: there the moments describe the samples, not the model.
@@ -35,6 +38,9 @@ class LayerOptions:
     damping: float = 0.01
     rows_per_input: float = 2.0
     scale_search: bool = True
+    around: tuple[float, ...] = (1.0,)
+    refit: bool = False
+    strong: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,42 +69,41 @@ def solve(
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
     and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
     thin = moments.rows < options.rows_per_input * weight.shape[2]
-    damping = options.damping * (10.0 if thin else 1.0)
-    target = _target(weight, moments, options.ridge) if options.propagate and not thin else weight
+    target = weight
+    if options.propagate and (not thin or options.strong):
+        target = regression(weight, moments, options.strong if thin else options.ridge)
     low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
     found = _candidates(target, moments.hessian, start, bits, (low, high), schema, per_channel, options)
-    scales = [_at_least(s, floor, schema) for s in found]
-    factor = _factor(moments.hessian, damping) if options.rounding == "hessian" else None
-    best: tuple[float, Floats, NDArray[np.float32]] | None = None
-    for scale in scales:
-        integers = _round(target, scale, (low, high), factor, moments.hessian)
-        error = quadratic(integers * scale[..., None] - target, moments.hessian)
-        if best is None or error < best[0]:
-            best = (error, integers, scale)
-    assert best is not None  # noqa: S101  (there is always at least one candidate)
-    error, integers, scale = best
-    real = integers * scale[..., None].astype(np.float64)
+    scales = np.stack([_at_least(s, floor, schema) for s in found])
+    damped = _damped(moments.hessian, options.damping * (10.0 if thin else 1.0))
+    integers, errors = ROUNDINGS[options.rounding](target, scales.astype(np.float64), (low, high), damped)
+    best = errors.argmin(axis=0) if per_channel else np.full(start.shape, errors.sum(axis=(1, 2)).argmin())
+    chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
+    scale = np.take_along_axis(scales, best[None], axis=0)[0]
+    if options.refit and schema.power_of_two is PowerOfTwo.NONE:
+        scale = _at_least(_refit(chosen, target, damped, scale, per_channel), floor, schema)
+    real = chosen * scale[..., None].astype(np.float64)
     shift = np.einsum("gok,gk->go", weight, moments.mean_float) - np.einsum("gok,gk->go", real, moments.mean_quantized)
-    nearest = _round(weight, start, (low, high), None, moments.hessian) * start[..., None]
+    plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), moments.hessian)[1]
     return Solved(
-        integers,
+        chosen,
         scale,
         shift if options.correct_bias else np.zeros_like(shift),
-        quadratic(nearest - weight, moments.hessian),
-        error,
+        float(plain.sum()),
+        quadratic(real - target, moments.hessian),
     )
 
 
 def quadratic(difference: Floats, hessian: Floats) -> float:
     """Σ d·H·d over outputs and groups: the expected squared output error of a weight difference."""
-    return float(np.einsum("gok,gok->", difference @ hessian, difference))
+    return float(row_errors(difference, hessian).sum())
 
 
-def _target(weight: Floats, moments: Moments, ridge: float) -> Floats:
+def regression(weight: Floats, moments: Moments, ridge: float) -> Floats:
     """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input."""
     amount = ridge * _mean_diagonal(moments.hessian)
     left = weight @ moments.cross + amount[:, None, None] * weight
-    right = moments.hessian + amount[:, None, None] * np.eye(weight.shape[2])
+    right = _damped(moments.hessian, ridge)
     return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
 
 
@@ -130,7 +135,7 @@ def _candidates(
     diagonal = np.maximum(np.einsum("gkk->gk", hessian), 0.0)[:, None, :]
     best = np.full(full.shape, np.inf)
     chosen = full.copy()
-    for share in np.linspace(1.0, 0.35, 28):
+    for share in SHARES:
         scale = full * share
         steps = intmath.nearest_step(target / scale[..., None], low[..., None], high[..., None])
         error = np.sum(diagonal * (steps * scale[..., None] - target) ** 2, axis=2)
@@ -138,7 +143,7 @@ def _candidates(
             error = np.full(error.shape, error.sum())
         better = error < best
         best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
-    return [chosen.astype(np.float32)]
+    return [(chosen * factor).astype(np.float32) for factor in options.around]
 
 
 def _least_scale(
@@ -152,6 +157,16 @@ def _least_scale(
     return full if per_channel else np.full(start.shape, full.max())
 
 
+def _refit(integers: Floats, target: Floats, hessian: Floats, scale: NDArray[np.float32], per_channel: bool) -> Any:
+    """The scale with the least error for these integers: s = q H wᵀ / q H qᵀ."""
+    product = integers @ hessian
+    top, bottom = (np.einsum("gok,gok->go", product, other) for other in (target, integers))
+    if not per_channel:
+        top, bottom = np.full(top.shape, top.sum()), np.full(bottom.shape, bottom.sum())
+    good = (bottom > 0) & (top > 0)
+    return np.where(good, top / np.where(good, bottom, 1.0), scale).astype(np.float32)
+
+
 def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -> NDArray[np.float32]:
     """Scales raised to the floor, to a power of two above it where the schema wants powers of two."""
     if schema.power_of_two is not PowerOfTwo.NONE:
@@ -159,48 +174,12 @@ def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -
     return np.maximum(scale, floor).astype(np.float32)
 
 
-def _factor(hessian: Floats, damping: float) -> tuple[NDArray[np.int64], Floats]:
-    """(column order by falling H_kk, upper Cholesky factor of (H + δI)^-1 in that order), per group."""
-    order = np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
-    groups = np.arange(len(hessian))[:, None, None]
-    damped = hessian + (damping * _mean_diagonal(hessian))[:, None, None] * np.eye(hessian.shape[1])
-    sorted_ = damped[groups, order[:, :, None], order[:, None, :]]
-    inverse = np.linalg.inv(sorted_)
-    upper = np.linalg.cholesky((inverse + inverse.transpose(0, 2, 1)) / 2).transpose(0, 2, 1)
-    return order, np.ascontiguousarray(upper)
-
-
-def _round(
-    target: Floats,
-    scale: NDArray[np.float32],
-    bounds: tuple[Floats, Floats],
-    factor: tuple[NDArray[np.int64], Floats] | None,
-    hessian: Floats,
-) -> Floats:
-    """Integers of a target: to the nearest, or column by column, each column's error spread over those still to come
-    (optimal brain quantization in the order and block form of GPTQ, Frantar et al. 2022)."""
-    low, high = bounds
-    wide = scale.astype(np.float64)
-    if factor is None:
-        return intmath.nearest_step(target / wide[..., None], low[..., None], high[..., None])
-    order, upper = factor
-    groups = np.arange(len(target))[:, None]
-    work = np.ascontiguousarray(target.transpose(2, 0, 1)[order.T, groups.T, :])  # [K, G, O], columns in order
-    found = np.empty_like(work)
-    width = len(work)
-    for first in range(0, width, BLOCK):
-        last = min(first + BLOCK, width)
-        errors = np.empty((last - first, *work.shape[1:]))
-        for k in range(first, last):
-            found[k] = intmath.nearest_step(work[k] / wide, low, high)
-            error = (work[k] - found[k] * wide) / upper[:, k, k, None]
-            work[k + 1 : last] -= upper[:, k, k + 1 : last].T[:, :, None] * error
-            errors[k - first] = error
-        if last < width:
-            work[last:] -= np.einsum("gbr,bgo->rgo", upper[:, first:last, last:], errors, optimize=True)
-    result = np.empty_like(target)
-    result.transpose(2, 0, 1)[order.T, groups.T, :] = found
-    return result
+def _damped(hessian: Floats, share: float) -> Floats:
+    """H + share · h̄ · I."""
+    found = hessian.copy()
+    width = hessian.shape[1]
+    found[:, np.arange(width), np.arange(width)] += (share * _mean_diagonal(hessian))[:, None]
+    return found
 
 
 def _mean_diagonal(hessian: Floats) -> Floats:

@@ -30,6 +30,12 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the files and forget everything."""
+        self._memory.clear()
+        self._files.clear()
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:

@@ -155,7 +155,7 @@ def render(
     """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:
-        if value.name in graph.input_names:
+        if value.name in graph.input_names and value.name not in stored:
             context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
     entering = [i for i in graph.inputs if i.name in stored]
     ports = [context.builder.input(f"{i.name}_stored", i.dtype, i.shape) for i in entering]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from quantpipe import stages
 from quantpipe.plan import NO_OVERRIDES
+from quantpipe.recover import KeptLayers
 from quantpipe.runner.job import Found, Job
 
 
@@ -20,6 +21,7 @@ def recover(job: Job, found: Found) -> Found:
         job.console.stage("recover", "from an earlier run in this folder")
         return replace(found, overrides=stored[0], recovery=stored[1])
     job.console.stage("recover", ", ".join(options.steps))
+    kept = KeptLayers(job.files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
     climbed = stages.recover(
         job.graph,
         job.topology,
@@ -33,6 +35,8 @@ def recover(job: Job, found: Found) -> Found:
         settings.seed,
         job.console.progress("recover"),
         job.inputs.output,
+        kept,
     )
     recovery = job.files.write_recovered(climbed, origin)
+    kept.clear()
     return replace(found, overrides=climbed.overrides, recovery=recovery)

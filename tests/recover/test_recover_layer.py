@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.recover.layer import LayerOptions, Solved, _target, quadratic, solve
+from quantpipe.recover.layer import LayerOptions, Solved, quadratic, regression, solve
 from quantpipe.recover.moments import Moments
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
@@ -147,12 +147,12 @@ def test_the_target_is_ridge_regression() -> None:
     left = np.vstack([b, np.sqrt(amount) * np.eye(width)])
     right = np.vstack([a @ weight[0].T, np.sqrt(amount) * weight[0].T])
     expected = np.linalg.lstsq(left, right, rcond=None)[0].T
-    np.testing.assert_allclose(_target(weight, found, ridge)[0], expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(regression(weight, found, ridge)[0], expected, rtol=1e-8, atol=1e-10)
 
 
 def test_without_input_error_the_target_is_the_weight() -> None:
     found, weight = moments(2, 7, 0, noise=0.0), weights(2, 3, 7, 0)
-    np.testing.assert_allclose(_target(weight, found, 0.05), weight, atol=1e-10)
+    np.testing.assert_allclose(regression(weight, found, 0.05), weight, atol=1e-10)
 
 
 def test_the_bias_takes_the_mean_error_away() -> None:
@@ -222,7 +222,7 @@ def test_weights_of_zero_stay_zero() -> None:
         assert not result.integers[0, 1].any() and np.isfinite(result.scale).all()
 
 
-def test_few_rows_keep_the_float_weights_as_target() -> None:
+def test_few_rows_keep_the_float_weights_asregression() -> None:
     found, weight = moments(1, 12, 2, noise=1.0), weights(1, 3, 12, 2)
     thin = Moments(found.hessian, found.cross, found.mean_float, found.mean_quantized, 23)
     np.testing.assert_array_equal(

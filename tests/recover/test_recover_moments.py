@@ -11,7 +11,7 @@ from quantpipe.recover.moments import MomentCollector, Moments
 def collected(x: np.ndarray, quantized: np.ndarray, cuts: list[int]) -> Moments:
     collector = MomentCollector(x.shape[1], x.shape[2])
     for a, b in zip(np.split(x, cuts), np.split(quantized, cuts), strict=True):
-        collector.add(a, b)
+        collector.add(np.moveaxis(a, 0, 2), np.moveaxis(b, 0, 2))
     return collector.finish()
 
 

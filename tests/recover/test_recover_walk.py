@@ -13,7 +13,6 @@ from quantpipe.data.digits import digits_arrays
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.metrics import kl_divergence
 from quantpipe.graph.normalize import load_graph
-from quantpipe.oprules import rule_of
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
 from tests.ops.cases import CASES
@@ -87,10 +86,7 @@ def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
     bits = 5
     found = walk(made, bits=bits)
     plan = made.planner.plan(made.strategy(bits), found.overrides)
-    rules = {k.node: rule_of(graph.by_name[k.node]) for k in made.topology.kernels}
-    as_matrix = {n for n, rule in rules.items() if rule is not None and rule.matrix is not None}  # transposed: not so
-    solved = {k.weight for k in made.topology.kernels if k.weight is not None and k.node in as_matrix}
-    assert set(found.overrides.weights) == solved
+    assert set(found.overrides.weights) == {k.weight for k in made.topology.kernels if k.weight is not None}
     for tensor, weight in found.overrides.weights.items():
         before = made.plan(bits).weights[tensor]
         assert (weight.values.dtype, weight.values.shape) == (before.values.dtype, before.values.shape)

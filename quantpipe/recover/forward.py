@@ -1,0 +1,97 @@
+"""Running a model segment by segment, in float and simulated, on cached tensors.
+
+Between segments a tensor that kernels store is kept as its integers, anything else as it is, in memory up to a limit
+and on disk beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.execute import Session
+from quantpipe.graph.extract import part_of
+from quantpipe.graph.view import Graph
+from quantpipe.recover.segments import Segment
+from quantpipe.recover.spool import Spool
+from quantpipe.simulate.simulator import bind, simulate
+from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
+
+Array = NDArray[Any]
+
+
+class Forward:
+    """Both models' tensors at the cut that has been reached, for all batches of `samples`. `memory_mb` is what they may
+    take in memory together."""
+
+    def __init__(self, graph: Graph, topology: Topology, samples: Samples, memory_mb: int) -> None:
+        self._graph, self._topology = graph, topology
+        self._made = frozenset(k.output for k in topology.kernels if k.form is Form.QUANTIZED)
+        self._real, self._stored = Spool(memory_mb << 19), Spool(memory_mb << 19)
+        self.sizes: list[int] = []
+        for number, batch in enumerate(samples.batches(graph.batch_size)):
+            self.sizes.append(len(batch))
+            for name, array in batch.inputs.items():
+                self._real.put(name, number, array)
+                self._stored.put(name, number, array)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._real.close()
+        self._stored.close()
+
+    def real(self, tensor: str, batch: int) -> Array:
+        """A tensor of the float model."""
+        return self._real.get(tensor, batch)
+
+    def integers(self, tensor: str, batch: int, plan: QuantPlan) -> Array:
+        """A tensor's integers in the quantized model."""
+        array, q = self._stored.get(tensor, batch), plan.quantizers[tensor]
+        if tensor in self._made:
+            return array
+        return intmath.quantize(array, q.scale, q.zero_point, q.qmin, q.qmax, q.dtype)
+
+    def run(self, part: Segment, plan: QuantPlan) -> None:
+        """Take both models through one segment."""
+        wanted = [t for t in part.outputs if t in self._graph.consumers]
+        if not wanted:
+            return
+        piece = part_of(self._graph, part.inputs, part.outputs)
+        stored = self._made.intersection((*part.inputs, *wanted))
+        ports = replace(
+            piece,
+            inputs=tuple(_port(i, plan) if i.name in stored else i for i in piece.inputs),
+            outputs=tuple(_port(i, plan) if i.name in stored else i for i in piece.outputs if i.name in wanted),
+        )
+        kernels = tuple(k for k in self._topology.kernels if k.node in part.nodes)
+        simulation = simulate(ports, self._topology.restricted(kernels), plan, stored)
+        model = bind(simulation.rendered.model, simulation.weights)
+        simulated = Session(model, spin=False, arena=False, where="simulated layer")
+        plain = Session(piece.model, spin=False, arena=False, where=part.nodes[-1])
+        inputs = {t: f"{t}_stored" if t in stored else t for t in part.inputs}
+        for number in range(len(self.sizes)):
+            x = plain.run({t: self._real.get(t, number) for t in part.inputs}, wanted)
+            feeds = {port: self._stored.get(t, number) for t, port in inputs.items()}
+            y = simulated.run({**feeds, **simulation.scalars})
+            for tensor, made in zip((i.name for i in ports.outputs), y.values(), strict=True):
+                self._real.put(tensor, number, x[tensor])
+                self._stored.put(tensor, number, made)
+
+    def drop(self, tensors: Sequence[str]) -> None:
+        """Forget tensors that nobody reads any more."""
+        self._real.drop(tensors)
+        self._stored.drop(tensors)
+
+
+def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
+    return replace(info, dtype=np.dtype(plan.quantizers[info.name].dtype.numpy).name)
