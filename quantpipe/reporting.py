@@ -11,6 +11,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
+from quantpipe.realize.kernels import without_kernel
 from quantpipe.search import Metric, Objective
 from quantpipe.settings import Settings
 from quantpipe.stages import Evaluation
@@ -66,6 +67,7 @@ def build_report(
         "latency": dict(evaluation.latency),
         "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
         "conversions": _conversions(graph, topology),
+        "without_kernel": without_kernel(topology, plan, settings.backend),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),

@@ -132,7 +132,9 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
     ops = sorted({n.op for n in graph.nodes})
     for op in options.float_ops:
         if op not in ops:
-            raise ConfigError(f"no node is a {op!r}; the model has {', '.join(ops)}", where="annotate.float_ops")
+            raise ConfigError(
+                f"no node is a {op!r}{nearest(op, ops)}; the model has {', '.join(ops)}", where="annotate.float_ops"
+            )
         kept |= {n.name: "kept in float by annotate.float_ops" for n in graph.nodes if n.op == op}
     for tensor, constraint in tensor_constraints(graph, options).items():
         if constraint.kind is Kind.NONE:
