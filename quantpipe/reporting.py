@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from quantpipe import __version__
+from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
+from quantpipe.realize.kernels import without_kernel
 from quantpipe.search import Metric, Objective
 from quantpipe.settings import Settings
 from quantpipe.stages import Evaluation
@@ -64,6 +66,8 @@ def build_report(
         "cost": dict(costs),
         "latency": dict(evaluation.latency),
         "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
+        "conversions": _conversions(graph, topology),
+        "without_kernel": without_kernel(topology, plan, settings.backend),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),
@@ -141,6 +145,13 @@ def _data(record: Mapping[str, Any]) -> dict[str, Any]:
     skipped = record.get("skipped", [])
     known = {k: v for k, v in record.items() if k not in ("indices", "skipped")}
     return {**known, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
+
+
+def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
+    """How many tensors change between real numbers, stored integers and accumulators in a run, and how many operands
+    are rescaled."""
+    ends, inside = conversions(graph, topology)
+    return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
 
 
 def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
+from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
@@ -70,6 +71,7 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
     """Node conditions in execution order."""
     kept = _skipped(graph, spec) | _kept_in_float(graph, options)
     found = Conditions({}, {})
+    either: dict[str, OpSignature] = {}
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
         signature = None
@@ -78,13 +80,24 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, reason = choose_signature(spec, node, graph, rule)
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
-            alone = not heavy and takes_float(spec, node, graph, rule) and _producers_float(node, graph, found)
-            if signature and alone:
+            both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
+            alone = both and _producers_float(node, graph, found)
+            if both and signature is not None and may_move(node, graph, not alone):
+                either[node.name] = signature
+            if alone:
                 signature, reason = None, "all its producers are in float, and so can it be"
         if signature is None:
             found.reasons[node.name] = reason or "unknown"
         else:
             found.integer[node.name] = signature
+    free = {n: n in found.integer for n in either}
+    for name, integer in fewest_conversions(graph, found.integer.__contains__, free).items():
+        if integer:
+            found.integer[name] = either[name]
+            del found.reasons[name]
+        else:
+            del found.integer[name]
+            found.reasons[name] = "it moves values only, and in float the graph converts fewer tensors"
     return found
 
 
@@ -119,7 +132,9 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
     ops = sorted({n.op for n in graph.nodes})
     for op in options.float_ops:
         if op not in ops:
-            raise ConfigError(f"no node is a {op!r}; the model has {', '.join(ops)}", where="annotate.float_ops")
+            raise ConfigError(
+                f"no node is a {op!r}{nearest(op, ops)}; the model has {', '.join(ops)}", where="annotate.float_ops"
+            )
         kept |= {n.name: "kept in float by annotate.float_ops" for n in graph.nodes if n.op == op}
     for tensor, constraint in tensor_constraints(graph, options).items():
         if constraint.kind is Kind.NONE:

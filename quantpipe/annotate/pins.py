@@ -12,7 +12,7 @@ from quantpipe.annotate.constraints import WHERE, Constraint, Kind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
-from quantpipe.types import DType, Kernel, Range, Schema
+from quantpipe.types import Denominator, DType, Kernel, Range, Schema, Symmetry
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,18 @@ def pins_of(
     constraints: Mapping[str, Constraint],
     schema: Schema,
     fixed_outputs: bool,
+    most: int,
 ) -> dict[str, Pin]:
-    """Stored tensor -> its pin. ConfigError for a uniform constraint that the stored type or schema cannot express."""
+    """Stored tensor -> its pin; `most`: bits that an activation can have.
+
+    Raises ConfigError for a uniform constraint that the stored type or schema cannot express.
+    """
     found: dict[str, Pin] = {}
     for tensor, dtype in dtypes.items():
         producer = graph.producers.get(tensor)
         rule = rule_of(producer) if producer is not None else None
         if fixed_outputs and rule is not None and rule.fixed is not None:
-            found[tensor] = _fixed(rule.fixed, dtype, schema)
+            found[tensor] = _fixed(rule.fixed, min(dtype.bits, most), dtype, schema)
         constraint = constraints.get(tensor)
         if constraint is not None and constraint.kind is Kind.CALIBRATED:
             found[tensor] = Pin(Range(constraint.low, constraint.high), None, WHERE)
@@ -60,12 +64,28 @@ def pins_of(
     return found
 
 
-def _fixed(limits: tuple[float, float], dtype: DType, schema: Schema) -> Pin:
-    """The usual fixed scale of a function: 2^-b steps of its range, so that its upper end is one step out of reach."""
+def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema) -> Pin:
+    """The usual fixed scale of a function, as TFLite's quantization specification has it.
+
+    One step is 2^-b of its range, with 8 bits: Softmax, Sigmoid 1/256 (z = qmin), Tanh, LpNormalization 1/128 (z = 0),
+    LogSoftmax 16/256 (z = qmax); the end of the range that is not 0 is one step out of reach. With 16 bits functions
+    within [-1, 1] have 1/32768, z = 0. Symmetric storage has 2^(b-1) steps from 0 to the end of the range.
+    """
     low, high = limits
-    steps = 1 << dtype.bits
-    top = high - (high - low) / steps
-    return Pin(Range(low, top), dtype.bits, "the op's function")
+    end, long = max(-low, high), bits == 16
+    how = schema.activations
+    affine = how.symmetry is Symmetry.ASYMMETRIC or (how.symmetry is Symmetry.SYMMETRIC_UNSIGNED and low >= 0)
+    if not affine:
+        steps = 1 << (bits if low >= 0 and not dtype.signed else bits - 1)
+        top = end if how.denominator is Denominator.RANGE else end * (steps - 1) / steps
+        return Pin(Range(-top if low < 0 else 0.0, top), bits, "the op's function")
+    step = end / (1 << 15) if long and end <= 1 else (high - low) / (1 << bits)
+    least = 0 if low >= 0 and (not dtype.signed or not long) else -(1 << (bits - 1))
+    if high == 0:
+        least = 1 - (1 << bits)
+    # A divisor of 2^b wants the end that is out of reach.
+    count = (1 << bits) - (how.denominator is Denominator.MAX)
+    return Pin(Range(least * step, (least + count) * step), bits, "the op's function")
 
 
 def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> Pin:

@@ -56,7 +56,7 @@ def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateO
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
-    pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs)
+    pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs, spec.activations.bits)
     solved = scale_groups(graph, spec, kernels, draft.dtypes, edges, pins, least)
     return Topology(
         node_conds=node_conds,

@@ -11,7 +11,7 @@ from typing import Any
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.check.islands import Island, computes_reals, conversions, islands
+from quantpipe.check.islands import Island, computes_reals, conversions, islands, rescales
 from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
 from quantpipe.errors import ModelError
@@ -70,6 +70,7 @@ class Fit:
     islands: tuple[Island, ...]
     conversions_at_ends: int
     conversions_inside: int
+    rescales: int
     accumulators: tuple[Accumulation, ...]
     wasted: tuple[Waste, ...]
     alignment: float
@@ -159,6 +160,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         islands=islands(graph, topology),
         conversions_at_ends=ends,
         conversions_inside=inside,
+        rescales=rescales(topology),
         accumulators=sums,
         wasted=tuple(Waste(node, factor) for node, factor in factors.items() if factor > 1),
         alignment=padded / real if (real := sum(work[node] for node in factors)) else 1.0,

@@ -75,6 +75,11 @@ def conversions(graph: Graph, topology: Topology) -> tuple[int, int]:
     return ends, inner
 
 
+def rescales(topology: Topology) -> int:
+    """How many operands are brought to another scale on their way into an op that keeps scales."""
+    return sum(o.rescaled for k in topology.kernels for o in k.operands)
+
+
 def _island(graph: Graph, topology: Topology, made: Mapping[str, Form], nodes: tuple[str, ...]) -> Island:
     own = set(nodes)
     read = dict.fromkeys(t for n in nodes for t in (*graph.by_name[n].inputs, *graph.by_name[n].captured) if t)

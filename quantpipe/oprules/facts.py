@@ -200,5 +200,9 @@ def extreme_refuses(node: Node, graph: Graph) -> str | None:
     return "it has another number of operands than two" if len(node.inputs) != 2 else None
 
 
+def of_its_statistics(node: Node, graph: Graph) -> str | None:
+    return "it divides by statistics of its own input (its norm, a real number)"
+
+
 def real_valued(node: Node, graph: Graph) -> str | None:
     return "its exponentials are computed in real numbers; no back end has an exact integer form of it"

@@ -21,7 +21,7 @@ QUANTIZED = "it is part of a model that is quantized already; give the float mod
 _TYPE = "it changes the type of values, which integers of a scale do not survive"
 
 FLOAT_OPS: Mapping[str, str] = {
-    **dict.fromkeys(("LogSoftmax", "Hardmax"), _REAL.format("exponentials")),
+    **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _BODY),
     **dict.fromkeys(
@@ -29,7 +29,7 @@ FLOAT_OPS: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization",
-         "MeanVarianceNormalization", "LpNormalization", "LRN", "SkipLayerNormalization",
+         "MeanVarianceNormalization", "LRN", "SkipLayerNormalization",
          "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
         _STATISTICS,
     ),

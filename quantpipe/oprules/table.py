@@ -84,6 +84,8 @@ OP_RULES: Mapping[str, OpRule] = {
     "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Where": OpRule(Family.MOVE, data=(1, 2), winner=Winner.OUTPUT),
     "Softmax": OpRule(Family.FIXED, refuse=f.real_valued, fixed=(0.0, 1.0)),
+    "LogSoftmax": OpRule(Family.FIXED, refuse=f.real_valued, fixed=(-16.0, 0.0)),
+    "LpNormalization": OpRule(Family.FIXED, refuse=f.of_its_statistics, fixed=(-1.0, 1.0)),
     "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0)),
     "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0)),
     **dict.fromkeys(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import onnx_ir as ir
 
@@ -87,6 +87,7 @@ class Context:
         self._dialect = dialect
         self._made = {k.output for k in topology.kernels}
         self._values: dict[tuple[str, Form], ir.Value] = {}
+        self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
 
     def set(self, tensor: str, form: Form, value: ir.Value) -> None:
         self._values[tensor, form] = value
@@ -102,7 +103,13 @@ class Context:
     def operand(self, operand: Operand, target: str) -> ir.Value:
         """A data operand in the form its kernel reads, at the scale of `target` where it must be brought to it."""
         value = self.get(operand.tensor, operand.form)
-        return self._dialect.rescale(self, operand.tensor, target, value) if operand.rescaled else value
+        if not operand.rescaled:
+            return value
+        q = self.plan.quantizers[target]
+        key = (operand.tensor, float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax)
+        if key not in self._rescaled:  # once per scale and type, however many ops want it
+            self._rescaled[key] = self._dialect.rescale(self, operand.tensor, target, value)
+        return self._rescaled[key]
 
     def real(self, tensor: str) -> ir.Value | None:
         """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""

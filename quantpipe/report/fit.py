@@ -46,6 +46,7 @@ def _summary(fit: Mapping[str, Any]) -> Table:
         ("multiply-accumulates in integers", text.percent(fit["mac_share"])),
         ("conversions at the model's ends", text.number(fit["conversions_at_ends"])),
         ("conversions between nodes", text.number(fit["conversions_inside"])),
+        ("rescaled operands", text.number(fit["rescales"])),
         ("accumulators that could overflow", text.number(sum(a["worst"] > a["limit"] for a in fit["accumulators"]))),
         ("work added by channel alignment", text.percent(fit["alignment"] - 1)),
         ("device cycles per sample, at the most bits", text.count(fit["cycles"])),

@@ -11,6 +11,7 @@ import pytest
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.types import HardwareSpec
 from tests.ops.line import Line, Net, hardware, hardware_data, line, load
 from tests.ops.test_every_op import graph_of
 
@@ -190,6 +191,41 @@ def test_fixed_outputs_of_signed_bytes() -> None:
     found = line(graph_of("gate_of_silu"), hardware("ort_cpu", ops=data["ops"]), "asymmetric", fixed_outputs=True)
     quantizer = found.plan(8).quantizers["mid_out"]
     assert (quantizer.scale, quantizer.zero_point) == (np.float32(1 / 256), -128)
+
+
+FIXED = {
+    # op: (scale, zero point) in int8, uint8 and int16, asymmetric; then scale in symmetric int8 and int16
+    "Softmax": ((2**-8, -128), (2**-8, 0), (2**-15, 0), 2**-7, 2**-15),
+    "Sigmoid": ((2**-8, -128), (2**-8, 0), (2**-15, 0), 2**-7, 2**-15),
+    "Tanh": ((2**-7, 0), (2**-7, 128), (2**-15, 0), 2**-7, 2**-15),
+    "LpNormalization": ((2**-7, 0), (2**-7, 128), (2**-15, 0), 2**-7, 2**-15),
+    "LogSoftmax": ((16 / 256, 127), (16 / 256, 255), (16 / 65536, 32767), 16 / 128, 16 / 32768),
+}
+
+
+@pytest.mark.parametrize("op", FIXED)
+def test_fixed_outputs_are_those_of_the_specification(op: str) -> None:
+    """Also on devices with fewer bits than their storage, and where scales are powers of two."""
+    net = Net(seed=1)
+    net.output(net.conv(net.node(op, net.conv(net.input(None, 3, 4, 4), 3, 4, 1, 1), output="f"), 4, 2, 1, 1))
+    graph = load(net)
+    int8, uint8, int16, narrow, long = FIXED[op]
+
+    def stored(spec: HardwareSpec, schema: str = "auto") -> tuple[float, int]:
+        made = line(graph, spec, schema, fixed_outputs=True)
+        plan = made.plan(16)
+        assert made.agree(plan, "integer").differing == 0
+        return float(plan.quantizers["f"].scale), plan.quantizers["f"].zero_point
+
+    loose = {"symmetric": False, "narrow": False}
+    assert stored(hardware("tflite_int8"), "asymmetric") == int8
+    assert stored(hardware("ort_cpu")) == uint8
+    assert stored(hardware("mixed_npu", activations=loose | {"bits": 16}), "asymmetric") == int16
+    assert stored(hardware("tensorrt")) == (narrow, 0)
+    assert stored(hardware("vta")) == (narrow, 0)
+    assert stored(hardware("mixed_npu")) == (long, 0)
+    scale, zero = stored(hardware("fbgemm"))
+    assert (scale, zero) == (2 * uint8[0], uint8[1] // 2 if uint8[1] < 255 else 127)
 
 
 def test_statements_from_a_file(tmp_path: Path) -> None:
