@@ -3,17 +3,23 @@
 Layer by layer in graph order: moments of the layer's float and quantized input -> target -> scale -> rounding -> bias.
 """
 
+from quantpipe.recover.float_moments import float_moments
 from quantpipe.recover.ladder import Climbed, RecoverOptions, climb
 from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.moments import Moments
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
+from quantpipe.recover.variants import Variants
 from quantpipe.recover.walk import Recovery, recover
 
 __all__ = [
     "Climbed",
     "LayerOptions",
+    "Moments",
     "RecoverOptions",
     "Recovery",
+    "Variants",
     "climb",
+    "float_moments",
     "overrides_arrays",
     "overrides_from_arrays",
     "recover",
