@@ -1,7 +1,8 @@
-"""What evaluating a candidate costs, in passes of the float model over the same samples.
+"""What evaluating a candidate costs, in passes of the float model over the same samples; and what each search finds.
 
     python benchmarks/search.py cost [--model NAME] [--samples N] [--candidates N]
     python benchmarks/search.py workers [--model NAME] [--samples N] [--candidates N]
+    python benchmarks/search.py compare FOLDER [--models NAME ...] [--devices NAME ...] [--searches NAME ...] [--plot F]
 
 `cost` gives four figures for each evaluator: the first candidate (everything is made), a candidate that differs in
 every choice (a random point), one that differs from the start in one choice (a probe), and a step of a greedy walk,
@@ -10,6 +11,9 @@ between, so that the machine's drift hits all alike; the figures are medians, fo
 these depend on where in the model the change is.
 
 `workers` measures batches of random points in this process and in worker processes.
+
+`compare` runs all searches with equal budgets (`comparison.py`). The runs stand in FOLDER: stopped, and started again,
+it goes on; with some models, devices or searches named, it makes only theirs. It prints tables of all that is there.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import numpy as np
 import onnxruntime as ort
 
 sys.path.insert(0, str(Path(__file__).parent))
+from comparison import DEVICES, MODELS, SEARCHES, compare
 from latency import ZOO, datasets, option
 
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -188,11 +193,22 @@ def workers(name: str, samples: int, candidates: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["cost", "workers"])
-    parser.add_argument("--model", default="imagenet_efficientnet_lite0")
-    parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--candidates", type=int, default=16)
+    parts = parser.add_subparsers(dest="part", required=True)
+    for name in ("cost", "workers"):
+        timed = parts.add_parser(name)
+        timed.add_argument("--model", default="imagenet_efficientnet_lite0")
+        timed.add_argument("--samples", type=int, default=128)
+        timed.add_argument("--candidates", type=int, default=16)
+    compared = parts.add_parser("compare")
+    compared.add_argument("folder", type=Path)
+    compared.add_argument("--models", nargs="+", choices=MODELS, default=())
+    compared.add_argument("--devices", nargs="+", choices=DEVICES, default=())
+    compared.add_argument("--searches", nargs="+", choices=SEARCHES, default=())
+    compared.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    if options.part == "compare":
+        compare(options.folder, ZOO, options.models, options.devices, options.searches, options.plot)
+        return
     (cost if options.part == "cost" else workers)(options.model, options.samples, options.candidates)
 
 

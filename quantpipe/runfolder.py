@@ -64,6 +64,7 @@ class RunFolder:
         self.front = root / "search" / "front"
         self.model = root / "realize" / "model.onnx"
         self.recovered = root / "recover" / "weights.npz"
+        self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
 
     def lock(self) -> AbstractContextManager[Any]:

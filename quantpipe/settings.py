@@ -31,6 +31,7 @@ OBJECTIVE = (
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
 STATISTICS = ("full", "extremes")
+WEIGHTS = ("nearest", "recovered")
 
 
 class Dataset(Protocol):
@@ -41,13 +42,23 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class SearchSettings:
+    """`weights`: how candidates' weights are rounded. `refine`: whether `finalists` candidates are recovered, and the
+    best of them after that is taken."""
+
     algorithm: Algorithm
     max_evaluations: int | None
     max_seconds: float | None
     evaluator: str = EvaluatorKind.AUTO.value
     target: float | None = None
+    weights: str = "nearest"
+    refine: bool = False
+    finalists: int = 4
 
     def __post_init__(self) -> None:
+        _legal("search.weights", self.weights, WEIGHTS)
+        whole("search.finalists", self.finalists, least=1)
+        if not isinstance(self.refine, bool):
+            raise ConfigError(f"is {self.refine!r}; legal is true or false", where="search.refine")
         _legal("search.evaluator", self.evaluator, [kind.value for kind in EvaluatorKind])
         if self.max_evaluations is not None:
             whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
@@ -206,6 +217,11 @@ class Settings:
                 where="search.target",
             )
         Pick.parse(self.pick)
+        if self.search.refine and not self.recover.steps:
+            raise ConfigError(
+                "is true, and recover names no step; give recover=default, or search.refine=false",
+                where="search.refine",
+            )
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:

@@ -28,7 +28,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
-from quantpipe.plan import Overrides, Planner
+from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import Climbed, Kept, LayerOptions, NothingKept, RecoverOptions, Recovery, climb
 from quantpipe.recover import recover as walk_layers
@@ -268,10 +268,12 @@ def recover(
     progress: Progress,
     output: str | None = None,
     kept: Kept = NothingKept(),  # noqa: B008  (without state)
+    start: Overrides = NO_OVERRIDES,
 ) -> Climbed:
     """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL of an output on others.
 
-    Layers that an interrupted recovery left in `kept` are taken from there.
+    Layers that an interrupted recovery left in `kept` are taken from there. `start` is what the strategy has already
+    (of a search that recovers its candidates).
     """
     planner, simulator = Planner(graph, topology, spec, schema), Simulator(graph, topology)
     reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size, output)
@@ -285,7 +287,7 @@ def recover(
         session, parameters = simulator.prepare(planner.plan(strategy, overrides))
         return outputs_of(session, judged_on, graph.batch_size, parameters, output)
 
-    climbed = climb(options, walk, lambda overrides: kl_divergence(reference.outputs, outputs(overrides)))
+    climbed = climb(options, walk, lambda overrides: kl_divergence(reference.outputs, outputs(overrides)), start)
     if not climbed.overrides.weights:
         return climbed
     return replace(climbed, metrics=output_metrics(reference, outputs(climbed.overrides)))

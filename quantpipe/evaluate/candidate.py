@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.errors import HardwareError
 from quantpipe.evaluate.bound import Bound
 from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
@@ -23,7 +24,8 @@ from quantpipe.graph.execute import joined
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
-from quantpipe.plan import Planner
+from quantpipe.plan import NO_OVERRIDES, Planner
+from quantpipe.recover import LayerOptions, Moments, Variants
 from quantpipe.types import Batch, ChoiceSpace, HardwareSpec, Point, QuantPlan, Samples, Schema, Score, Topology
 
 FAST_BITS = 8
@@ -48,6 +50,8 @@ class CandidateRecipe:
 
     `metric` is accuracy, kl, mse or callable; `cost` a key of COSTS; `backend` the output form of the run; `memory_mb`
     what tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
+    `moments` of the layers' inputs: a candidate's weights are recovered with them, by `layer`; None: rounded to the
+    nearest.
     """
 
     graph: Graph = field(repr=False)
@@ -63,6 +67,14 @@ class CandidateRecipe:
     backend: str
     kind: EvaluatorKind = EvaluatorKind.AUTO
     memory_mb: int = 1024
+    moments: Mapping[str, Moments] | None = field(default=None, repr=False)
+    layer: LayerOptions = LayerOptions()  # noqa: RUF009  (frozen)
+
+    def variants(self, planner: Planner) -> Variants | None:
+        """What gives a candidate its weights, where they are recovered."""
+        if self.moments is None:
+            return None
+        return Variants(self.graph, self.topology, self.schema, planner, self.moments, self.layer)
 
     @property
     def travels(self) -> bool:
@@ -89,6 +101,7 @@ class CandidateMeasure:
     def __init__(self, recipe: CandidateRecipe, threads: int | None = None, memory: int = 1 << 30) -> None:
         self._recipe, self._threads = recipe, threads
         self._planner = Planner(recipe.graph, recipe.topology, recipe.spec, recipe.schema)
+        self._variants = recipe.variants(self._planner)
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, recipe.graph.batch_size, self._cache)
@@ -115,7 +128,9 @@ class CandidateMeasure:
         r = self._recipe
         cost = self.cost(point)
         bound = Bound(r.metric, r.reference) if hopeless is not None else None
-        plan = self._planner.plan(r.table.strategy(r.space.decode(point)))
+        plan = self._plan(point)
+        if plan is None:
+            return Score(float("nan"), cost)
         batches = self._batches
         self._cache.begin([SAMPLES])
         candidate = self._candidate(plan, batches)
@@ -128,6 +143,16 @@ class CandidateMeasure:
                 bound.add(outputs[-1])
         metrics = output_metrics(r.reference, joined(outputs))
         return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))
+
+    def _plan(self, point: Point) -> QuantPlan | None:
+        """All numbers of a point; None where the device cannot express the weights that recovery gave it."""
+        strategy = self._recipe.table.strategy(self._recipe.space.decode(point))
+        if self._variants is None:
+            return self._planner.plan(strategy, NO_OVERRIDES)
+        try:
+            return self._planner.plan(strategy, self._variants.overrides(strategy))
+        except HardwareError:
+            return None
 
     def _candidate(self, plan: QuantPlan, batches: _Batches) -> Candidate:
         if self._chain is None:

@@ -72,14 +72,18 @@ class Climbed:
 
 
 def climb(
-    options: RecoverOptions, walk: Callable[[LayerOptions], Recovery], measure: Callable[[Overrides], float]
+    options: RecoverOptions,
+    walk: Callable[[LayerOptions], Recovery],
+    measure: Callable[[Overrides], float],
+    start: Overrides = NO_OVERRIDES,
 ) -> Climbed:
-    """Try the steps in order. `measure` gives the KL of a plan with some overrides (lower is better).
+    """Try the steps in order. `measure` gives the KL of a plan with some overrides (lower is better); `start` are those
+    that stay where no step helps.
 
     A step whose weights the device cannot express is not kept, and its row says why.
     """
-    best = measure(NO_OVERRIDES)
-    kept = NO_OVERRIDES
+    best = measure(start)
+    kept = start
     layers: tuple[Mapping[str, Any], ...] = ()
     table: list[Mapping[str, Any]] = []
     for step in options.steps:

@@ -94,7 +94,9 @@ class Job:
         return self.origin("search", self.fitted_on, (*ANNOTATE, *SEARCH))
 
     def recovered(self, strategy: str) -> Origin:
-        return self.origin("recover", {"strategy": strategy} | self.fitted_on, (*ANNOTATE, "recover", "seed"))
+        start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
+        inputs = {"strategy": strategy} | self.fitted_on | start
+        return self.origin("recover", inputs, (*ANNOTATE, "recover", "seed"))
 
     def realized(self, strategy: str) -> Origin:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))

@@ -6,22 +6,28 @@ from dataclasses import replace
 
 from quantpipe import stages
 from quantpipe.plan import NO_OVERRIDES
-from quantpipe.recover import KeptLayers
+from quantpipe.recover import Climbed, KeptLayers
+from quantpipe.runfolder import RunFolder
 from quantpipe.runner.job import Found, Job
+from quantpipe.runner.rounded import rounded
 
 
-def recover(job: Job, found: Found) -> Found:
-    """What was found, with the overrides of the recovery steps that helped."""
-    settings, options = job.settings, job.settings.recover
-    if not options.steps:
+def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
+    """What was found, with the overrides of the recovery steps that helped; without steps, with those that the search
+    gave its candidates. `files`: where they are kept, if not in the run's own place."""
+    settings, options, files = job.settings, job.settings.recover, files or job.files
+    if not options.steps and settings.search.weights == "nearest":
         return found
-    origin = job.recovered(job.files.digest_of(found.strategy, NO_OVERRIDES))
-    stored = job.files.read_recovered(origin, job.topology)
+    origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))
+    stored = files.read_recovered(origin, job.topology)
     if stored is not None:
         job.console.stage("recover", "from an earlier run in this folder")
         return replace(found, overrides=stored[0], recovery=stored[1])
+    start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
+    if not options.steps:
+        return replace(found, overrides=start, recovery=files.write_recovered(Climbed(start, ()), origin))
     job.console.stage("recover", ", ".join(options.steps))
-    kept = KeptLayers(job.files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
+    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
     climbed = stages.recover(
         job.graph,
         job.topology,
@@ -36,7 +42,8 @@ def recover(job: Job, found: Found) -> Found:
         job.console.progress("recover"),
         job.inputs.output,
         kept,
+        start,
     )
-    recovery = job.files.write_recovered(climbed, origin)
+    recovery = files.write_recovered(climbed, origin)
     kept.clear()
     return replace(found, overrides=climbed.overrides, recovery=recovery)

@@ -15,6 +15,7 @@ from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
 from quantpipe.runner.profile import loaded_profile
 from quantpipe.runner.recover import recover
+from quantpipe.runner.refine import refine
 from quantpipe.runner.search import Aim, judged, search
 from quantpipe.runner.stored import replayed_strategy, stored_strategy
 from quantpipe.settings import Console, Settings
@@ -53,6 +54,8 @@ def _execute(job: Job) -> dict[str, Any]:
         if found is not None and aim is not None:
             judged(job, found, aim.objective)
         return {}
+    if found is not None and aim is not None and profile is not None and job.settings.search.refine:
+        return finish(job, judged(job, refine(job, found, aim.objective, aim.log, profile), aim.objective), profile)
     recovered = recover(job, found or stored_strategy(job))
     return finish(job, judged(job, recovered, aim.objective) if aim is not None else recovered, profile)
 

@@ -18,11 +18,12 @@ from quantpipe.evaluate.timed import TimedMeasure
 from quantpipe.executors import Workers
 from quantpipe.filing import file_trials
 from quantpipe.graph.execute import Session
-from quantpipe.plan import Planner
+from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import shortfall
 from quantpipe.runner.job import ANNOTATE, Found, Job
 from quantpipe.runner.pareto import picked, write_front
+from quantpipe.runner.rounded import candidate_layer, moments_of, rounding_origin
 from quantpipe.search import CostKind, JsonlLog, Measure, Objective, SearchResult, Stopped, search_origin
 from quantpipe.types import Point, Profile, Score
 
@@ -56,6 +57,7 @@ class Aim:
             **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
             threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
             algorithm=repr(settings.search.algorithm),
+            **rounding_origin(settings),
         )
         log = JsonlLog(job.files.trials, identity, job.space)
         log.read()
@@ -70,23 +72,24 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     )
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
     timed = aim.objective.cost is CostKind.LATENCY
-    workers = settings.executor.open(
-        CandidateRecipe(
-            job.graph,
-            job.topology,
-            settings.spec,
-            settings.schema,
-            job.space,
-            table,
-            job.inputs.search,
-            aim.reference,
-            str(settings.objective["metric"]),
-            "bits" if timed else str(settings.objective["cost"]),
-            settings.backend,
-            EvaluatorKind(settings.search.evaluator),
-            settings.calibrate.memory_mb,
-        )
+    recipe = CandidateRecipe(
+        job.graph,
+        job.topology,
+        settings.spec,
+        settings.schema,
+        job.space,
+        table,
+        job.inputs.search,
+        aim.reference,
+        str(settings.objective["metric"]),
+        "bits" if timed else str(settings.objective["cost"]),
+        settings.backend,
+        EvaluatorKind(settings.search.evaluator),
+        settings.calibrate.memory_mb,
+        moments_of(job),
+        candidate_layer(settings),
     )
+    workers = settings.executor.open(recipe)
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
@@ -107,7 +110,9 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     current = is_current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     report = {**_report(job, result, score, aim.objective, known, workers), **front}
-    found = Found(strategy, report, table.rectified(strategy))
+    variants = recipe.variants(planner)
+    overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
+    found = Found(strategy, report, table.rectified(strategy), overrides)
     for note in found.report["notes"]:
         job.console.warn(note)
     if result.evaluations_new or not current:
@@ -163,6 +168,7 @@ def _report(
         "seconds": result.seconds,
         "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
         "pruned": result.pruned,
+        "weights": job.settings.search.weights,
         "evaluator": _kind(workers, known, job.settings.search.evaluator),
         "workers": workers.count,
         "float_pass_seconds": pass_seconds,

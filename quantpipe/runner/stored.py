@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from quantpipe.artifacts import digest_json, read_json
 from quantpipe.errors import ArtifactError
-from quantpipe.plan import NO_OVERRIDES
+from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.runfolder import replayed_overrides
 from quantpipe.runner.job import Found, Job
+from quantpipe.runner.rounded import rounded
 from quantpipe.runner.trial import replayed_trial
 from quantpipe.strategyfile import read_strategy, strategy_payload
 
@@ -65,7 +67,25 @@ def _read(job: Job, path: Path) -> Found:
         left = ", and its recovered weights are left out" if recovery.get("weights") else ""
         job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
         return found
-    if settings.command != "replay" or not recovery:
+    if settings.command != "replay":
         return found
+    if not recovery:
+        return replace(found, overrides=_as_searched(job, path, found))
     overrides = replayed_overrides(path, recovery, job.topology) if recovery.get("weights") else NO_OVERRIDES
     return Found(found.strategy, found.report, found.rectified, overrides, recovery)
+
+
+def _as_searched(job: Job, path: Path, found: Found) -> Overrides:
+    """The weights of a strategy that was not recovered after the search, such as a point of a Pareto front.
+
+    ArtifactError where the search recovered its candidates' weights and this run is not set up to do so again.
+    """
+    searched, here = found.report.get("weights", "nearest"), job.settings.search.weights
+    if searched != "nearest" and searched != here:
+        raise ArtifactError(
+            f"its search rounded weights by search.weights={searched}; replay it with that, the same recover "
+            "options and the same calibration samples",
+            stage="replay",
+            where=str(path),
+        )
+    return NO_OVERRIDES if searched == "nearest" else rounded(job, found.strategy)

@@ -10,6 +10,7 @@ from quantpipe.errors import ArtifactError, nearest
 from quantpipe.runfolder import RunFolder
 from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.job import ANNOTATE, Found, Job
+from quantpipe.runner.rounded import rounded, rounding_origin
 from quantpipe.search import LoggedTrial, find_trial
 from quantpipe.types import Profile
 
@@ -19,7 +20,7 @@ def replayed_trial(job: Job, log: Path, number: int) -> Found:
     there, else from the calibration samples.
 
     Raises ArtifactError for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
-    annotation, estimator or calibration data, and for a number that it does not hold.
+    annotation, estimator, `search.weights` or calibration data, and for a number that it does not hold.
     """
     trial = find_trial(log, number)
     forced = _check_origin(job, log, trial)
@@ -39,8 +40,9 @@ def replayed_trial(job: Job, log: Path, number: int) -> Found:
         "best_value": score.value,
         "best_cost": score.cost,
         "metrics": dict(score.metrics),
+        "weights": settings.search.weights,
     }
-    return Found(strategy, report, table.rectified(strategy))
+    return Found(strategy, report, table.rectified(strategy), rounded(job, strategy))
 
 
 def _check_origin(job: Job, log: Path, trial: LoggedTrial) -> bool:
@@ -49,6 +51,7 @@ def _check_origin(job: Job, log: Path, trial: LoggedTrial) -> bool:
     here = {key: digest_json(settings.config.get(key)) for key in ANNOTATE} | {
         "threshold": f"{settings.estimator!r}, weights by {settings.weight_method}",
         "calibrate_data": job.inputs.calibrate.digest,
+        "weights": rounding_origin(settings).get("weights"),
     }
     differing = [key for key, value in here.items() if trial.origin.get(key) != value]
     other = bool(trial.origin.get("model") != job.graph.model_hash)

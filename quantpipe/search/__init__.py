@@ -7,6 +7,7 @@ from quantpipe.search.algorithm import Algorithm, Evaluate, Measure
 from quantpipe.search.annealing import Annealing
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.evolutionary import Evolutionary
+from quantpipe.search.finalists import finalists
 from quantpipe.search.greedy import Greedy
 from quantpipe.search.greedy_backward import GreedyBackward
 from quantpipe.search.greedy_edge import GreedyEdge
@@ -48,6 +49,7 @@ __all__ = [
     "Tpe",
     "TrialLog",
     "Uniform",
+    "finalists",
     "find_trial",
     "front",
     "run_search",

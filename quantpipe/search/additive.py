@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantpipe.types import ChoiceSpace, Score
+from quantpipe.types import ChoiceSpace, Point, Score
 
 FLOOR = 0.01
 """Share of the tolerance that a plan which saves all there is to save uses at least. Options without a loss of their
@@ -29,7 +29,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a choice: what it loses and saves alone, against the most precise point."""
+    """An option of a choice: what it loses and saves alone, against the base."""
 
     index: int
     loss: float
@@ -37,44 +37,49 @@ class Option:
 
 
 Table = list[list[Option]]
-"""Per choice, the options that can be planned with; never empty, as the first option is always known."""
+"""Per choice, the options that can be planned with; never empty, as the base's own is always known."""
 
 
 class Additive:
-    """What is known so far. `measured` has (choice, option) -> (loss, saved), broken ones (NaN) included."""
+    """What is known so far. `measured` has (choice, option) -> (loss, saved), broken ones (NaN) included.
 
-    def __init__(self, space: ChoiceSpace, start: Score) -> None:
-        self._space, self._start = space, start
+    All of it is against one point, the base: the most precise one, or a level that is better than it.
+    """
+
+    def __init__(self, space: ChoiceSpace, base: Point, score: Score) -> None:
+        self._space, self._base, self._score = space, base, score
         self.measured: dict[tuple[int, int], tuple[float, float]] = {}
         self._levels: dict[int, tuple[float, float]] = {}
         self.movable = [i for i, c in enumerate(space) if len(c.options) > 1]
+        self.graded = [i for i in self.movable if space.choices[i].graded]
 
     def learn(self, choice: int, option: int, score: Score) -> None:
-        """The score of a point that differs from the most precise one in this choice only."""
-        self.measured[choice, option] = (self._start.value - score.value, self._start.cost - score.cost)
+        """The score of a point that differs from the base in this choice only."""
+        self.measured[choice, option] = (self._score.value - score.value, self._score.cost - score.cost)
 
     def learn_level(self, index: int, score: Score) -> None:
         """The score of a point with every graded choice at this option: a first guess for what was not probed."""
-        graded = [i for i in self.movable if self._space.choices[i].graded]
-        loss, saved = self._start.value - score.value, self._start.cost - score.cost
-        if graded and index > 0 and math.isfinite(loss):
-            self._levels[index] = (max(loss, 0.0) / len(graded), max(saved, 0.0) / len(graded))
+        loss, saved = self._score.value - score.value, self._score.cost - score.cost
+        if self.graded and index > 0 and math.isfinite(loss):
+            self._levels[index] = (max(loss, 0.0) / len(self.graded), max(saved, 0.0) / len(self.graded))
 
     def unmeasured(self) -> list[tuple[int, int]]:
         """(choice, option) in the order of the space."""
         return [
             (i, o)
             for i in self.movable
-            for o in range(1, len(self._space.choices[i].options))
-            if (i, o) not in self.measured
+            for o in range(len(self._space.choices[i].options))
+            if o != self._base[i] and (i, o) not in self.measured
         ]
 
     def table(self) -> Table:
         """All options, measured or estimated, but those that are broken or that nothing is known of."""
         found: Table = []
         for i, choice in enumerate(self._space):
-            options = [Option(0, 0.0, 0.0)]
-            for o in range(1, len(choice.options)):
+            options = [Option(self._base[i], 0.0, 0.0)]
+            for o in range(len(choice.options)):
+                if o == self._base[i]:
+                    continue
                 loss, saved = self.measured.get((i, o)) or self._estimated(i, o) or (math.nan, 0.0)
                 if math.isfinite(loss) and math.isfinite(saved):
                     options.append(Option(o, loss, saved))
@@ -82,20 +87,22 @@ class Additive:
         return found
 
     def _estimated(self, choice: int, option: int) -> tuple[float, float] | None:
-        if not self._space.choices[choice].graded:
+        base = self._base[choice]
+        if not self._space.choices[choice].graded or option < base:
             return None
-        known = {o: found for (i, o), found in self.measured.items() if i == choice and math.isfinite(found[0])}
-        if not known:
+        every = {o: found for (i, o), found in self.measured.items() if i == choice and o > base}
+        known = {o: found for o, found in every.items() if math.isfinite(found[0])}
+        if not known and not base:
             known = self._levels
         if not known:
             return None
         if option in known:
             return known[option]
         above = min((o for o in known if o > option), default=None)
-        below = max((o for o in known if o < option), default=0)
+        below = max((o for o in known if o < option), default=base)
         low_loss, low_saved = known.get(below, (0.0, 0.0))
         if above is None:
-            return max(low_loss, 0.0) * DECAY ** (option - below), low_saved * option / max(below, 1)
+            return max(low_loss, 0.0) * DECAY ** (option - below), low_saved * (option - base) / max(below - base, 1)
         high_loss, high_saved = known[above]
         share = (option - below) / (above - below)
         saved = low_saved + share * (high_saved - low_saved)

@@ -40,6 +40,8 @@ def _steps(point: Point, score: Score, table: Table, objective: Objective) -> li
     within_tolerance = objective.form is Form.LEAST_COST_WITHIN_TOLERANCE
     cost_first = objective.feasible(score) == within_tolerance
     left = score.value - objective.reference_value + objective.tolerance
+    # Beside others a change may gain what it lost alone, so those that lose little are tried, too.
+    little = max(objective.reference_value - score.value, 0.0) / _HOPELESS
     ranked = []
     for choice, options in enumerate(table):
         now = next((o for o in options if o.index == point[choice]), None)
@@ -60,6 +62,6 @@ def _steps(point: Point, score: Score, table: Table, objective: Objective) -> li
             elif cost_first:
                 if saved > 0:
                     ranked.append((-saved, loss, choice, o.index))
-            elif (loss < 0 or (loss == 0 and saved > 0)) and score.cost - saved <= (objective.cost_limit or math.inf):
+            elif loss <= little and score.cost - saved <= (objective.cost_limit or math.inf):
                 ranked.append((loss, -saved, choice, o.index))
     return [(choice, option) for *_, choice, option in sorted(ranked)]

@@ -57,12 +57,13 @@ class Knapsack:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         (start,) = evaluate([space.start])
-        run = _Run(space, evaluate, objective, start, Additive(space, start))
+        run = _Run(space, evaluate, objective, space.start, start)
         run.levels()
-        if not objective.feasible(start) and objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+        run.rebase()
+        if not objective.feasible(run.start) and objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
             run.probe(run.model.unmeasured())  # there is no budget to plan with, so nothing to plan early
         else:
-            run.probe_in_parts([(i, len(space.choices[i].options) - 1) for i in run.model.movable])
+            run.probe_in_parts([(i, o) for i, o in run.model.unmeasured() if o == len(space.choices[i].options) - 1])
             run.plans(_EARLY_ROUNDS)
             run.probe_in_parts(run.nearest_first(run.model.unmeasured()))
         run.plans(self.rounds)
@@ -76,19 +77,23 @@ class _Run:
     space: ChoiceSpace
     evaluate: Evaluate
     objective: Objective
+    base: Point
     start: Score
-    model: Additive
+    """The score of the base, which all probes start from."""
+    model: Additive = field(init=False)
     best: tuple[Point, Score] = field(init=False)
     ratio: float = 1.0
     """How much more than the additive model says was used, at the latest plan."""
 
     def __post_init__(self) -> None:
-        self.best = (self.space.start, self.start)
+        self.model = Additive(self.space, self.base, self.start)
+        self.best = (self.base, self.start)
         self.within_cost = self.objective.cost_limit is not None
 
     def levels(self) -> None:
-        """The coarsest level that holds (of a cost limit: the most precise one), by bisection; else all of them."""
-        if self.objective.open_ended:
+        """The coarsest level that holds (of a cost limit: the most precise one), by bisection. All of them where cost
+        and value are weighed, and where nothing says that the most precise one is the best."""
+        if self.objective.open_ended or self.objective.feasible(self.start) == self.within_cost:
             points = levels(self.space)[1:]
             for index, (point, score) in enumerate(zip(points, self.evaluate(points), strict=True), start=1):
                 self._see(point, score)
@@ -106,9 +111,18 @@ class _Run:
             else:
                 low = middle
 
+    def rebase(self) -> None:
+        """Probe from a level instead, where one has a better value than the most precise point: sums that overflow can
+        do that, and what an option loses beside a broken sum says little."""
+        point, score = self.best
+        if self.objective.open_ended or not score.value > self.start.value:
+            return
+        self.base, self.start = point, score
+        self.model = Additive(self.space, point, score)
+
     def probe(self, asked: list[tuple[int, int]]) -> None:
         """Options alone, in one batch."""
-        first = self.space.start
+        first = self.base
         points = [(*first[:i], option, *first[i + 1 :]) for i, option in asked]
         for (i, option), score in zip(asked, self.evaluate(points), strict=True):
             self.model.learn(i, option, score)

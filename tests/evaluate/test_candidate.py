@@ -12,13 +12,16 @@ import pytest
 
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.errors import HardwareError
 from quantpipe.evaluate import candidate as candidates
 from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, objective_value, runs_fast
 from quantpipe.evaluate.reference import output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.sections import sections
 from quantpipe.graph.execute import Session
+from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
+from quantpipe.recover import LayerOptions, Variants, float_moments
 from quantpipe.simulate.simulator import Simulator
-from quantpipe.types import Form, Point, Score
+from quantpipe.types import Form, Point, QuantPlan, Score, Strategy
 from tests.ops.line import ArraySamples, Line, Net, line
 from tests.zoo import requires_zoo, zoo
 
@@ -302,3 +305,42 @@ def test_resnet20_in_integers_has_the_simulated_scores() -> None:
     found = list(r.make()(asked))
     assert found == list(replace(r, kind=SIMULATED).make()(asked))
     assert found[0] == whole(r, asked[0])
+
+
+def test_recovered_weights_score_alike_in_both_forms_and_in_another_process() -> None:
+    """Scores of candidates whose weights are recovered: the whole simulated model's with these weights, in any form."""
+    plain = recipe("residual", "ort_cpu")
+    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, 256, 0)
+    r = replace(plain, moments=moments, layer=LayerOptions(propagate=False))
+    asked = points(r, 6)
+    planner = Planner(r.graph, r.topology, r.spec, r.schema)
+    variants = Variants(r.graph, r.topology, r.schema, planner, moments, r.layer)
+    expected = []
+    for point in asked:
+        strategy = r.table.strategy(r.space.decode(point))
+        session, parameters = Simulator(r.graph, r.topology).prepare(
+            planner.plan(strategy, variants.overrides(strategy))
+        )
+        outputs = outputs_of(session, r.samples, 16, parameters)
+        expected.append(tuple(output_metrics(r.reference, outputs).items()))
+    for kind in (SIMULATED, INTEGER):
+        travelled = pickle.loads(pickle.dumps(replace(r, kind=kind)))
+        assert [s.metrics for s in travelled.make()(asked)] == expected
+    assert expected != [s.metrics for s in plain.make()(asked)]
+
+
+def test_weights_that_the_device_cannot_express_are_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = recipe("residual", "ort_cpu")
+    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, 256, 0)
+    made = replace(plain, moments=moments).make()
+    whole = Planner.plan
+
+    def refuse(self: Planner, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:
+        if overrides.weights:
+            raise HardwareError("its sums do not fit", stage="plan", where="conv")
+        return whole(self, strategy, overrides)
+
+    monkeypatch.setattr(Planner, "plan", refuse)
+    (score,) = made([plain.space.start])
+    assert np.isnan(score.value)
+    assert score.cost == made.cost(plain.space.start)

@@ -135,3 +135,19 @@ def test_greedy_backward_leaves_alone_what_saves_nothing() -> None:
 def test_greedy_backward_refuses_a_decay_below_one() -> None:
     with pytest.raises(ConfigError, match=r"search\.algorithm\.decay"):
         GreedyBackward(decay=0.5)
+
+
+def test_where_the_most_precise_point_overflows_a_better_level_is_probed_from() -> None:
+    """Steps finer than the sum has room for break the result: there is room for two beyond the level in the middle.
+    Which choices are worth them only probes from that level can say."""
+    worth = (3, 9, 1, 4, 8, 2, 5, 6, 7, 10)
+    space = make_space(*[3] * len(worth))
+
+    def value(p: Point) -> float:
+        overflow = sum(2 - i for i in p) - (len(p) + 2)
+        return -5.0 if overflow > 0 else -sum(w * i * i for w, i in zip(worth, p, strict=True)) / 100
+
+    objective = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=8.0 * len(worth))
+    toy = Toy(space, value, lambda p: bits(space, p), objective)
+    result = search(toy, Knapsack(), max_evaluations=1 + 2 * len(worth) + 30)
+    assert result.score.value >= -(sum(worth) - sum(sorted(worth)[-2:])) / 100

@@ -1,0 +1,74 @@
+"""EfficientNet-Lite0 at 4, 5 and 6 bits per weight on average: knapsack on weight bytes, then recovery.
+
+Three runs of experiments/average_bits.yaml, each in a folder of its own below FOLDER; one that has its report is not
+made again, one that was stopped goes on. Prints top-1 on the validation images, beside the goal.
+
+    python benchmarks/average_bits.py FOLDER [--bits 4 ...] > benchmarks/results/average_bits.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+ROOT = Path(__file__).resolve().parents[1]
+ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
+GOALS = {4: 0.878, 5: 0.887, 6: 0.890}
+
+
+def made(folder: Path, bits: int, more: list[str]) -> dict[str, Any]:
+    """The report of one run, made if it is not there."""
+    place = folder / str(bits)
+    report = place / "evaluate" / "report.json"
+    if not report.is_file():
+        command = [
+            *(sys.executable, str(ROOT / "run.py"), "experiments=average_bits", f"hydra.run.dir={place}"),
+            *(f"objective.cost_limit={bits / 8}", *more),
+        ]
+        subprocess.run(command, check=True, env=os.environ | {"QUANTPIPE_ZOO": str(ZOO)}, stdout=sys.stderr)
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found
+
+
+def row(bits: int, report: dict[str, Any]) -> str:
+    top1, count, search = report["metrics"]["realized"]["top1"], report["run"]["samples"], report["search"]
+    error = (top1 * (1 - top1) / count) ** 0.5
+    steps = ", ".join(f"{s['step']} {s['kl_before']:.4f} → {s['kl_after']:.4f}" for s in report["recover"]["steps"])
+    return (
+        f"| {bits} | {report['model']['mean_weight_bits']:.3f} | {top1:.4f} ({round(top1 * count)} of {count}) "
+        f"| {error:.4f} | {GOALS[bits]:.3f} | {report['metrics']['realized']['kl']:.4f} | {-search['best_value']:.4f} "
+        f"| {steps} | {search['evaluations']} | {search['seconds']:.0f} | {report['agreement']['differing']} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bits", nargs="+", type=int, choices=GOALS, default=list(GOALS))
+    parser.add_argument("more", nargs="*", help="further overrides of the experiment")
+    options = parser.parse_args()
+    found = {bits: made(options.folder, bits, options.more) for bits in options.bits}
+    first = next(iter(found.values()))
+    splits = ", ".join(f"{role} {entry['samples']}" for role, entry in first["data"].items())
+    print("# Average weight bits: EfficientNet-Lite0, activations of 8 bits\n")
+    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}; images: {splits}; ", end="")
+    print(f"float top-1 {first['metrics']['float']['top1']:.4f}.\n")
+    print(
+        "| average allowed | of the result | top-1 | standard error | goal | KL | KL on the search split, searched ",
+        end="",
+    )
+    print("| recovery, on the search split | evaluations | s | differing |\n" + "|---" * 11 + "|")
+    for bits, report in found.items():
+        print(row(bits, report))
+
+
+if __name__ == "__main__":
+    main()
