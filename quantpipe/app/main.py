@@ -6,10 +6,12 @@ interrupted.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
@@ -77,10 +79,10 @@ def _with_search_path(arguments: list[str]) -> list[str]:
     return [*arguments[:first], *search_path(), *arguments[first:]]
 
 
-def search_path() -> list[str]:
-    """Hydra's search path: the folder that holds experiments/, and every plug-in's conf package."""
+def search_path(folders: Sequence[str] = ()) -> list[str]:
+    """Hydra's search path: the folder that holds experiments/, every plug-in's conf package, and further folders."""
     plugins = [f"pkg://{entry.value}" for entry in entry_points(group=PLUGINS)]
-    places = [f"file://{folder_of('experiments').parent}", *plugins]
+    places = [f"file://{folder_of('experiments').parent}", *plugins, *(f"file://{Path(f).resolve()}" for f in folders)]
     return [f"hydra.searchpath=[{','.join(places)}]"]
 
 
@@ -180,7 +182,14 @@ def _report(error: BaseException) -> int:
 
 def _hint(error: HydraException) -> str | None:
     chosen = [a for a in sys.argv[1:] if a.split("=")[0] in GROUPS and "," not in a]
-    return in_our_words(error, str(folder_of("conf")), [*chosen, *search_path()])
+    return in_our_words(error, str(folder_of("conf")), [*chosen, *search_path(_config_folders(sys.argv[1:]))])
+
+
+def _config_folders(arguments: Sequence[str]) -> list[str]:
+    """What `--config-dir` names, which the message of a mistake must know of, too."""
+    flags = ("--config-dir", "-cd")
+    found = [b for a, b in itertools.pairwise(arguments) if a in flags]
+    return found + [a.partition("=")[2] for a in arguments if a.partition("=")[0] in flags and "=" in a]
 
 
 def _say(text: str, head: str = "error: ") -> None:

@@ -125,3 +125,16 @@ def test_a_missed_target_is_an_error_where_strict(program: Program) -> None:
     assert done.code == 3
     assert "objective.tolerance" in done.err
     assert done.report["agreement"]["differing"] == 0
+
+
+def test_a_mistake_in_a_hardware_file_of_ones_own(program: Program) -> None:
+    """On the command line and in the file: the message knows the file's own keys."""
+    own = program.cwd / "myconf" / "hardware" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((ROOT / "conf" / "hardware" / "vta.yaml").read_text() + "pad: {value: zero, max: 15}\n")
+    flags = ("--config-dir", str(own.parents[1]))
+    paragraph = program.bare(*flags, "hardware=mine", "hardware.pad.maximum=3").paragraph
+    assert "hardware.pad.maximum: is no key (did you mean 'hardware.pad.max'" in paragraph
+    own.write_text(own.read_text().replace("max: 15}\n", "maximum: 15}\n"))
+    paragraph = program.bare(f"--config-dir={own.parents[1]}", "hardware=mine", "command=check").paragraph
+    assert "pad.maximum is not a field (did you mean 'max'?); legal are value, max" in paragraph
