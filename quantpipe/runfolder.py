@@ -194,7 +194,7 @@ class RunFolder:
         ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
         recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
-        return digest_json([dict(strategy.bits), ranges, weights, recovered])
+        return digest_json([dict(strategy.bits), ranges, weights, recovered, strategy.structure.decided])
 
 
 def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
