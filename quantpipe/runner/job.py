@@ -8,7 +8,7 @@ from typing import Any
 
 from quantpipe.annotate.limits import pinned
 from quantpipe.annotate.variants import Topologies
-from quantpipe.artifacts import Origin
+from quantpipe.artifacts import Origin, digest_json
 from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.graph.view import Graph
 from quantpipe.inputs import Inputs
@@ -115,8 +115,11 @@ class Job:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str) -> Origin:
-        data = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
-        return self.origin("evaluate", data, (*ANNOTATE, "realize", "evaluate"))
+        made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
+        # What the report compares losses by, and with: beside the strategy, which may be another search's.
+        objective = {name: self.settings.objective.get(name) for name in ("metric", "target")}
+        compared = {"search_data": self.inputs.search.digest, "metric": digest_json(objective)}
+        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
 
     @property
     def fitted_on(self) -> dict[str, str]:
