@@ -24,13 +24,17 @@ def file_trials(tracker: Tracker, trials: Sequence[Trial]) -> None:
 def file_report(
     tracker: Tracker, report: Mapping[str, Any], folder: Path, model: Path, example: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Numbers as metrics, bits as parameters, the run folder as artifacts, the model with its signature."""
+    """Numbers as metrics, choices as parameters, the run folder as artifacts, the model with its signature."""
     numbers = {f"{part}.{name}": value for part, found in report["metrics"].items() for name, value in found.items()}
     for part in PARTS:
         for name, value in (report.get(part) or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers[f"{part}.{name}"] = float(value)
     tracker.log_metrics(numbers)
-    tracker.log_params({f"bits.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
+    tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
     tracker.log_artifacts(folder)
     tracker.log_model(model, example)
+
+
+def _kind(kind: str) -> str:
+    return "bits" if kind in ("activation", "weight") else kind

@@ -16,6 +16,7 @@ from quantpipe.search import Metric, Objective
 from quantpipe.settings import Settings
 from quantpipe.stages import Evaluation
 from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
+from quantpipe.types.structure import KEYS
 
 
 def build_report(
@@ -166,24 +167,22 @@ def _calibrate(profile: Profile | None) -> dict[str, Any]:
 
 
 def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:
-    """The bits that were chosen, per choice."""
-    found = []
+    """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
+    found: list[dict[str, Any]] = []
     for choice in space:
-        kind, _, tensor = choice.key.partition(":")
-        if kind != "bits":
+        kind, _, name = choice.key.partition(":")
+        edges = list(choice.edges)
+        if choice.key.startswith(KEYS):
+            option = strategy.structure.by_key.get(choice.key, choice.options[0])
+            found.append({"key": name, "kind": kind, "value": option, "threshold": None, "edges": edges})
+        if kind != "bits" or name not in strategy.bits:
             continue
         threshold: Any = None
-        if tensor in strategy.ranges:
-            threshold = strategy.ranges[tensor].threshold
-        elif tensor in topology.weight_of and topology.weight_of[tensor].axis is None:
-            threshold = float(np.abs(strategy.weights[tensor]).max())
-        found.append(
-            {
-                "key": tensor,
-                "kind": "weight" if tensor in topology.weight_of else "activation",
-                "value": strategy.bits[tensor],
-                "threshold": threshold,
-                "edges": list(choice.edges),
-            }
-        )
+        if name in strategy.ranges:
+            threshold = strategy.ranges[name].threshold
+        elif name in topology.weight_of and topology.weight_of[name].axis is None:
+            threshold = float(np.abs(strategy.weights[name]).max())
+        kind = "weight" if name in topology.weight_of else "activation"
+        value = strategy.bits[name]
+        found.append({"key": name, "kind": kind, "value": value, "threshold": threshold, "edges": edges})
     return found

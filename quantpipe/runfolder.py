@@ -103,13 +103,17 @@ class RunFolder:
     def refuse_other(self, path: Path, origin: Origin) -> None:
         """ArtifactError when the file is there and belongs to another run than `origin` says.
 
-        Another strategy is no other run: a longer search goes on where a shorter one ended.
+        Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
+        report compares the strategy by: the report is made anew.
         """
         if not path.is_file():
             return
         found = read_origin(path)
         if found is not None and "strategy" in origin.inputs:
-            origin = replace(origin, inputs={**origin.inputs, "strategy": found.inputs.get("strategy", "")})
+            free = ("strategy", "metric", "search_data") if origin.kind == "evaluate" else ("strategy",)
+            kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
+            same = {name: found.inputs[name] for name in free if name in found.inputs}
+            origin = replace(origin, inputs={**kept, **same})
         differing = origin.differences(found) if found is not None else ["the file carries no origin"]
         if differing:
             differing.sort(key=lambda text: ".name is " not in text)  # what it is called says more than its details
@@ -194,7 +198,7 @@ class RunFolder:
         ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
         recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
-        return digest_json([dict(strategy.bits), ranges, weights, recovered])
+        return digest_json([dict(strategy.bits), ranges, weights, recovered, strategy.structure.decided])
 
 
 def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.table import WeightMethod
@@ -215,6 +215,14 @@ class Settings:
             raise ConfigError(
                 f"has no meaning with objective.form={Form.PARETO}, which has no single best; give null",
                 where="search.target",
+            )
+        structural = [kind for kind in self.annotate.choices if kind in STRUCTURAL]
+        if structural and self.search.weights != "nearest":
+            raise ConfigError(
+                f"is {self.search.weights}, and annotate.choices has {', '.join(structural)}: candidates' weights are "
+                "recovered for one topology; legal is nearest, or choices of bits and thresholds (recover works with "
+                "all of them)",
+                where="search.weights",
             )
         Pick.parse(self.pick)
         if self.search.refine and not self.recover.steps:

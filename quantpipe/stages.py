@@ -11,9 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from quantpipe.annotate.choices import bits_of, choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.annotate.topology import analyze
+from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare
@@ -54,9 +53,10 @@ Progress = Callable[[int, int, str], None]
 def annotate(
     graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, percents: Sequence[int] = ()
 ) -> tuple[Topology, ChoiceSpace]:
-    """What runs in integers, and what there is to choose; `percents`: what ranges may be clipped to, if anything."""
-    topology = analyze(graph, spec, schema, options)
-    return topology, choice_space(topology, options, percents)
+    """What runs in integers by default, and what there is to choose; `percents`: what ranges may be clipped to, if
+    anything."""
+    variants = Topologies(graph, spec, schema, options)
+    return variants.base, variants.space(percents)
 
 
 def calibrate(
@@ -94,13 +94,15 @@ class Budget:
 def make_objective(
     config: Mapping[str, Any],
     graph: Graph,
-    topology: Topology,
+    variants: Topologies,
     spec: HardwareSpec,
     space: ChoiceSpace,
     reference: Reference,
 ) -> Objective:
-    """The objective with its reference: the float model's own value, and the cost of the most precise point."""
-    bits = bits_of(topology, space.decode(space.start))
+    """The objective with its reference: the float model's own value, and the cost of the point that a search begins
+    with."""
+    start = space.decode(space.start)
+    topology, bits = variants.topology_of(start), variants.bits(start)
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
     return Objective.from_config(
         metric=str(config["metric"]),

@@ -1,7 +1,8 @@
 """The strategy file: what was searched, keyed by names, so that it can be read, compared, edited and replayed.
 
 Format 1.0. `bits` by edge ("producer->consumer:port"); `thresholds` by tensor: a number T for [-T, T], {"low",
-"high"} for other ranges; for weights with scales per channel a list with one such entry per output channel.
+"high"} for other ranges; for weights with scales per channel a list with one such entry per output channel. `structure`
+by choice: what its topology departs from the default in.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.errors import ArtifactError, nearest
-from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Topology
+from quantpipe.annotate.variants import Topologies
+from quantpipe.errors import ArtifactError, ConfigError, nearest
+from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Structure, Topology
 
 VERSION = "1.0"
 
@@ -39,6 +41,7 @@ def strategy_payload(
             "hardware": spec.name,
             "schema": asdict(schema),
             "topology": {"node_conds": dict(topology.node_conds), "edge_conds": dict(topology.edge_conds)},
+            "structure": dict(strategy.structure.decided),
             "bits": bits,
             "thresholds": thresholds,
         },
@@ -47,12 +50,12 @@ def strategy_payload(
 
 
 def read_strategy(
-    payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, schema: Schema, topology: Topology
+    payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, schema: Schema, variants: Topologies
 ) -> Strategy:
     """The strategy of a file, checked against the model and hardware it is to be used on.
 
-    Raises ArtifactError naming what does not fit: another model, hardware, schema or topology, missing or unknown
-    names.
+    Raises ArtifactError naming what does not fit: another model, hardware, schema, structure or topology, missing or
+    unknown names.
     """
     if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
         raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)
@@ -65,12 +68,25 @@ def read_strategy(
                 stage="strategy",
                 where=where,
             )
+    structure = _structure(found.get("structure", {}), where)
+    try:
+        topology = variants.at(structure)
+    except ConfigError as error:
+        raise ArtifactError(f"its structure is another one: {error}", stage="strategy", where=where) from error
     _same_nodes(found.get("topology", {}).get("node_conds", {}), topology, where)
     bits = _bits(found.get("bits", {}), topology, where)
     thresholds = found.get("thresholds", {})
     ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where) for g in topology.groups}
     weights = {w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w.tensor, where) for w in topology.weights}
-    return Strategy(bits, ranges, weights)
+    return Strategy(bits, ranges, weights, structure)
+
+
+def _structure(found: Any, where: str) -> Structure:
+    if not isinstance(found, Mapping) or not all(isinstance(v, str) for v in found.values()):
+        raise ArtifactError(
+            f"its structure is {found!r}; legal is a mapping of choices to words", stage="strategy", where=where
+        )
+    return Structure(tuple(found.items()))
 
 
 def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str, int]:

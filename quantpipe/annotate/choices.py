@@ -1,7 +1,8 @@
-"""The choice space of a topology: bits per scale group and per weight, and ranges where asked for.
+"""The choice space of a topology: bits per scale group and per weight, and ranges where asked for; and what an
+assignment of it says about a topology.
 
 Every point is valid: tensors that must agree are one choice, and each choice's options already respect both ends'
-types.
+types. Choices that lead to other topologies are in `variants`.
 """
 
 from __future__ import annotations
@@ -11,33 +12,42 @@ from collections.abc import Mapping, Sequence
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
 from quantpipe.oprules.float_ops import QUANTIZED
-from quantpipe.types import Choice, ChoiceSpace, Topology
+from quantpipe.types import Choice, ChoiceSpace, OptionValue, ScaleGroup, Topology
 
 BITS = "bits"
 STEP = "threshold_step"
 CLIP = "clip_percent"
 
+STEPS = (-1, 0, 1)
+"""Of thresholds, where they are asked for and none are given."""
 
-def choice_space(topology: Topology, options: AnnotateOptions, percents: Sequence[int] = ()) -> ChoiceSpace:
-    """Choices in graph order: per group `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR`; then weights.
+Assignment = Mapping[str, OptionValue]
+"""Choice key -> option."""
+
+
+def choice_space(
+    topology: Topology, options: AnnotateOptions, percents: Sequence[int] = (), structural: Sequence[Choice] = ()
+) -> ChoiceSpace:
+    """Choices in graph order: per group `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR`; then weights;
+    then the `structural` ones.
 
     `percents`: to what share of the estimated range a search may clip, 100 first; none where it may not.
     """
     choices: list[Choice] = []
+    steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
     for group in topology.groups:
-        choices.append(_bits(group.key, group.max_bits, group.edges, max(options.min_bits, group.min_bits)))
-        if len(options.threshold_steps) > 1 and group.fixed is None:
-            steps = sorted(options.threshold_steps, key=lambda s: (s != 0, s))
-            choices.append(Choice(step_key(group.key), STEP, tuple(steps), group.edges, graded=False))
+        choices.append(_bits(group.key, group.max_bits, group.edges, group.min_bits, options))
+        if len(steps) > 1 and group.fixed is None:
+            choices.append(Choice(step_key(group.key), STEP, steps, group.edges, graded=False))
         if len(percents) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges, graded=False))
-    choices += [_bits(w.tensor, w.max_bits, w.edges, max(options.min_bits, w.min_bits)) for w in topology.weights]
+    choices += [_bits(w.tensor, w.max_bits, w.edges, w.min_bits, options) for w in topology.weights]
     if not choices:
         raise ConfigError(
             f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
             stage="annotate",
         )
-    return ChoiceSpace(tuple(choices))
+    return ChoiceSpace((*choices, *structural))
 
 
 def _why(topology: Topology) -> str:
@@ -61,22 +71,38 @@ def clip_key(tensor: str) -> str:
     return f"clip:{tensor}"
 
 
-def bits_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
-    """Tensor -> bits, for stored tensors and weights."""
-    found = {t: assignment[bits_key(g.key)] for g in topology.groups for t in g.tensors}
-    return found | {w.tensor: assignment[bits_key(w.tensor)] for w in topology.weights}
+def bits_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
+    """Tensor -> bits, for stored tensors and weights. `reference`: the topology whose groups the choices are (None:
+    this one); what it does not store has the most bits there are."""
+    found: dict[str, int] = {}
+    for group in topology.groups:
+        owner = _owner(group, reference)
+        bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
+        found |= dict.fromkeys(group.tensors, max(min(bits, group.max_bits), min(group.min_bits, group.max_bits)))
+    return found | {w.tensor: int(assignment[bits_key(w.tensor)]) for w in topology.weights}
 
 
-def steps_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
+def steps_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Group key -> threshold step (a power of two by which its range is scaled)."""
-    return {g.key: assignment.get(step_key(g.key), 0) for g in topology.groups}
+    return {g.key: int(assignment.get(step_key(_owner(g, reference) or ""), 0)) for g in topology.groups}
 
 
-def clips_of(topology: Topology, assignment: Mapping[str, int]) -> dict[str, int]:
+def clips_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Group key -> percent of the estimated range that is kept."""
-    return {g.key: assignment.get(clip_key(g.key), 100) for g in topology.groups}
+    return {g.key: int(assignment.get(clip_key(_owner(g, reference) or ""), 100)) for g in topology.groups}
 
 
-def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int) -> Choice:
-    least = min(floor, most)
+def _owner(group: ScaleGroup, reference: Topology | None) -> str | None:
+    """The group of the reference that this one is a part of, by its key."""
+    if reference is None:
+        return group.key
+    return next((reference.group_of[t].key for t in group.tensors if t in reference.group_of), None)
+
+
+def _steps(options: AnnotateOptions) -> tuple[int, ...]:
+    return STEPS if "threshold" in options.choices and options.threshold_steps == (0,) else options.threshold_steps
+
+
+def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int, options: AnnotateOptions) -> Choice:
+    least = min(max(options.min_bits, floor), most) if BITS in options.choices else most
     return Choice(bits_key(tensor), BITS, tuple(range(most, least - 1, -1)), edges)

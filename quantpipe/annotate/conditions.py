@@ -1,8 +1,8 @@
 """Which nodes run in integers: the RFC's node conditions, each refusal with its reason.
 
 A node with an integer signature runs in integers, unless it also has a float signature and all its producers are float
-(then quantizing would only open an island; a node with weights is worth one), or the user or the hardware file keeps it
-in float, or the node itself cannot be expressed.
+(then quantizing would only open an island; a node with weights is worth one), or the user, the hardware file or a
+search keeps it in float, or the node itself cannot be expressed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import FLOAT_OPS, Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import QUANTIZED
-from quantpipe.types import HardwareSpec, OpSignature
+from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Structure
+from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT_KEY
 
 REALS = ("float16", "bfloat16", "float64")
+
+KINDS = ("bits", "float", "granularity", "add", "threshold")
+"""What `annotate.choices` may list."""
+
+STRUCTURAL = ("float", "granularity", "add")
+"""Those that lead to other topologies."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,11 @@ class AnnotateOptions:
 
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
-    as part of the search (0 must be among them).
+    as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
     """
 
     min_bits: int = 4
+    choices: tuple[str, ...] = ("bits",)
     threshold_steps: tuple[int, ...] = (0,)
     float_nodes: tuple[str, ...] = ()
     float_ops: tuple[str, ...] = ()
@@ -45,8 +53,14 @@ class AnnotateOptions:
     constraints: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("threshold_steps", "float_nodes", "float_ops"):
+        for name in ("choices", "threshold_steps", "float_nodes", "float_ops"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        for kind in self.choices:
+            if kind not in KINDS:
+                raise ConfigError(
+                    f"{kind!r} is no kind of choice{nearest(kind, KINDS)}; legal are {', '.join(KINDS)}",
+                    where="annotate.choices",
+                )
         if not 2 <= self.min_bits <= 16:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
         if 0 not in self.threshold_steps:
@@ -61,16 +75,26 @@ class AnnotateOptions:
 
 @dataclass(frozen=True)
 class Conditions:
-    """`integer`: node -> its signature. `reasons`: float node -> why."""
+    """`integer`: node -> its signature. `reasons`: float node -> why. `additions`: addition -> how it takes its
+    operands, where that is not the hardware's own way."""
 
     integer: dict[str, OpSignature]
     reasons: dict[str, str]
+    additions: dict[str, AddInputs]
+
+    def treatment(self, node: str, spec: HardwareSpec) -> AddInputs | None:
+        """How an addition takes its operands."""
+        return self.additions.get(node, spec.add_inputs)
 
 
-def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Conditions:
+def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure: Structure = DEFAULT) -> Conditions:
     """Node conditions in execution order."""
-    kept = _skipped(graph, spec) | _kept_in_float(graph, options)
-    found = Conditions({}, {})
+    chosen = {
+        n.name: f"left in float by the choice {FLOAT_KEY}{n.name}" for n in graph.nodes if structure.floats(n.name)
+    }
+    kept = _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
+    additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
+    found = Conditions({}, {}, additions)
     either: dict[str, OpSignature] = {}
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
@@ -78,7 +102,9 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions) -> Condit
         if reason is None:
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
-            signature, reason = choose_signature(spec, node, graph, rule)
+            signature, reason = choose_signature(spec, node, graph, rule, found.treatment(node.name, spec))
+            if additions.get(node.name) is AddInputs.NONE:
+                reason = f"it adds in float by the choice {ADD_KEY}{node.name}"
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
             alone = both and _producers_float(node, graph, found)

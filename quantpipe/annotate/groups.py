@@ -26,8 +26,10 @@ from quantpipe.types import (
     OpSignature,
     ScaleGroup,
     Schema,
+    Structure,
     WeightSite,
 )
+from quantpipe.types.structure import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def weight_sites(
     kernels: Sequence[Kernel],
     edges: Sequence[Edge],
     least: Mapping[str, int] = MappingProxyType({}),
+    structure: Structure = DEFAULT,
 ) -> tuple[WeightSite, ...]:
     """One site per constant: a weight with several users stays one tensor."""
     users: dict[str, list[Kernel]] = {}
@@ -140,7 +143,8 @@ def weight_sites(
         port = rule.weight if rule is not None and rule.weight is not None else 1
         dtype = signatures[nodes[0]].input(port)
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
-        axis = channel_axis if schema.weights.granularity is Granularity.PER_CHANNEL else None
+        granularity = Granularity(structure.granularity(tensor) or schema.weights.granularity)
+        axis = channel_axis if granularity is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
         sites.append(
             WeightSite(

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.types import Choice, ChoiceSpace
+from quantpipe.types import Choice, ChoiceSpace, OptionValue
 
 
 @dataclass(frozen=True)
 class ChoiceLimits:
     """`pin`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order;
     options that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay
-    at their most precise option."""
+    at their first option."""
 
-    pin: Mapping[str, int] = field(default_factory=dict)
-    restrict: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    pin: Mapping[str, OptionValue] = field(default_factory=dict)
+    restrict: Mapping[str, Sequence[OptionValue]] = field(default_factory=dict)
     freeze: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -31,13 +31,13 @@ class ChoiceLimits:
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"is {getattr(self, name)!r}; legal is {{pattern: …}}", where=f"choices.{name}")
         for pattern, option in self.pin.items():
-            _whole(option, f"choices.pin: {pattern}", "one option, a whole number")
+            _option(option, f"choices.pin: {pattern}", "one option, a whole number or a word such as float")
         for pattern, options in self.restrict.items():
-            where, legal = f"choices.restrict: {pattern}", "a list of options, whole numbers"
+            where, legal = f"choices.restrict: {pattern}", "a list of options, whole numbers or words such as float"
             if not isinstance(options, Sequence) or isinstance(options, str) or not options:
                 raise ConfigError(f"is {options!r}; legal is {legal}", where=where)
             for option in options:
-                _whole(option, where, legal)
+                _option(option, where, legal)
         if isinstance(self.freeze, str) or not all(isinstance(p, str) for p in self.freeze):
             raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
 
@@ -57,13 +57,13 @@ class ChoiceLimits:
         return ChoiceSpace(tuple(left.values()))
 
 
-def pinned(whole: ChoiceSpace, narrowed: ChoiceSpace) -> dict[str, int]:
+def pinned(whole: ChoiceSpace, narrowed: ChoiceSpace) -> dict[str, OptionValue]:
     """Key -> option of the choices that were left with one option and had more."""
     pairs = zip(whole, narrowed, strict=True)
     return {after.key: after.options[0] for before, after in pairs if len(after.options) == 1 < len(before.options)}
 
 
-def _narrow(left: dict[str, Choice], pattern: str, where: str, wanted: Sequence[int]) -> None:
+def _narrow(left: dict[str, Choice], pattern: str, where: str, wanted: Sequence[OptionValue]) -> None:
     for key in _matching(left, pattern, where):
         options = tuple(o for o in left[key].options if o in wanted)
         if not options:
@@ -87,6 +87,7 @@ def _matching(left: Mapping[str, Choice], pattern: str, where: str) -> list[str]
     return found
 
 
-def _whole(value: Any, where: str, legal: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+def _option(value: Any, where: str, legal: str) -> None:
+    word = isinstance(value, str) and value.isidentifier()
+    if not word and (not isinstance(value, int) or isinstance(value, bool)):
         raise ConfigError(f"is {value!r}; legal is {legal}", where=where)

@@ -17,7 +17,20 @@ from quantpipe.annotate.pins import pins_of
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
-from quantpipe.types import DType, Edge, FloatOn, Form, HardwareSpec, Kernel, Operand, OpSignature, Schema, Topology
+from quantpipe.types import (
+    DType,
+    Edge,
+    FloatOn,
+    Form,
+    HardwareSpec,
+    Kernel,
+    Operand,
+    OpSignature,
+    Schema,
+    Structure,
+    Topology,
+)
+from quantpipe.types.structure import DEFAULT
 
 
 @dataclass
@@ -30,11 +43,13 @@ class _Draft:
     """Stored tensor -> kernel node that makes it."""
 
 
-def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> Topology:
-    """Build the topology. Raises ConfigError for patterns that match nothing, or, with strict, when a known op falls
-    back."""
+def analyze(
+    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, structure: Structure = DEFAULT
+) -> Topology:
+    """Build the topology of a structure. Raises ConfigError for patterns that match nothing, or, with strict, when a
+    known op falls back."""
     graph = in_canonical_order(graph)
-    conditions = decide(graph, spec, options)
+    conditions = decide(graph, spec, options, structure)
     swallowed = _swallow(graph, spec, conditions)
     draft = _Draft()
     kernels: list[Kernel] = []
@@ -64,7 +79,7 @@ def analyze(graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateO
         float_nodes=reasons,
         kernels=solved.kernels,
         groups=solved.groups,
-        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges, least),
+        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges, least, structure),
         constants=constants,
     )
 
@@ -119,7 +134,8 @@ def _fused_into_sums(
             continue
         follower_rule = rule_of(follower)
         is_sum = follower_rule is not None and follower_rule.family is Family.SUM
-        if is_sum and spec.hands_on(node.op, follower.op) and follower.name not in sums:
+        treatment = conditions.treatment(follower.name, spec)
+        if is_sum and spec.hands_on(node.op, follower.op, treatment) and follower.name not in sums:
             sums.add(follower.name)
             found.add(node.name)
     return found
@@ -138,7 +154,7 @@ def _kernel(
     assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
     signature = conditions.integer[node.name]
     ports = rule.activations(node, graph)
-    operands = tuple(_operand(node, p, signature, len(ports), rule, spec, draft, raw) for p in ports)
+    operands = tuple(_operand(node, p, conditions, len(ports), rule, spec, draft, raw) for p in ports)
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
     form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)
     if form is Form.QUANTIZED:
@@ -167,7 +183,7 @@ def _kernel(
 def _operand(
     node: Node,
     port: int,
-    signature: OpSignature,
+    conditions: Conditions,
     ports: int,
     rule: OpRule,
     spec: HardwareSpec,
@@ -175,11 +191,11 @@ def _operand(
     raw: set[str],
 ) -> Operand:
     tensor = node.inputs[port]
-    wanted = signature.input(port)
+    wanted = conditions.integer[node.name].input(port)
     produced = draft.forms.get(tensor, Form.FLOAT)
     passes_raw = spec.is_wide(wanted)
     if rule.family is Family.SUM:
-        passes_raw = spec.add_inputs is None or draft.heads.get(tensor) in raw
+        passes_raw = conditions.treatment(node.name, spec) is None or draft.heads.get(tensor) in raw
     if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and ports > 1):
         return Operand(port, tensor, Form.RAW)
     if tensor not in draft.dtypes:

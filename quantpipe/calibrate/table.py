@@ -7,25 +7,26 @@ additions with equal scales need, and it is listed. Every (tensor, bits) is comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.annotate.choices import bits_of, clips_of, steps_of
+from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of
+from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
-from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, Symmetry, TensorStats, Topology
+from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, Symmetry, TensorStats, Topology, WeightSite
+from quantpipe.types.structure import DEFAULT
 
 WeightMethod = Literal["max_range", "mse", "estimator"]
 
 
 class ThresholdTable:
-    """Ranges and thresholds on demand, for one topology, profile and estimator.
+    """Ranges and thresholds on demand, for one profile and estimator, and one topology (or all `variants` of it).
 
     Raises ConfigError when the profile lacks what the estimator reads.
     """
@@ -38,27 +39,33 @@ class ThresholdTable:
         profile: Profile,
         estimator: Estimator,
         weight_method: WeightMethod,
+        variants: Topologies | None = None,
     ) -> None:
         require(estimator, profile)
         self._graph, self._topology, self._schema = graph, topology, schema
         self._estimator, self._weight_method = estimator, weight_method
-        constants = {t: _constant_stats(graph, t) for t in topology.constants}
-        self._stats: dict[str, TensorStats] = {**profile.tensors, **constants}
+        self._variants = variants
+        self._stats: dict[str, TensorStats] = dict(profile.tensors)
         self._ranges: dict[tuple[str, int], Range] = {}
-        self._channels: dict[str, list[TensorStats]] = {}
-        self._weights: dict[tuple[str, int], NDArray[np.float64]] = {}
+        self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
+        self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
 
-    def strategy(self, assignment: Mapping[str, int]) -> Strategy:
-        """The strategy of one assignment of the choice space."""
-        bits = bits_of(self._topology, assignment)
-        steps, clips = steps_of(self._topology, assignment), clips_of(self._topology, assignment)
+    def strategy(self, assignment: Assignment) -> Strategy:
+        """The strategy of one assignment of the choice space; of several topologies, for the one it decides on."""
+        variants = self._variants
+        if variants is None:
+            structure, topology = DEFAULT, self._topology
+            bits, steps, clips = (of(topology, assignment) for of in (bits_of, steps_of, clips_of))
+        else:
+            structure, topology = variants.structure_of(assignment), variants.topology_of(assignment)
+            bits, steps, clips = variants.bits(assignment), variants.steps(assignment), variants.clips(assignment)
         ranges = {}
-        for group in self._topology.groups:
+        for group in topology.groups:
             found = self.group_range(group, bits[group.key])
             factor = 2.0 ** steps[group.key] * (clips[group.key] / 100)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
-        weights = {w.tensor: self.weight_thresholds(w.tensor, bits[w.tensor]) for w in self._topology.weights}
-        return Strategy(bits, ranges, weights)
+        weights = {w.tensor: self._thresholds(w, bits[w.tensor]) for w in topology.weights}
+        return Strategy(bits, ranges, weights, structure)
 
     def group_range(self, group: ScaleGroup, bits: int) -> Range:
         """The hull of the sources' estimated ranges, or the range that is known beforehand."""
@@ -68,11 +75,14 @@ class ThresholdTable:
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
-        """T of [-T, T] per channel, `[C]` or `()`; under an asymmetric schema (low, high), `[C, 2]` or `[1, 2]`."""
-        key = (tensor, bits)
+        """T of [-T, T] per channel, `[C]` or `()`; under an asymmetric schema (low, high), `[C, 2]` or `[1, 2]`. In the
+        default topology."""
+        return self._thresholds(self._topology.weight_of[tensor], bits)
+
+    def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
+        key = (site.tensor, site.axis, bits)
         if key not in self._weights:
-            site = self._topology.weight_of[tensor]
-            found = self._weight_ranges(tensor, site.axis, bits)
+            found = self._weight_ranges(site.tensor, site.axis, bits)
             if self._schema.weights.symmetry is Symmetry.ASYMMETRIC:
                 self._weights[key] = np.asarray([(r.low, r.high) for r in found], np.float64)
             else:
@@ -84,14 +94,15 @@ class ThresholdTable:
         weight, schema = self._graph.constant(tensor), self._schema.weights
         if self._weight_method != "estimator":
             return weight_ranges(weight, axis, bits, schema, self._weight_method)
-        if tensor not in self._channels:
-            self._channels[tensor] = channel_stats(weight, axis)
-        return estimated_ranges(self._channels[tensor], bits, schema, self._estimator)
+        if (tensor, axis) not in self._channels:
+            self._channels[tensor, axis] = channel_stats(weight, axis)
+        return estimated_ranges(self._channels[tensor, axis], bits, schema, self._estimator)
 
     def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:
         """Groups whose common range is not the one a source would have alone."""
         found = []
-        for group in self._topology.groups:
+        topology = self._topology if self._variants is None else self._variants.at(strategy.structure)
+        for group in topology.groups:
             for source in group.sources if len(group.sources) > 1 and group.fixed is None else ():
                 alone = self._range(source, strategy.bits[group.key])
                 together = self.group_range(group, strategy.bits[group.key])
@@ -110,6 +121,8 @@ class ThresholdTable:
     def _range(self, tensor: str, bits: int) -> Range:
         key = (tensor, bits)
         if key not in self._ranges:
+            if tensor not in self._stats and self._graph.is_constant(tensor):
+                self._stats[tensor] = _constant_stats(self._graph, tensor)
             self._ranges[key] = self._estimator(self._stats[tensor], bits, self._schema.activations)
         return self._ranges[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.annotate.choices import bits_of
+from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.bound import Bound
-from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
+from quantpipe.evaluate.chain import SAMPLES, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
 from quantpipe.evaluate.sections import Section, sections
 from quantpipe.evaluate.tensor_cache import State, TensorCache
@@ -26,7 +28,22 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.recover import LayerOptions, Moments, Variants
-from quantpipe.types import Batch, ChoiceSpace, HardwareSpec, Point, QuantPlan, Samples, Schema, Score, Topology
+from quantpipe.types import (
+    Batch,
+    ChoiceSpace,
+    HardwareSpec,
+    Point,
+    QuantPlan,
+    Samples,
+    Schema,
+    Score,
+    Strategy,
+    Structure,
+    Topology,
+)
+
+CHAINS = 4
+"""Kept, one per structure: each holds sessions, and what two have in common is kept in both."""
 
 FAST_BITS = 8
 """Storage for which onnxruntime has integer kernels."""
@@ -51,7 +68,7 @@ class CandidateRecipe:
     `metric` is accuracy, kl, mse or callable; `cost` a key of COSTS; `backend` the output form of the run; `memory_mb`
     what tensors kept for later candidates may take. `kind` changes the time only: integers are equal in every form.
     `moments` of the layers' inputs: a candidate's weights are recovered with them, by `layer`; None: rounded to the
-    nearest.
+    nearest. `branches`: the topologies that points decide on, where there is more than `topology`.
     """
 
     graph: Graph = field(repr=False)
@@ -69,6 +86,7 @@ class CandidateRecipe:
     memory_mb: int = 1024
     moments: Mapping[str, Moments] | None = field(default=None, repr=False)
     layer: LayerOptions = LayerOptions()  # noqa: RUF009  (frozen)
+    branches: Topologies | None = field(default=None, repr=False)
 
     def variants(self, planner: Planner) -> Variants | None:
         """What gives a candidate its weights, where they are recovered."""
@@ -105,16 +123,18 @@ class CandidateMeasure:
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, recipe.graph.batch_size, self._cache)
-        self._parts = sections(recipe.graph, recipe.topology, recipe.reference.output)
-        self._chain: Chain | None = None
+        self._parts = self._sections(recipe.topology)
+        self._chains: OrderedDict[Structure, Chain] = OrderedDict()
         self.kind = EvaluatorKind(recipe.kind)
         """For `auto`, what it came to, once a point was measured."""
 
     def cost(self, point: Point) -> float:
         """The cost alone; runs nothing."""
         r = self._recipe
-        bits = bits_of(r.topology, r.space.decode(point))
-        return self._cost(r.topology, r.graph, r.spec, bits)
+        assignment = r.space.decode(point)
+        if r.branches is None:
+            return self._cost(r.topology, r.graph, r.spec, bits_of(r.topology, assignment))
+        return self._cost(r.branches.topology_of(assignment), r.graph, r.spec, r.branches.bits(assignment))
 
     def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
         """One score after the other, measured when asked for.
@@ -128,12 +148,14 @@ class CandidateMeasure:
         r = self._recipe
         cost = self.cost(point)
         bound = Bound(r.metric, r.reference) if hopeless is not None else None
-        plan = self._plan(point)
+        strategy = r.table.strategy(r.space.decode(point))
+        topology = self._topology(strategy.structure)
+        plan = self._plan(strategy, topology)
         if plan is None:
             return Score(float("nan"), cost)
         batches = self._batches
         self._cache.begin([SAMPLES])
-        candidate = self._candidate(plan, batches)
+        candidate = self._chain(strategy.structure, topology, plan, batches).candidate(plan)
         outputs = []
         for number in batches.numbers():
             if hopeless is not None and bound is not None and hopeless(Score(bound.best(), cost)):
@@ -144,37 +166,54 @@ class CandidateMeasure:
         metrics = output_metrics(r.reference, joined(outputs))
         return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))
 
-    def _plan(self, point: Point) -> QuantPlan | None:
+    def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan | None:
         """All numbers of a point; None where the device cannot express the weights that recovery gave it."""
-        strategy = self._recipe.table.strategy(self._recipe.space.decode(point))
+        planner = self._planner.on(topology)
         if self._variants is None:
-            return self._planner.plan(strategy, NO_OVERRIDES)
+            return planner.plan(strategy, NO_OVERRIDES)
         try:
-            return self._planner.plan(strategy, self._variants.overrides(strategy))
+            return planner.plan(strategy, self._variants.overrides(strategy))
         except HardwareError:
             return None
 
-    def _candidate(self, plan: QuantPlan, batches: _Batches) -> Candidate:
-        if self._chain is None:
-            self._chain = self._decided(plan, batches) if self.kind is EvaluatorKind.AUTO else self._in_form(self.kind)
-            self._chain.cache = self._cache
-        return self._chain.candidate(plan)
+    def _topology(self, structure: Structure) -> Topology:
+        r = self._recipe
+        return r.topology if r.branches is None else r.branches.at(structure)
 
-    def _in_form(self, kind: EvaluatorKind) -> Chain:
+    def _sections(self, topology: Topology) -> tuple[Section, ...]:
+        return sections(self._recipe.graph, topology, self._recipe.reference.output)
+
+    def _chain(self, structure: Structure, topology: Topology, plan: QuantPlan, batches: _Batches) -> Chain:
+        """The chain of a topology. Chains of several share what is kept: sections that are the same have one key."""
+        found = self._chains.get(structure)
+        if found is None:
+            parts = self._sections(topology) if structure else self._parts
+            if self.kind is EvaluatorKind.AUTO:
+                found = self._decided(plan, batches, topology, parts)
+            else:
+                found = self._in_form(self.kind, parts)
+            found.cache = self._cache
+            self._chains[structure] = found
+            while len(self._chains) > CHAINS:
+                self._chains.popitem(last=False)
+        self._chains.move_to_end(structure)
+        return found
+
+    def _in_form(self, kind: EvaluatorKind, parts: Sequence[Section]) -> Chain:
         self.kind = kind
         backend = self._recipe.backend if kind is EvaluatorKind.INTEGER else None
-        return Chain(self._parts, None, backend, self._threads)
+        return Chain(parts, None, backend, self._threads)
 
-    def _decided(self, plan: QuantPlan, batches: _Batches) -> Chain:
+    def _decided(self, plan: QuantPlan, batches: _Batches, topology: Topology, parts: Sequence[Section]) -> Chain:
         """The integer form where it can run fast, gives the same on one batch, and was faster; else the simulated one.
 
         The same on every processor that the report's comparison of all integers accepts; on one without exact 8 bit
         kernels, simulation is what remains. The scores do not depend on the outcome, so it may depend on time.
         """
-        simulated = self._in_form(EvaluatorKind.SIMULATED)
-        if not runs_fast(self._recipe.backend, self._recipe.topology, self._parts):
+        simulated = self._in_form(EvaluatorKind.SIMULATED, parts)
+        if not runs_fast(self._recipe.backend, topology, parts):
             return simulated
-        integer = self._in_form(EvaluatorKind.INTEGER)
+        integer = self._in_form(EvaluatorKind.INTEGER, parts)
         (expected, slow), (found, fast) = (_timed(c, plan, batches) for c in (simulated, integer))
         if fast < slow and np.array_equal(expected, found, equal_nan=True):
             return integer

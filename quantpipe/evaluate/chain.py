@@ -54,7 +54,7 @@ class Chain:
 
     def candidate(self, plan: QuantPlan) -> Candidate:
         """A plan, ready to be run batch by batch."""
-        own = [self._digests.of(plan, p.topology, (*p.reads, *p.makes)) for p in self._parts]
+        own = [self._digests.of(plan, p.topology, (*p.reads, *p.makes), p.identity) for p in self._parts]
         keys, key = [], b""
         for digest in own:
             key = hashlib.blake2b(key + digest, digest_size=16).digest()

@@ -17,9 +17,12 @@ class PlanDigest:
     def __init__(self) -> None:
         self._weights: dict[int, tuple[WeightTensor, bytes]] = {}
 
-    def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...]) -> bytes:
-        """Every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use."""
-        digest = hashlib.blake2b(digest_size=16)
+    def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...], identity: str = "") -> bytes:
+        """Every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use.
+
+        `identity` tells apart what may have the same numbers and is not the same: sections of other topologies.
+        """
+        digest = hashlib.blake2b(identity.encode(), digest_size=16)
         names = dict.fromkeys(tensors)
         for kernel in topology.kernels:
             names |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -47,6 +48,12 @@ class Section:
     @property
     def stored(self) -> frozenset[str]:
         return frozenset((*self.reads, *self.makes))
+
+    @cached_property
+    def identity(self) -> str:
+        """What it computes, but for numbers: sections of two topologies with the same one are the same."""
+        nodes = [n.name for n in self.graph.nodes]
+        return repr((nodes, self.topology.kernels, self.feeds, self.reads, self.makes, self.live))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,13 +5,29 @@ from __future__ import annotations
 from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES
-from quantpipe.types import BiasScale, Granularity, HardwareSpec, Isa, PadValue, RequantizeKind, Scales, Unify
+from quantpipe.types import (
+    AddInputs,
+    BiasScale,
+    Granularity,
+    HardwareSpec,
+    Isa,
+    PadValue,
+    RequantizeKind,
+    Scales,
+    Unify,
+)
 
 
 def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
     """Raises HardwareError naming one field, and what it must be beside the others."""
     _requantization(spec, reader)
     _storage(spec, reader)
+    if AddInputs.RESIDUAL_ONLY in spec.add_variants and spec.realize != "integer":
+        raise reader.error(
+            "add_inputs",
+            f"lists residual_only beside others, but realize is {spec.realize}, a form that hands on no accumulators; "
+            "legal is realize: integer, or a list without it",
+        )
     _signs(spec, reader)
     if spec.pad.value is PadValue.ZERO and spec.pad.max != 0 and not spec.activations.symmetric:
         raise reader.error(

@@ -19,14 +19,17 @@ FLOAT_BITS = 32
 
 
 def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Sum of the bits over all quantized edges (the RFC's measure)."""
+    """Sum of the bits over all quantized edges (the RFC's measure); edges left in float by choice count 32."""
     groups = sum(bits[g.key] * len(g.edges) for g in topology.groups)
-    return float(groups + sum(bits[w.tensor] * len(w.edges) for w in topology.weights))
+    weights = sum(bits[w.tensor] * len(w.edges) for w in topology.weights)
+    return float(groups + weights + FLOAT_BITS * len(topology.float_edges))
 
 
 def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Bytes of all quantized weights at their bits, in bytes (biases and scales not counted)."""
-    return sum(prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights) / 8
+    """Bytes of all quantized weights at their bits, and of those left in float by choice (biases and scales not
+    counted)."""
+    stored = [prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights]
+    return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
 
 
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
@@ -38,8 +41,9 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Device cycles per sample: MACs over the rate of the operands' width, plus weight bytes over the bandwidth, plus
-    `launch_cycles` for every kernel and every float node that computes real numbers (swallowed clamps start nothing).
+    """Device cycles per sample: MACs over the rate of the operands' width; what is loaded (weights at their bits, 32 in
+    float, and `scale_bytes` for each of their scales) over the bandwidth; `launch_cycles` for every kernel and every
+    float node that computes real numbers (swallowed clamps start nothing).
 
     Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one.
     """
@@ -52,14 +56,20 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             continue
         kernel = topology.kernel_of.get(node.name)
         if kernel is None:
-            total += work / spec.cost.macs_per_cycle["float32"]
+            rule = rule_of(node)
+            weight = rule.weight_of(node, graph) if rule is not None else None
+            loaded = prod(graph.shapes[weight]) * FLOAT_BITS / 8 if weight is not None else 0.0
+            total += work / spec.cost.macs_per_cycle["float32"] + loaded / spec.cost.bytes_per_cycle
             continue
         if kernel.weight is None:
             total += work / _rate(spec, max(bits[topology.group_of[o.tensor].key] for o in kernel.operands))
             continue
         widest = max(bits[kernel.weight], bits[topology.group_of[kernel.operands[0].tensor].key])
         total += work * alignment(node, graph, spec) / _rate(spec, widest)
-        total += prod(graph.shapes[kernel.weight]) * bits[kernel.weight] / 8 / spec.cost.bytes_per_cycle
+        site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
+        scales = 1 if site.axis is None else shape[site.axis]
+        loaded = prod(shape) * bits[kernel.weight] / 8 + scales * spec.cost.scale_bytes
+        total += loaded / spec.cost.bytes_per_cycle
     return total
 
 

@@ -28,12 +28,14 @@ def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> s
     return None
 
 
-def choose_signature(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> tuple[OpSignature | None, str]:
-    """The first integer signature that takes the node, or None and the reason."""
+def choose_signature(
+    spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule, treatment: AddInputs | None
+) -> tuple[OpSignature | None, str]:
+    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition."""
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
-    if rule.family is Family.SUM and spec.add_inputs is AddInputs.NONE:
+    if rule.family is Family.SUM and treatment is AddInputs.NONE:
         return None, f"{spec.name} adds in float (add_inputs: none)"
     reason = f"{spec.name} runs {node.op} in float only"
     for signature in declared:

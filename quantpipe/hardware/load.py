@@ -75,6 +75,7 @@ def load_hardware(data: Data) -> HardwareSpec:
     if not str(data["source"]).strip():
         raise reader.error("source", "is empty; say where the facts come from")
     bias, bias_scale = _bias(reader, data["bias"])
+    additions = _additions(reader, data.get("add_inputs"))
     spec = HardwareSpec(
         name=name,
         description=str(data["description"]),
@@ -92,7 +93,8 @@ def load_hardware(data: Data) -> HardwareSpec:
         accumulator=_accumulator(reader, data),
         fuse=reader.chains(data["fuse"]),
         cost=_cost(reader, data),
-        add_inputs=_optional(reader, AddInputs, data, "add_inputs"),
+        add_inputs=additions[0] if additions else None,
+        add_variants=additions if len(additions) > 1 else (),
         isa=_optional(reader, Isa, data, "isa") or Isa.VNNI,
         narrowing=_optional(reader, Narrowing, data, "narrowing") or Narrowing.SATURATE,
         pad=_pad(reader, data),
@@ -113,14 +115,15 @@ def _form_for(spec: HardwareSpec) -> str:
         all(spec.is_wide(d) for d in s.outputs) for s in integer
     )
     sums = [op for op, rule in OP_RULES.items() if rule.family is Family.SUM]
-    hands_on = any(spec.hands_on(op, s) for op in spec.ops for s in sums)
+    treatments = spec.add_variants or (spec.add_inputs,)
+    hands_on = any(spec.hands_on(op, s, t) for op in spec.ops for s in sums for t in treatments)
     return "qdq" if kernels and exact and narrow and not hands_on else "integer"
 
 
 def _cost(reader: Reader, data: Data) -> Cost:
     """`align.channels` is another name of `cost.channel_block`."""
     part = reader.part(
-        data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles")
+        data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
     )
     block = part.get("channel_block")
     align = data.get("align")
@@ -138,6 +141,7 @@ def _cost(reader: Reader, data: Data) -> Cost:
         reader.whole(1 if block is None and align is None else block, label, 1),
         reader.optional_number(part, "cost", "clock_hz", 1.0, None),
         reader.optional_number(part, "cost", "launch_cycles", 0.0, 0.0) or 0.0,
+        reader.optional_number(part, "cost", "scale_bytes", 0.0, 0.0) or 0.0,
     )
 
 
@@ -162,6 +166,18 @@ def _skip(reader: Reader, data: Data) -> Skip:
 def _optional(reader: Reader, kind: Any, data: Data, field: str) -> Any:
     """A field that may be absent or null."""
     return None if data.get(field) is None else reader.choice(kind, data[field], field)
+
+
+def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
+    """None, one treatment, or a list of several, the default first."""
+    if value is None:
+        return ()
+    found = [reader.choice(AddInputs, v, "add_inputs") for v in (value if isinstance(value, list | tuple) else [value])]
+    if not found:
+        raise reader.error("add_inputs", f"is an empty list; legal are null, or one or more of {', '.join(AddInputs)}")
+    if len(set(found)) < len(found):
+        raise reader.error("add_inputs", f"lists {', '.join(found)}; name each treatment once")
+    return tuple(found)
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,14 @@ class Planner:
 
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
-        self._weights: dict[tuple[str, int, bytes], WeightTensor] = {}
+        self._weights: dict[tuple[str, int, int | None, bytes], WeightTensor] = {}
         self.functions = Functions(graph)
+
+    def on(self, topology: Topology) -> Planner:
+        """A planner for another topology of the same graph; integer weights are shared."""
+        other = copy(self)
+        other._topology = topology
+        return other
 
     def plan(
         self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES, kernels: tuple[Kernel, ...] | None = None
@@ -71,9 +78,9 @@ class Planner:
 
     def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
         """The integer weights of one constant: q = clamp(rint(w / s) + z)."""
-        key = (tensor, bits, np.asarray(thresholds, np.float64).tobytes())
+        site = self._topology.weight_of[tensor]
+        key = (tensor, bits, site.axis, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights:
-            site = self._topology.weight_of[tensor]
             low, high = ends(thresholds)
             scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, site.dtype, self._schema.weights)
             if site.axis is None:

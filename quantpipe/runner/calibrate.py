@@ -42,7 +42,7 @@ def calibrate(job: Job, stored: Profile | None, loaded: Profile | None = None) -
         if cache is not None:
             cache.write(parts[-1])
     seconds = sum(p.seconds for p in parts)
-    profile = replace(parts[-1], tensors={t: known[t] for t in job.topology.measured}, seconds=seconds)
+    profile = replace(parts[-1], tensors={t: known[t] for t in job.variants.measured}, seconds=seconds)
     job.files.write_profile(profile, job.calibrated)
     job.files.partial.unlink(missing_ok=True)
     return profile
@@ -57,18 +57,18 @@ def _from_file(job: Job, loaded: Profile) -> Profile:
 
 
 def _missing(job: Job, known: Mapping[str, TensorStats]) -> list[str]:
-    settings, measured = job.settings.calibrate, job.topology.measured
+    settings, measured = job.settings.calibrate, job.variants.measured
     return lacking(job.graph, known, measured, settings.statistics == "extremes", _by_channel(job))
 
 
 def _by_channel(job: Job) -> frozenset[str]:
-    return per_channel_tensors(job.topology.measured, job.settings.calibrate.per_channel)
+    return per_channel_tensors(job.variants.measured, job.settings.calibrate.per_channel)
 
 
 def _why(job: Job, known: Mapping[str, TensorStats], missing: Sequence[str]) -> list[str]:
     """What the user may not expect about this measurement."""
     notes = []
-    kept = len(job.topology.measured) - len(missing)
+    kept = len(job.variants.measured) - len(missing)
     if kept:
         notes.append(f"{kept} of {kept + len(missing)} tensors known from earlier runs")
     if any(t in known and not known[t].full for t in missing):

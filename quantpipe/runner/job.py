@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quantpipe import stages
 from quantpipe.annotate.limits import pinned
-from quantpipe.artifacts import Origin
+from quantpipe.annotate.variants import Topologies
+from quantpipe.artifacts import Origin, digest_json
 from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.graph.view import Graph
 from quantpipe.inputs import Inputs
@@ -16,7 +16,7 @@ from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.runfolder import RunFolder
 from quantpipe.runner.profile import digest_of_profile
 from quantpipe.settings import Console, Settings
-from quantpipe.types import ChoiceSpace, Strategy, Topology
+from quantpipe.types import ChoiceSpace, OptionValue, Strategy, Topology
 
 ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
@@ -45,7 +45,9 @@ class Job:
     inputs: Inputs
     console: Console
     files: RunFolder
+    variants: Topologies
     topology: Topology
+    """That of the strategy, once there is one; before, the default."""
     space: ChoiceSpace
     whole: ChoiceSpace
     """The space before the user's own limits."""
@@ -55,13 +57,24 @@ class Job:
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> Job:
         percents = clip_percents(settings.estimator)
-        topology, whole = stages.annotate(inputs.graph, settings.spec, settings.schema, settings.annotate, percents)
+        variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
+        whole = variants.space(percents)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
         space = settings.limits.narrowed(whole)
-        return cls(settings, inputs, console, RunFolder(settings.folder), topology, space, whole, profile)
+        files = RunFolder(settings.folder)
+        return cls(settings, inputs, console, files, variants, variants.base, space, whole, profile)
+
+    def settled(self, strategy: Strategy) -> Job:
+        """The same job with the topology of a strategy."""
+        return replace(self, topology=self.variants.at(strategy.structure))
 
     @property
-    def pinned(self) -> dict[str, int]:
+    def branches(self) -> Topologies | None:
+        """The topologies that the search may choose among; None where there is one."""
+        return self.variants if self.variants.choices else None
+
+    @property
+    def pinned(self) -> dict[str, OptionValue]:
         """Choices that the user left with one option."""
         return pinned(self.whole, self.space)
 
@@ -102,8 +115,11 @@ class Job:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str) -> Origin:
-        data = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
-        return self.origin("evaluate", data, (*ANNOTATE, "realize", "evaluate"))
+        made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
+        # What the report compares losses by, and with: beside the strategy, which may be another search's.
+        objective = {name: self.settings.objective.get(name) for name in ("metric", "target")}
+        compared = {"search_data": self.inputs.search.digest, "metric": digest_json(objective)}
+        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
 
     @property
     def fitted_on(self) -> dict[str, str]:
@@ -120,12 +136,11 @@ class Job:
     def write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
         """strategy.json; `measured` is what evaluation adds to its results."""
         results = {"search": found.report, "rectified": found.rectified, "recover": found.recovery, **measured}
-        self.files.write_strategy(self.settings, self.graph, self.topology, found.strategy, results, origin)
+        topology = self.variants.at(found.strategy.structure)
+        self.files.write_strategy(self.settings, self.graph, topology, found.strategy, results, origin)
 
     def write_front_strategy(self, name: str, found: Found) -> None:
         """One point of a Pareto front as a strategy of its own."""
         results = {"search": found.report, "rectified": found.rectified}
-        path = self.files.front / name
-        self.files.write_strategy(
-            self.settings, self.graph, self.topology, found.strategy, results, self.searched, path
-        )
+        path, topology = self.files.front / name, self.variants.at(found.strategy.structure)
+        self.files.write_strategy(self.settings, self.graph, topology, found.strategy, results, self.searched, path)

@@ -15,7 +15,8 @@ from quantpipe.runner.rounded import rounded
 def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
     """What was found, with the overrides of the recovery steps that helped; without steps, with those that the search
     gave its candidates. `files`: where they are kept, if not in the run's own place."""
-    settings, options, files = job.settings, job.settings.recover, files or job.files
+    job, settings, options = job.settled(found.strategy), job.settings, job.settings.recover
+    files = files or job.files
     if not options.steps and settings.search.weights == "nearest":
         return found
     origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))

@@ -24,7 +24,7 @@ def refine(job: Job, found: Found, objective: Objective, log: JsonlLog, profile:
     """
     settings = job.settings
     table = ThresholdTable(
-        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method
+        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method, job.branches
     )
     tried: list[tuple[Trial, Trial, Found]] = []
     start = rounder(job)

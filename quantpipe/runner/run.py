@@ -42,7 +42,7 @@ def _execute(job: Job) -> dict[str, Any]:
     aim = Aim.of(job) if "search" in wanted and replayed is None else None
     stored = job.files.read_profile(job.calibrated) if replayed is None else None
     needed = bool(wanted & {"calibrate", "search"}) and replayed is None
-    loaded = loaded_profile(job.settings, job.graph, job.topology.measured) if needed and stored is None else None
+    loaded = loaded_profile(job.settings, job.graph, job.variants.measured) if needed and stored is None else None
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
     job.files.write_data(job.inputs.data_record(), job.origin("data", {}, ("dataset", "seed")))
     _annotate(job)

@@ -45,7 +45,7 @@ class Aim:
             reference_of(session, samples, job.graph.batch_size, job.inputs.output), value_of=settings.value_of
         )
         objective = stages.make_objective(
-            settings.objective, job.graph, job.topology, settings.spec, job.space, reference
+            settings.objective, job.graph, job.variants, settings.spec, job.space, reference
         )
         # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
         identity = search_origin(
@@ -68,7 +68,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     """The best strategy within the budget. Interrupted after Ctrl-C, with the best one so far written."""
     settings = job.settings
     table = ThresholdTable(
-        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method
+        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method, job.branches
     )
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
     timed = aim.objective.cost is CostKind.LATENCY
@@ -88,6 +88,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
         settings.calibrate.memory_mb,
         moments_of(job),
         candidate_layer(settings),
+        job.branches,
     )
     workers = settings.executor.open(recipe)
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
@@ -146,8 +147,10 @@ def _timed(job: Job, candidates: Measure, table: ThresholdTable, planner: Planne
     objective = job.settings.objective
 
     def realized(point: Point) -> Rendered:
-        plan = planner.plan(table.strategy(job.space.decode(point)))
-        return stages.realize(job.graph, job.topology, plan, job.settings.backend)
+        strategy = table.strategy(job.space.decode(point))
+        topology = job.variants.at(strategy.structure)
+        plan = planner.on(topology).plan(strategy)
+        return stages.realize(job.graph, topology, plan, job.settings.backend)
 
     session = Session(job.graph.model, where=job.graph.source)
     feeds = next(iter(job.inputs.search.batches(job.graph.fixed_batch or 1))).inputs

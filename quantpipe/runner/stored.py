@@ -49,7 +49,8 @@ def replayed_strategy(job: Job) -> Found:
 def _decided(job: Job, found: Found) -> object:
     """The part of the strategy's file that says what was decided."""
     spec, schema = job.settings.spec, job.settings.schema
-    payload = strategy_payload(job.graph.model_hash, spec, schema, job.topology, found.strategy, {})
+    topology = job.variants.at(found.strategy.structure)
+    payload = strategy_payload(job.graph.model_hash, spec, schema, topology, found.strategy, {})
     return payload["strategy"]
 
 
@@ -59,7 +60,7 @@ def _read(job: Job, path: Path) -> Found:
     model = str((payload.get("strategy") or {}).get("model_hash"))
     forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
     expected = model if forced else job.graph.model_hash
-    strategy = read_strategy(payload, str(path), expected, settings.spec, settings.schema, job.topology)
+    strategy = read_strategy(payload, str(path), expected, settings.spec, settings.schema, job.variants)
     results = payload.get("results", {})
     recovery = results.get("recover", {})
     found = Found(strategy, results.get("search", {}), results.get("rectified", []))
@@ -71,7 +72,11 @@ def _read(job: Job, path: Path) -> Found:
         return found
     if not recovery:
         return replace(found, overrides=_as_searched(job, path, found))
-    overrides = replayed_overrides(path, recovery, job.topology) if recovery.get("weights") else NO_OVERRIDES
+    overrides = (
+        replayed_overrides(path, recovery, job.variants.at(strategy.structure))
+        if recovery.get("weights")
+        else NO_OVERRIDES
+    )
     return Found(found.strategy, found.report, found.rectified, overrides, recovery)
 
 

@@ -28,7 +28,7 @@ def replayed_trial(job: Job, log: Path, number: int) -> Found:
     settings = job.settings
     profile = calibrate(job, None if forced else _beside(job, log))
     table = ThresholdTable(
-        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method
+        job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method, job.branches
     )
     strategy = table.strategy(trial.choices)
     score = trial.trial.score

@@ -123,6 +123,13 @@ def useful(table: Table) -> Table:
     return kept
 
 
+def rebased(table: Table) -> tuple[list[Option], Table]:
+    """Per choice the option of the least loss; and all options with losses and savings against that one."""
+    origin = [min(options, key=lambda o: (o.loss, -o.saved, o.index)) for options in table]
+    pairs = zip(table, origin, strict=True)
+    return origin, [[Option(o.index, o.loss - b.loss, o.saved - b.saved) for o in options] for options, b in pairs]
+
+
 def _uses(table: Table, goal: float, within_cost: bool) -> list[list[float]]:
     """What each option uses of the limit: its loss, or minus what it saves."""
     if within_cost:

@@ -36,7 +36,8 @@ class Greedy:
     where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
     A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
     probe of such a choice came out better (a threshold step may): then the best of its options is taken before the
-    walk.
+    walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
+    layer in float) are taken first, until it is met.
     """
 
     order: Order = Order.SENSITIVITY
@@ -52,8 +53,9 @@ class Greedy:
             self._until_it_fits(space, evaluate, objective, start)
 
     def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        ranks, free = self._ranks(space, evaluate, objective, start)
+        ranks, free, dearer = self._ranks(space, evaluate, objective, start)
         point, score = _settled(space, evaluate, objective, free, start)
+        point, score = _lifted(space, evaluate, objective, dearer, point, score)
         turns = deque(sorted(ranks, key=ranks.__getitem__))
         fruitless = 0
         while fruitless < len(turns):
@@ -69,7 +71,7 @@ class Greedy:
                 point, score, fruitless = lower, attempt, 0
 
     def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        ranks, free = self._ranks(space, evaluate, objective, start)
+        ranks, free, _ = self._ranks(space, evaluate, objective, start)
         point, score = _settled(space, evaluate, objective, free, start)
         while ranks and (objective.open_ended or not objective.feasible(score)):
             choice = min(ranks, key=ranks.__getitem__)
@@ -87,16 +89,18 @@ class Greedy:
 
     def _ranks(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score
-    ) -> tuple[dict[int, tuple[float, float]], list[int]]:
-        """Choice -> rank, least first, for all choices that may save cost; and the choices that are better for
-        nothing."""
+    ) -> tuple[dict[int, tuple[float, float]], list[int], list[int]]:
+        """Choice -> rank, least first, for all choices that may save cost; the choices that are better for nothing; and
+        those that gain something for a cost, the most per cost first."""
         lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
         if self.order is Order.TOPOLOGICAL:
-            return {i: (0.0, float(i)) for i in lowered}, []
+            return {i: (0.0, float(i)) for i in lowered}, [], []
         scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))
         ranks = {i: _sensitivity(start, score) for i, score in scores.items() if score.cost < start.cost}
         free = [i for i, score in scores.items() if score.cost == start.cost and objective.better(score, start)]
-        return ranks, free
+        gains = {i: (s.value - start.value) / (s.cost - start.cost) for i, s in scores.items() if s.cost > start.cost}
+        dearer = sorted((i for i, gain in gains.items() if gain > 0), key=lambda i: -gains[i])
+        return ranks, free, dearer
 
 
 def _settled(
@@ -109,6 +113,21 @@ def _settled(
         for option, attempt in zip(others, evaluate(others), strict=True):
             if attempt.cost <= score.cost and objective.better(attempt, score):
                 point, score = option, attempt
+    return point, score
+
+
+def _lifted(
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, dearer: list[int], point: Point, score: Score
+) -> tuple[Point, Score]:
+    """Where the start is not good enough: with choices at dearer options, one after the other, until it is."""
+    for choice in dearer:
+        if objective.feasible(score):
+            break
+        higher = _lowered(space, point, choice)
+        if higher is not None:
+            (attempt,) = evaluate([higher])
+            if objective.better(attempt, score):
+                point, score = higher, attempt
     return point, score
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from quantpipe.search.additive import Additive, Table, plan, used, useful, weighed
+from quantpipe.search.additive import Additive, Table, plan, rebased, used, useful, weighed
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.descent import descend
 from quantpipe.search.levels import depth, level, levels
@@ -186,13 +186,15 @@ class _Run:
             return
         start, within_cost, goal = self.start, self.within_cost, self._goal()
         if goal is None:
-            # Not even the most precise point is good enough: whatever came out better may help.
-            point = tuple(min(options, key=lambda o: o.loss).index for options in table)
+            # Not even the most precise point is good enough: whatever came out better may help (a layer in float).
+            # If it does, that point is what all options are counted against.
+            origin, table = rebased(table)
+            point = tuple(option.index for option in origin)
             (score,) = self.evaluate([point])
             yield point, score
             if not self.objective.feasible(score):
                 return
-            goal = max(score.value - self.objective.reference_value + self.objective.tolerance, 1e-9)
+            start, goal = score, max(score.value - self.objective.reference_value + self.objective.tolerance, 1e-9)
         limit, held, broke = goal, 0.0, math.inf
         for _ in range(rounds):
             chosen = plan(table, start, limit, goal, within_cost)

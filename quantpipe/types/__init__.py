@@ -1,6 +1,6 @@
 """The frozen types that travel between stages. Standard library and NumPy only."""
 
-from quantpipe.types.choices import Choice, ChoiceSpace, Point, Score, Trial
+from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import (
@@ -47,6 +47,7 @@ from quantpipe.types.plan import (
 from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
+from quantpipe.types.structure import Structure
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "Narrowing",
     "OpSignature",
     "Operand",
+    "OptionValue",
     "Outputs",
     "Overflow",
     "PadValue",
@@ -103,6 +105,7 @@ __all__ = [
     "Score",
     "Skip",
     "Strategy",
+    "Structure",
     "Sum",
     "Symmetry",
     "TensorInfo",

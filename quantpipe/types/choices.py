@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
 Point = tuple[int, ...]
 """An index into each choice's options, in the order of the space's choices."""
 
+OptionValue = int | str
+"""A number of bits, a threshold step, a percentage; or a word (`float`, `per_tensor`)."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """One decision. `options` run from the most to the least precise (or costly); index 0 is the safe start.
+    """One decision. Index 0 of `options` is where a search starts.
 
     `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision. `graded`:
-    each option is coarser than the one before it (bits are, threshold steps are not).
+    each option is coarser and no dearer than the one before it (bits are; threshold steps are not, nor is `float`
+    behind `integer`).
     """
 
     key: str
     kind: str
-    options: tuple[int, ...]
+    options: tuple[OptionValue, ...]
     edges: tuple[str, ...] = ()
     graded: bool = True
 
@@ -48,14 +52,14 @@ class ChoiceSpace:
 
     @property
     def start(self) -> Point:
-        """The most precise point."""
+        """The point of all first options: the most precise one of graded choices."""
         return tuple(0 for _ in self.choices)
 
-    def decode(self, point: Point) -> dict[str, int]:
+    def decode(self, point: Point) -> dict[str, OptionValue]:
         """Choice key -> chosen option."""
         return {c.key: c.options[i] for c, i in zip(self.choices, point, strict=True)}
 
-    def encode(self, assignment: dict[str, int]) -> Point:
+    def encode(self, assignment: Mapping[str, OptionValue]) -> Point:
         """The point of an assignment; KeyError or ValueError when it names what the space lacks."""
         return tuple(c.options.index(assignment[c.key]) for c in self.choices)
 

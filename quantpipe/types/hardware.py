@@ -188,6 +188,8 @@ class Cost:
     channel_block: int = 1
     clock_hz: float | None = None
     launch_cycles: float = 0.0
+    scale_bytes: float = 0.0
+    """What each scale of a weight adds to what the device loads."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,8 @@ class HardwareSpec:
     cost: Cost
     add_inputs: AddInputs | None = None
     """None: as `fuse` and the signatures of the addition say."""
+    add_variants: tuple[AddInputs, ...] = ()
+    """Where the device can do it in several ways: all of them, `add_inputs` first."""
     bias_scale: BiasScale = BiasScale.PRODUCT
     isa: Isa = Isa.VNNI
     narrowing: Narrowing = Narrowing.SATURATE
@@ -222,11 +226,11 @@ class HardwareSpec:
         """Whether a type is real or an accumulator, rather than a stored activation."""
         return dtype.is_float or dtype.bits >= self.accumulator.dtype.bits or dtype.bits > 16
 
-    def hands_on(self, first: str, addition: str) -> bool:
-        """Whether the accumulator of the op `first` goes straight into the addition behind it."""
-        if self.add_inputs is None:
+    def hands_on(self, first: str, addition: str, treatment: AddInputs | None) -> bool:
+        """Whether the accumulator of the op `first` goes straight into the addition behind it, which is treated so."""
+        if treatment is None:
             return self.fuses(first, addition)
-        return self.add_inputs is AddInputs.RESIDUAL_ONLY
+        return treatment is AddInputs.RESIDUAL_ONLY
 
     def fuses(self, first: str, second: str) -> bool:
         """Whether some chain of `fuse` has the two ops one after the other."""

@@ -110,6 +110,10 @@ class Topology:
     weights: tuple[WeightSite, ...]
     constants: tuple[str, ...] = field(default=())
     """Constants read as data operands (quantized like activations, from their own content)."""
+    float_edges: tuple[str, ...] = ()
+    """Edges that another variant of the same graph quantizes and this one does not."""
+    float_weights: tuple[str, ...] = ()
+    """Weights that another variant quantizes wholly and this one keeps in float, for some of their users or all."""
 
     def restricted(self, kernels: tuple[Kernel, ...]) -> Topology:
         """The same topology with only some of its kernels (to render a part of the graph)."""

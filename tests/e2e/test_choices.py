@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,38 @@ def test_schemas_run_or_are_refused_with_the_legal_ones(program: Program, hardwa
     assert result.code == 0, result.err
     agrees(result.report)
     assert result.report["run"]["schema"] == schema
+
+
+def test_a_search_may_leave_layers_in_float_and_a_replay_knows(program: Program) -> None:
+    kinds = ("hardware=ort_cpu", "annotate.choices=[bits,float,granularity]", "search=random", "objective.tolerance=9")
+    pin = r"choices.pin={float\:block1.pointwise.conv:float,float\:classifier:integer}"
+    found = program.run(*kinds, pin, "search.max_evaluations=3", "recover=default", folder="a")
+    assert found.code == 0, found.err
+    agrees(found.report)
+    reasons = {n["node"]: n["reason"] for n in found.report["float_nodes"]}
+    assert "by the choice float:block1.pointwise.conv" in reasons["block1.pointwise.conv"]
+    strategy = json.loads((found.folder / "search" / "strategy.json").read_text())["strategy"]
+    assert strategy["structure"]["float:block1.pointwise.conv"] == "float"
+    assert strategy["topology"]["node_conds"]["block1.pointwise.conv"] is False
+    chosen = {(c["kind"], c["key"]): c["value"] for c in found.report["choices"]}
+    assert chosen["float", "block1.pointwise.conv"] == "float" and chosen["float", "classifier"] == "integer"
+    assert found.report["search"]["pinned"]["float:classifier"] == "integer"
+
+    again = program.run("command=replay", f"strategy={found.folder}/search/strategy.json", folder="b")
+    assert again.code == 0, again.err
+    for part in ("metrics", "agreement", "cost", "float_nodes"):
+        assert again.report[part] == found.report[part], "a replay knows the structure without annotate.choices"
+    log = f"strategy={found.folder}/search/trials.jsonl"
+    one = program.run(*kinds, pin, "command=replay", log, "replay.trial=2", folder="c")
+    assert one.code == 0, one.err
+    agrees(one.report)
+
+    strategy_file = json.loads((found.folder / "search" / "strategy.json").read_text())
+    strategy_file["strategy"]["structure"] = {"float:nothing": "float"}
+    del strategy_file["origin"]["content"]
+    (program.cwd / "edited.json").write_text(json.dumps(strategy_file))
+    refused = program.run("command=replay", "strategy=edited.json", folder="d")
+    assert refused.code == 2 and "its structure is another one" in refused.paragraph
 
 
 @pytest.mark.slow

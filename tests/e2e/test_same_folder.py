@@ -33,6 +33,25 @@ def test_part_of_the_stages_then_the_rest(program: Program) -> None:
     assert second.report["warnings"] == whole["warnings"] != []
 
 
+@pytest.mark.parametrize(
+    ("change", "metric"), [("objective=accuracy", "accuracy"), ("dataset.samples.search=64", "kl")]
+)
+def test_losses_are_compared_anew_for_another_metric_or_search_split(
+    program: Program, change: str, metric: str
+) -> None:
+    """The report says by what metric, and on which samples, a loss carries over: an earlier one says it of others."""
+    first = program.run()
+    assert (first.report["generalization"]["metric"], first.report["generalization"]["search_samples"]) == ("kl", 128)
+    second = program.run("stages=[realize,evaluate]", change)
+    assert second.code == 0, second.err
+    assert second.report["generalization"]["metric"] == metric
+    assert second.report["generalization"]["search_samples"] == (64 if "samples" in change else 128)
+    fresh = program.run("command=replay", f"strategy={first.folder}/search/strategy.json", change, folder="fresh")
+    assert second.report["generalization"] == fresh.report["generalization"]
+    again = program.run("stages=[realize,evaluate]", change)
+    assert "evaluate   from an earlier run in this folder" in again.err
+
+
 def test_a_larger_budget_goes_on_where_the_smaller_one_ended(program: Program) -> None:
     small = program.run("search=random", "search.max_evaluations=4")
     assert small.code == 0, small.err

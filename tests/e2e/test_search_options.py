@@ -135,6 +135,25 @@ def test_limits_on_choices(program: Program) -> None:
     assert "is no option" in program.run("+choices.pins=1", folder="z").paragraph
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["process", "ray"])
+def test_a_function_of_the_users_own_in_other_processes(program: Program, executor: str) -> None:
+    """It travels by name; the points decide on the topology, too."""
+    if executor == "ray":
+        pytest.importorskip("ray", reason="the extra ray is not installed")
+    (program.cwd / "scores.py").write_text(
+        "import numpy as np\ndef margin(reference, outputs, labels):\n"
+        "    return -float(np.mean(np.abs(reference - outputs)))\n"
+    )
+    own = ("objective=callable", "objective.target=scores:margin", "plugins=[scores]", "annotate.choices=[bits,float]")
+    given = (*own, "search=random", "search.max_evaluations=6", "stages=[search]")
+    alone = program.run(*given, folder="alone")
+    several = program.run(*given, f"executor={executor}", "executor.workers=2", folder="several")
+    assert (alone.code, several.code) == (0, 0), several.err
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in trials(r.folder)] for r in (alone, several)]
+    assert rows[0] == rows[1] and len(rows[0]) == 6
+
+
 def test_a_function_of_the_users_own(program: Program) -> None:
     """The package's own KL, negated nowhere: the function is called with (reference, outputs, labels)."""
     target = "objective.target='quantpipe.evaluate.metrics:summary'"

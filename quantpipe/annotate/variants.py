@@ -1,0 +1,257 @@
+"""Structural choices and the topologies they lead to: layers in float, treatments of additions, scales per weight.
+
+One `Topologies` per run. It takes what `analyze` takes, and gives the choices, and for each structure its topology,
+made when first asked for and kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from quantpipe.annotate.choices import Assignment, bits_of, choice_space, clips_of, steps_of
+from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
+from quantpipe.annotate.topology import analyze
+from quantpipe.errors import ConfigError
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.legality import takes_float
+from quantpipe.oprules import Family, rule_of
+from quantpipe.types import (
+    AddInputs,
+    Choice,
+    ChoiceSpace,
+    Edge,
+    Form,
+    HardwareSpec,
+    Kernel,
+    Schema,
+    Structure,
+    Topology,
+)
+from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT, FLOAT_KEY, GRANULARITY_KEY, INTEGER, KEYS
+
+KEPT = 64
+"""Topologies kept; a search stays among few structures for a while."""
+
+ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Family.LOOKUP)
+"""What may be left in float by choice. What only moves or clamps values follows its producers."""
+
+
+class Topologies:
+    """All topologies of one graph on one hardware. Pickles without what it keeps."""
+
+    def __init__(self, graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> None:
+        self._given = (graph, spec, schema, options)
+        self._kept: OrderedDict[Structure, Topology] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_given": self._given, "_kept": OrderedDict()}
+
+    @cached_property
+    def base(self) -> Topology:
+        """The default topology."""
+        return self.at(DEFAULT)
+
+    @cached_property
+    def reference(self) -> Topology:
+        """The one in which the most runs in integers: every addition with both operands stored, where it may be."""
+        spec = self._given[1]
+        if spec.add_inputs is AddInputs.BOTH or AddInputs.BOTH not in spec.add_variants:
+            return analyze(*self._given)
+        return analyze(*self._given, self._all_sums(AddInputs.BOTH))
+
+    def at(self, structure: Structure) -> Topology:
+        """The topology of a structure. Raises ConfigError for one that this graph or hardware does not allow."""
+        found = self._kept.get(structure)
+        if found is None:
+            self._refuse(structure)
+            found = self._marked(analyze(*self._given, structure) if structure else analyze(*self._given))
+            self._kept[structure] = found
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(structure)
+        return found
+
+    def structure_of(self, assignment: Assignment) -> Structure:
+        """What an assignment decides that is not the default."""
+        chosen = {k: str(v) for k, v in assignment.items() if k.startswith(KEYS)}
+        return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
+
+    def topology_of(self, assignment: Assignment) -> Topology:
+        return self.at(self.structure_of(assignment))
+
+    def bits(self, assignment: Assignment) -> dict[str, int]:
+        """Tensor -> bits in the topology of an assignment."""
+        return bits_of(self.topology_of(assignment), assignment, self.reference)
+
+    def steps(self, assignment: Assignment) -> dict[str, int]:
+        """Group key -> threshold step in the topology of an assignment."""
+        return steps_of(self.topology_of(assignment), assignment, self.reference)
+
+    def clips(self, assignment: Assignment) -> dict[str, int]:
+        """Group key -> percent of the range that is kept, in the topology of an assignment."""
+        return clips_of(self.topology_of(assignment), assignment, self.reference)
+
+    def space(self, percents: Sequence[int] = ()) -> ChoiceSpace:
+        """All choices; `percents` as `choice_space` takes it."""
+        return choice_space(self.reference, self._given[3], percents, self.choices)
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """The structural ones that `annotate.choices` asks for, in graph order by kind."""
+        kinds = self._given[3].choices
+        found: list[Choice] = []
+        if "float" in kinds:
+            found += self._float_choices("add" in kinds)
+        if "add" in kinds:
+            found += self._add_choices()
+        if "granularity" in kinds:
+            found += self._granularity_choices()
+        return tuple(found)
+
+    @cached_property
+    def measured(self) -> tuple[str, ...]:
+        """Tensors whose statistics calibration must gather, so that every variant has the ranges it needs."""
+        known = dict.fromkeys((*self.base.measured, *self.reference.measured))
+        if any(c.key.startswith((FLOAT_KEY, ADD_KEY)) for c in self.choices):
+            for kernel in self.reference.kernels:
+                known |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output, *self._inside(kernel)])
+            # What moves values runs on either side, wherever the graph converts less.
+            for node in self._given[0].nodes:
+                rule = rule_of(node)
+                if rule is not None and rule.family is Family.MOVE and self._real(node.outputs[0]):
+                    ports = rule.activations(node, self._given[0])
+                    known |= dict.fromkeys([*(node.inputs[p] for p in ports), node.outputs[0]])
+        return tuple(t for t in known if not self._given[0].is_constant(t))
+
+    def _real(self, tensor: str) -> bool:
+        return self._given[0].dtypes.get(tensor, "float32") == "float32"
+
+    def _inside(self, kernel: Kernel) -> list[str]:
+        """Tensors between a kernel's node and a clamp it swallows that cannot run in float: stored where the node is
+        in float and the clamp is not."""
+        graph, spec, *_ = self._given
+        clamps = [graph.by_name[n] for n in kernel.fused]
+        return [c.inputs[0] for c in clamps if (r := rule_of(c)) is not None and not takes_float(spec, c, graph, r)]
+
+    def _float_choices(self, additions_have_their_own: bool) -> list[Choice]:
+        graph, spec, *_ = self._given
+        found = []
+        for kernel in self.reference.kernels:
+            node = graph.by_name[kernel.node]
+            rule = rule_of(node)
+            if rule is None or rule.family not in ARITHMETIC or not takes_float(spec, node, graph, rule):
+                continue
+            if additions_have_their_own and rule.family is Family.SUM and AddInputs.NONE in spec.add_variants:
+                continue
+            if not self._touches_stated(kernel):
+                edges = self._edges(kernel)
+                found.append(Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), edges, graded=False))
+        return found
+
+    def _add_choices(self) -> list[Choice]:
+        spec, sums = self._given[1], self._sums
+        found = []
+        joined = set()
+        if AddInputs.RESIDUAL_ONLY in spec.add_variants:
+            # Each addition for itself: an accumulator that is handed on has one reader.
+            handing_on = analyze(*self._given, self._all_sums(AddInputs.RESIDUAL_ONLY))
+            joined = {k.node for k in handing_on.kernels if any(o.form is Form.RAW for o in k.operands)}
+        for kernel in self.reference.kernels:
+            legal = [t for t in spec.add_variants if t is not AddInputs.RESIDUAL_ONLY or kernel.node in joined]
+            if kernel.node in sums and len(legal) > 1 and not self._touches_stated(kernel):
+                key, words = ADD_KEY + kernel.node, tuple(t.value for t in legal)
+                found.append(Choice(key, "add", words, self._edges(kernel), graded=False))
+        return found
+
+    @cached_property
+    def _sums(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self._given[0].nodes if (r := rule_of(n)) is not None and r.family is Family.SUM)
+
+    def _all_sums(self, treatment: AddInputs) -> Structure:
+        return Structure(tuple((ADD_KEY + n, treatment.value) for n in self._sums))
+
+    def _touches_stated(self, kernel: Kernel) -> bool:
+        """Whether a tensor beside the kernel has to stay stored, because a user states something of it, or of one that
+        is stored only as long as it is."""
+        graph = self._given[0]
+        nodes = [graph.by_name[n] for n in (kernel.node, *kernel.fused)]
+        return bool(self._stated.intersection(t for n in nodes for t in (*n.inputs, *n.outputs)))
+
+    @cached_property
+    def _stated(self) -> frozenset[str]:
+        graph, _, _, options = self._given
+        waiting, found = list(tensor_constraints(graph, options)), set()
+        while waiting:
+            tensor = waiting.pop()
+            producer = graph.producers.get(tensor)
+            rule = rule_of(producer) if producer is not None and tensor not in found else None
+            if producer is not None and rule is not None and rule.family in (Family.MOVE, Family.CLAMP):
+                waiting += [producer.inputs[p] for p in rule.activations(producer, graph)]
+            found.add(tensor)
+        return frozenset(found)
+
+    def _granularity_choices(self) -> list[Choice]:
+        _, spec, schema, _ = self._given
+        first = schema.weights.granularity
+        legal = (first.value, *(g.value for g in spec.weights.granularity if g is not first))
+        if len(legal) < 2:
+            return []
+        return [
+            Choice(GRANULARITY_KEY + site.tensor, "granularity", legal, site.edges, graded=False)
+            for site in self.reference.weights
+        ]
+
+    def _edges(self, kernel: Kernel) -> tuple[str, ...]:
+        node = self._given[0].by_name[kernel.node]
+        ports = [*(o.port for o in kernel.operands), *([node.inputs.index(kernel.weight)] if kernel.weight else [])]
+        return tuple(self._edge(node, port) for port in ports)
+
+    def _edge(self, node: Node, port: int) -> str:
+        tensor = node.inputs[port]
+        producer = self._given[0].producers.get(tensor)
+        return Edge(producer.name if producer is not None else tensor, tensor, node.name, port).key
+
+    def _default(self, key: str) -> str | None:
+        _, spec, schema, _ = self._given
+        if key.startswith(FLOAT_KEY):
+            return INTEGER
+        if key.startswith(ADD_KEY):
+            return spec.add_inputs.value if spec.add_inputs is not None else None
+        return schema.weights.granularity.value
+
+    def _marked(self, topology: Topology) -> Topology:
+        """With what the reference quantizes and this one does not."""
+        kept = {e for part in (topology.groups, topology.weights) for site in part for e in site.edges}
+        by_name = self._given[0].by_name  # accumulators that are handed on are not stored, but no float either
+        kept |= {
+            self._edge(by_name[k.node], o.port) for k in topology.kernels for o in k.operands if o.form is Form.RAW
+        }
+        here, reference = {k.node for k in topology.kernels}, self.reference
+        edges = [e for part in (reference.groups, reference.weights) for site in part for e in site.edges]
+        weights = [w.tensor for w in reference.weights if not here.issuperset(w.nodes)]
+        lost = tuple(e for e in dict.fromkeys(edges) if e not in kept)
+        return replace(topology, float_edges=lost, float_weights=tuple(weights)) if lost or weights else topology
+
+    def _refuse(self, structure: Structure) -> None:
+        """Structures come from searches, and from files that a user may have edited or made elsewhere."""
+        graph, spec, *_ = self._given
+        weights = {w.tensor for w in self.reference.weights}
+        for key, option in structure.decided:
+            kind, _, name = key.partition(":")
+            legal: tuple[str, ...] = ()
+            if kind + ":" == FLOAT_KEY and name in graph.by_name:
+                legal = (INTEGER, FLOAT)
+            elif kind + ":" == ADD_KEY and name in graph.by_name:
+                legal = tuple(t.value for t in spec.add_variants)
+            elif kind + ":" == GRANULARITY_KEY and name in weights:
+                legal = tuple(g.value for g in spec.weights.granularity)
+            if option not in legal:
+                raise ConfigError(
+                    f"{key} is {option}; " + (f"legal are {', '.join(legal)}" if legal else "there is no such choice"),
+                    stage="annotate",
+                    where=spec.name,
+                )
