@@ -38,7 +38,7 @@ class RecoverOptions:
     steps: tuple[str, ...] = ()
     rows: int = 8192
     rounding: str = "hessian"
-    ridge: float = 0.2
+    ridge: float = 0.5
     damping: float = 0.01
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ class LayerOptions:
     propagate: bool = True
     rounding: str = "hessian"
     correct_bias: bool = True
-    ridge: float = 0.2
+    ridge: float = 0.5
     damping: float = 0.01
     rows_per_input: float = 2.0
     scale_search: bool = True
