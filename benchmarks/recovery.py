@@ -1,31 +1,38 @@
 """Accuracy recovery on the models of the zoo: top-1 and KL before and after, seconds, float passes, peak memory.
 
-Each line is a process of its own, so that its peak memory is its own. Samples: 128 images for calibration; the search
-split (which judges the steps) is taken from the rest of the calibration set where there is a rest, else the first 96
-images calibrate and the last 32 judge. Top-1 on the validation images, which play no part before.
+Each line is a process of its own, so that its peak memory is its own. `--calibration N` images are taken from the
+calibration set; the search split, which judges the steps, comes from the rest of it where there is a rest, else from
+the last quarter of the N. Top-1 on the validation images, which play no part before, with its 95 % interval (Wilson),
+and image by image against the float model: how many were lost and won, and the probability of so uneven a split if
+both were as good (exact sign test).
 
-    python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] > benchmarks/results/recovery.md
+    python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...]
+        > benchmarks/results/recovery.md
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import platform
 import resource
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import yaml
+from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.calibrate.estimators import MSE
+from quantpipe.calibrate.estimators import KL, MSE
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.image_folder import ImageFolderDataset
 from quantpipe.data.npz import NpzDataset
@@ -43,10 +50,30 @@ ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
 CIFAR = {"scale": "1/255", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "layout": "NCHW"}
 IMAGENET = {"scale": 1, "mean": 127, "std": 128, "layout": "NCHW"}
 MODELS = ("cifar10_resnet20", "imagenet_efficientnet_lite0")
+MODELS_CALIBRATION = {"cifar10_resnet20": 512, "imagenet_efficientnet_lite0": 128}
+"""Images in each calibration set."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A device, a schema, the output form, bits, and how activation ranges are estimated."""
+
+    hardware: str
+    schema: str
+    backend: str
+    weight_bits: int = 8
+    activation_bits: int = 8
+    per_tensor: bool = False
+    threshold: str = "mse"
+
+
 SETTINGS = {
-    "W8A8 per tensor, powers of two (vta)": ("vta", "symmetric_with_power2_scale", "integer", 8),
-    "W4A8, weights per channel (ort_cpu)": ("ort_cpu", "asymmetric", "qdq", 4),
+    "W8A8 per tensor, powers of two (vta)": Setting("vta", "symmetric_with_power2_scale", "integer"),
+    "W8A8 per tensor, symmetric (ort_cpu)": Setting("ort_cpu", "symmetric", "qdq", per_tensor=True),
+    "W4A8, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", weight_bits=4),
+    "W4A4, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", 4, 4, threshold="kl"),
 }
+ESTIMATORS: dict[str, Any] = {"mse": MSE, "kl": KL}
 MEMORY_MB = 512
 
 
@@ -55,48 +82,72 @@ def option(name: str) -> Any:
     return yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())
 
 
-def dataset(model: str) -> Any:
-    data = ZOO / "data"
+def sizes(model: str, calibration: int) -> dict[str, int | None]:
+    """Images per split."""
+    there = MODELS_CALIBRATION[model]
+    taken = min(calibration, there)
+    judges = min(128, there - taken) or taken // 4
+    return {"calibrate": min(taken, there - judges), "search": judges, "evaluate": None}
+
+
+def dataset(model: str, calibration: int = 128) -> Any:
+    data, samples = ZOO / "data", sizes(model, calibration)
     if model == "cifar10_resnet20":
         return NpzDataset(
             calibrate={"path": str(data / "cifar10_calib.npz")},
             evaluate={"path": str(data / "cifar10_val.npz")},
-            samples={"calibrate": 128, "search": 128, "evaluate": None},
+            samples=samples,
             preprocess=CIFAR,
         )
     return ImageFolderDataset(
         calibrate={"path": str(data / "imagenet/calib")},
         evaluate={"path": str(data / "imagenet/val")},
         labels=str(data / "imagenet/labels.csv"),
-        samples={"calibrate": 96, "search": 32, "evaluate": None},
+        samples=samples,
         preprocess=IMAGENET,
     )
 
 
-def right(model: Any, samples: Any, size: int) -> int:
-    """How many validation images are classified right."""
+def hits(model: Any, samples: Any, size: int) -> NDArray[np.bool_]:
+    """Which validation images are classified right."""
     labels = np.concatenate([b.labels for b in samples.batches(size)])
-    return int((outputs_of(Session(model), samples, size).argmax(axis=1) == labels).sum())
+    return outputs_of(Session(model), samples, size).argmax(axis=1) == labels
 
 
-def one(model: str, setting: str) -> dict[str, Any]:
+def interval(right: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    z, share = 1.96, right / count
+    middle, half = share + z**2 / (2 * count), z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return (middle - half) / (1 + z**2 / count), (middle + half) / (1 + z**2 / count)
+
+
+def sign_test(lost: int, won: int) -> float:
+    """Probability of a split of lost + won at least as uneven, if either were as likely (two-sided, exact)."""
+    count = lost + won
+    tail = sum(math.comb(count, k) for k in range(min(lost, won) + 1)) / 2**count
+    return min(1.0, 2 * tail)
+
+
+def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
     """One line of the table."""
     made: list[Any] = []
 
     def example(raw: Any) -> Any:
-        made.append(dataset(model).splits(raw.inputs, None, 0))
+        made.append(dataset(model, calibration).splits(raw.inputs, None, 0))
         return next(iter(made[0].calibrate.batches(4))).inputs
 
     graph = load_graph(ZOO / "models" / f"{model}.onnx", example)
     splits = made[0]
-    hardware, schema_name, backend, bits = SETTINGS[setting]
-    data = option(f"hardware/{hardware}")
-    data["weights"]["bits"] = bits
+    chosen = SETTINGS[setting]
+    data, schema_data = option(f"hardware/{chosen.hardware}"), option(f"schema/{chosen.schema}")
+    data["weights"]["bits"], data["activations"]["bits"] = chosen.weight_bits, chosen.activation_bits
+    if chosen.per_tensor:
+        schema_data["weights"]["granularity"] = "per_tensor"
     spec = load_hardware(data)
-    schema = resolve_schema(spec, option(f"schema/{schema_name}"), {})
+    schema = resolve_schema(spec, schema_data, {})
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = calibrate(graph, topology, splits.calibrate, MEMORY_MB, lambda *_: None)
-    table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
+    table = ThresholdTable(graph, topology, schema, profile, ESTIMATORS[chosen.threshold](), "mse")
     strategy = table.strategy(space.decode(space.start))
     before_rss = peak_mb()
     started = time.perf_counter()
@@ -117,13 +168,15 @@ def one(model: str, setting: str) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     after_rss = peak_mb()
     float_seconds = float_pass(graph, splits.calibrate)
-    found = {"float": right(graph.model, splits.evaluate, graph.batch_size)}
+    found = {"float": hits(graph.model, splits.evaluate, graph.batch_size)}
     for name, overrides in (("before", NO_OVERRIDES), ("after", climbed.overrides)):
         plan = plan_of(graph, topology, spec, schema, strategy, overrides)
-        found[name] = right(realize(graph, topology, plan, backend).model, splits.evaluate, graph.batch_size)
+        found[name] = hits(realize(graph, topology, plan, chosen.backend).model, splits.evaluate, graph.batch_size)
     return {
         "samples": [len(splits.calibrate), len(splits.search), len(splits.evaluate)],
-        "right": found,
+        "right": {name: int(right.sum()) for name, right in found.items()},
+        "lost": int((found["float"] & ~found["after"]).sum()),
+        "won": int((~found["float"] & found["after"]).sum()),
         "steps": list(climbed.steps),
         "seconds": seconds,
         "float_seconds": float_seconds,
@@ -138,10 +191,13 @@ def peak_mb() -> float:
 def show(model: str, setting: str, line: dict[str, Any]) -> str:
     calibrated, judged, count = line["samples"]
     top1 = [f"{n / count:.4f} ({n})" for n in line["right"].values()]
+    low, high = interval(line["right"]["after"], count)
+    top1[-1] += f" {low:.3f}..{high:.3f}"
+    paired = f"-{line['lost']} +{line['won']}, p = {sign_test(line['lost'], line['won']):.2f}"
     kl = " → ".join([f"{line['steps'][0]['kl_before']:.4f}", *(_step(s) for s in line["steps"])])
     passes = line["seconds"] / line["float_seconds"]
     cost = f"{line['seconds']:.1f} | {passes:.0f} | {line['rss'][0]:.0f} → {line['rss'][1]:.0f}"
-    return f"| {model} | {setting} | {calibrated}/{judged} | {' | '.join(top1)} of {count} | {kl} | {cost} |"
+    return f"| {model} | {setting} | {calibrated}/{judged} | {' | '.join(top1)} of {count} | {paired} | {kl} | {cost} |"
 
 
 def _step(step: dict[str, Any]) -> str:
@@ -152,25 +208,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--calibration", nargs="+", type=int, default=[128])
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.models[0], options.settings[0])))
+        print(json.dumps(one(options.models[0], options.settings[0], options.calibration[0])))
         return
     print("# Accuracy recovery, recover=default\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
-    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed 0. Samples: calibration/search split.")
+    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse (W4A4: kl), seed 0. Samples: calibration/search split.")
     print(
         "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"
     )
     print("the float model over the calibration images; peak RSS of the process before recovery and after it.\n")
-    print("| model | setting | samples | float top-1 | before | after | KL | s | float passes | peak RSS, MiB |")
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    for model in options.models:
-        for setting in options.settings:
-            command = [sys.executable, __file__, "--one", "--models", model, "--settings", setting]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            print(show(model, setting, json.loads(done.stdout)), flush=True)
+    columns = ["model", "setting", "samples", "float top-1", "before", "after", "against float", "KL", "s"]
+    print(f"| {' | '.join([*columns, 'float passes', 'peak RSS, MiB'])} |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for model, setting, calibration in itertools.product(options.models, options.settings, options.calibration):
+        which = ["--models", model, "--settings", setting, "--calibration", str(calibration)]
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", *which], check=True, stdout=subprocess.PIPE, text=True
+        )
+        print(show(model, setting, json.loads(done.stdout)), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
 
 
 def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
-    """The bias in accumulator steps `[C]`, rounded to the nearest. Raises HardwareError when its type cannot hold
-    it."""
-    if kernel.bias is None:
-        return None
+    """The bias in accumulator steps `[C]`, rounded to the nearest; recovery may give one to a kernel without. Raises
+    HardwareError when its type cannot hold it."""
     real = draft.overrides.biases.get(kernel.node)
     if real is None:
+        if kernel.bias is None:
+            return None
         real = draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
     if draft.spec.bias_scale is BiasScale.OWN:
         return _own_steps(draft, kernel, real, acc_scale)

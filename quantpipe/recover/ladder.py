@@ -19,6 +19,9 @@ from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.walk import Recovery
 
+SEARCHED = ("hessian", "coordinate")
+"""Roundings that look at a layer's output error."""
+
 
 class Step(StrEnum):
     BIAS = "bias"
@@ -28,12 +31,14 @@ class Step(StrEnum):
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """`steps` in the order in which they are tried (none: no recovery). `rows`: most sampled rows per layer. `ridge`,
-    `damping`: regularization of regression and rounding, as shares of the mean second moment."""
+    """`steps` in the order in which they are tried (none: no recovery). `rows`: most sampled rows per layer.
+    `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of regression and rounding, as shares of the
+    mean second moment."""
 
     steps: tuple[str, ...] = ()
     rows: int = 8192
-    ridge: float = 0.05
+    rounding: str = "hessian"
+    ridge: float = 0.5
     damping: float = 0.01
 
     def __post_init__(self) -> None:
@@ -44,6 +49,11 @@ class RecoverOptions:
                 raise ConfigError(
                     f"has {step!r}{nearest(step, legal)}; legal are {', '.join(legal)}", where="recover.steps"
                 )
+        if self.rounding not in SEARCHED:
+            raise ConfigError(
+                f"is {self.rounding!r}{nearest(str(self.rounding), SEARCHED)}; legal are {', '.join(SEARCHED)}",
+                where="recover.rounding",
+            )
         for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6)):
             if not getattr(self, name) >= least:
                 raise ConfigError(f"is {getattr(self, name)}; at least {least}", where=f"recover.{name}")
@@ -53,7 +63,7 @@ class RecoverOptions:
         plain = step == Step.BIAS
         return LayerOptions(
             propagate=step == Step.PROPAGATION,
-            rounding="nearest" if plain else "hessian",
+            rounding="nearest" if plain else self.rounding,
             scale_search=not plain,
             ridge=self.ridge,
             damping=self.damping,

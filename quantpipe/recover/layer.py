@@ -6,7 +6,6 @@ Shapes: weights `[G, O, K]`, scales `[G, O]` (equal where the tensor has one sca
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,13 +33,10 @@ class LayerOptions:
     propagate: bool = True
     rounding: str = "hessian"
     correct_bias: bool = True
-    ridge: float = 0.05
+    ridge: float = 0.5
     damping: float = 0.01
     rows_per_input: float = 2.0
     scale_search: bool = True
-    around: tuple[float, ...] = (1.0,)
-    refit: bool = False
-    strong: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +65,7 @@ def solve(
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
     and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
     thin = moments.rows < options.rows_per_input * weight.shape[2]
-    target = weight
-    if options.propagate and (not thin or options.strong):
-        target = regression(weight, moments, options.strong if thin else options.ridge)
+    target = regression(weight, moments, options.ridge) if options.propagate and not thin else weight
     low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
     found = _candidates(target, moments.hessian, start, bits, (low, high), schema, per_channel, options)
     scales = np.stack([_at_least(s, floor, schema) for s in found])
@@ -80,8 +74,6 @@ def solve(
     best = errors.argmin(axis=0) if per_channel else np.full(start.shape, errors.sum(axis=(1, 2)).argmin())
     chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
-    if options.refit and schema.power_of_two is PowerOfTwo.NONE:
-        scale = _at_least(_refit(chosen, target, damped, scale, per_channel), floor, schema)
     real = chosen * scale[..., None].astype(np.float64)
     shift = np.einsum("gok,gk->go", weight, moments.mean_float) - np.einsum("gok,gk->go", real, moments.mean_quantized)
     plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), moments.hessian)[1]
@@ -143,7 +135,7 @@ def _candidates(
             error = np.full(error.shape, error.sum())
         better = error < best
         best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
-    return [(chosen * factor).astype(np.float32) for factor in options.around]
+    return [chosen.astype(np.float32)]
 
 
 def _least_scale(
@@ -155,16 +147,6 @@ def _least_scale(
         needed = np.maximum(needed, np.divide(end, steps, out=np.zeros_like(needed), where=steps != 0))
     full = np.where(needed > 0, needed, start)
     return full if per_channel else np.full(start.shape, full.max())
-
-
-def _refit(integers: Floats, target: Floats, hessian: Floats, scale: NDArray[np.float32], per_channel: bool) -> Any:
-    """The scale with the least error for these integers: s = q H wᵀ / q H qᵀ."""
-    product = integers @ hessian
-    top, bottom = (np.einsum("gok,gok->go", product, other) for other in (target, integers))
-    if not per_channel:
-        top, bottom = np.full(top.shape, top.sum()), np.full(bottom.shape, bottom.sum())
-    good = (bottom > 0) & (top > 0)
-    return np.where(good, top / np.where(good, bottom, 1.0), scale).astype(np.float32)
 
 
 def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.execute import available_cores
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import rule_of
+from quantpipe.oprules import OpRule, rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS, Overrides, Planner
 from quantpipe.recover.forward import Forward
@@ -116,7 +116,7 @@ class _Walk:
         if rule is None or rule.matrix is None or tensor in self.overrides.weights:
             return  # a weight with several users keeps what its first user was given
         before, weight = self._plan.weights[tensor], self._graph.constant(tensor)
-        bias = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1) if kernel.bias is not None else None
+        bias = self._bias(kernel, rule)
         key = self._chain.key(kernel.node, weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
         found = self._kept.read(key)
         if found is None:
@@ -176,6 +176,14 @@ class _Walk:
             stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
             collector.add(real.result(), stored)
         return collector.finish()
+
+    def _bias(self, kernel: Kernel, rule: OpRule) -> NDArray[np.float64] | None:
+        """The layer's bias `[C]`; zeros where it has none and its op takes one; None where it does not."""
+        if kernel.bias is not None:
+            return self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+        tensor = kernel.weight or ""
+        channels = self._graph.shapes[tensor][self._topology.weight_of[tensor].channel_axis]
+        return np.zeros(channels) if rule.bias is not None else None
 
     def _floor(self, kernel: Kernel, per_channel: bool) -> NDArray[np.float64]:
         """The least weight scale per output channel at which the bias still fits, `[C]`."""

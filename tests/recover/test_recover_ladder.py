@@ -59,6 +59,8 @@ def test_nothing_helps() -> None:
 
 
 def test_what_a_step_does_to_a_layer() -> None:
+    coordinate = RecoverOptions(rounding="coordinate")
+    assert [coordinate.layer(s).rounding for s in ("bias", "rounding")] == ["nearest", "coordinate"]
     options = RecoverOptions(ridge=0.3, damping=0.2)
     bias, rounding, propagation = (options.layer(s) for s in ("bias", "rounding", "propagation"))
     assert bias.rounding == "nearest" and not bias.scale_search and not bias.propagate and bias.correct_bias
@@ -72,6 +74,8 @@ def test_what_a_step_does_to_a_layer() -> None:
     [
         ({"steps": ["rounding", "propagtion"]}, "recover.steps", "propagation"),
         ({"steps": ["equalize"]}, "recover.steps", "bias, rounding, propagation"),
+        ({"rounding": "hesian"}, "recover.rounding", "hessian"),
+        ({"rounding": "nearest"}, "recover.rounding", "coordinate"),
         ({"rows": 10}, "recover.rows", "at least 64"),
         ({"ridge": -0.1}, "recover.ridge", "at least"),
         ({"ridge": 0.0}, "recover.ridge", "at least"),

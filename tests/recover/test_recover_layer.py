@@ -169,6 +169,7 @@ OPTIONS = {
     "rounding": LayerOptions(propagate=False),
     "propagation": LayerOptions(),
     "no scale search": LayerOptions(scale_search=False),
+    "coordinate": LayerOptions(rounding="coordinate"),
 }
 
 

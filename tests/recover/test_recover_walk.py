@@ -106,6 +106,20 @@ def test_an_accumulator_with_two_readers_is_solved_once() -> None:
         assert [entry["node"] for entry in walk(made).layers] == ["shared"]
 
 
+@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
+def test_layers_without_a_bias_are_given_one(hw: str) -> None:
+    """Where the op takes one: a convolution does, MatMul does not."""
+    net = Net()
+    inner = net.conv(net.input(None, 3, 5, 5), 3, 4, 3, 3, bias=False, name="conv")
+    net.output(net.node("MatMul", net.node("Relu", inner), net.floats(3, 4), name="dense"))
+    made = line(net, hw)
+    found = walk(made, bits=4)
+    assert list(found.overrides.biases) == ["conv"] and found.overrides.biases["conv"].any()
+    plan = made.planner.plan(made.strategy(4), found.overrides)
+    assert np.any(plan.kernels["conv"].bias)  # type: ignore[union-attr]
+    assert made.agree(plan, "qdq" if hw == "ort_cpu" else "integer").differing == 0
+
+
 def test_a_fixed_batch() -> None:
     net = Net()
     net.output(net.conv(net.node("Relu", net.conv(net.input(None, 3, 5, 5), 3, 4, 3, 3)), 4, 2))
