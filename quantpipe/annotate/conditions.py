@@ -134,6 +134,9 @@ def _own_reason(node: Node, graph: Graph) -> str | None:
     if dtype != "float32" and not node.has_body:
         return f"it computes {dtype}, not real values" if dtype not in REALS else f"it computes in {dtype}"
     rule = rule_of(node)
+    if rule is None and node.has_body:
+        held = ", ".join(f"{op} {count}" for op, count in sorted(node.body_ops.items()))
+        return f"{float_reason(node)} (in them: {held})"
     return rule.refuse(node, graph) if rule is not None else float_reason(node)
 
 

@@ -27,7 +27,7 @@ from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
-from quantpipe.graph.rewrites import BRANCHES, REWRITES
+from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.view import Graph, view
 
 log = logging.getLogger(__name__)
@@ -63,12 +63,14 @@ def load_graph(
     del session
     notes = _outside_notes(raw)
     cleaned = raw
-    for ways in ((_raise_opset,), (_slim, _slim_unshaped), (_take_branches,), (_rewrite,)):
+    for ways in ((_raise_opset,), (_slim, _slim_unshaped), (_take_branches,), (_join_functions,), (_rewrite,)):
         failed: list[str] = []
         for step in ways:
             name = ways[0].__name__.strip("_")
             try:
                 candidate = step(cleaned)
+                if candidate is cleaned:
+                    break
                 worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
             except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
                 failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
@@ -113,12 +115,12 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
     return raw, model_hash
 
 
-def _raise_opset(model: ir.Model) -> ir.Model:
+def _raise_opset(model: ir.Model, least: int = LEAST_OPSET) -> ir.Model:
     version = model.graph.opset_imports.get("", 0)
-    if version >= LEAST_OPSET:
+    if version >= least:
         return model
     proto, held = without_weights(model)
-    return with_weights(onnx.version_converter.convert_version(proto, LEAST_OPSET), held)
+    return with_weights(onnx.version_converter.convert_version(proto, least), held)
 
 
 def _slim(model: ir.Model) -> ir.Model:
@@ -152,6 +154,25 @@ def _take_branches(model: ir.Model) -> ir.Model:
             break
         _name_nodes(copy)
         copy = _slim(copy)
+    return copy
+
+
+def _join_functions(model: ir.Model) -> ir.Model:
+    """Functions of one value that are written out in several nodes as the ops they are, which newer opsets have; the
+    model itself where there are none."""
+    copy = copied(model)
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    before = len(copy.graph)
+    for rewrite in FUNCTIONS:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
+    if len(copy.graph) == before:
+        return model
+    copy = copied(_raise_opset(model, FUNCTIONS_OPSET))
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    for rewrite in FUNCTIONS:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
     return copy
 
 

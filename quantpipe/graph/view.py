@@ -5,6 +5,7 @@ Takes an `onnx_ir.Model`; gives a frozen `Graph` that every stage reads by name.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,6 +42,17 @@ class Node:
     def has_body(self) -> bool:
         """Whether the node holds graphs of its own (If, Loop, Scan)."""
         return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in self.attributes.values())
+
+    @property
+    def body_ops(self) -> Mapping[str, int]:
+        """How many nodes of each op its own graphs hold, graphs within them included."""
+        found: Counter[str] = Counter()
+        pending = list(_bodies(self.attributes))
+        while pending:
+            for inner in pending.pop():
+                found[inner.op_type] += 1
+                pending += _bodies(inner.attributes)
+        return found
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The Python value of an attribute, or `default` when the node does not set it."""
@@ -191,18 +203,20 @@ def _arrived(data: bytes, model_hash: str, source: str, fields: Mapping[str, Any
 def _captured(node: ir.Node) -> tuple[str, ...]:
     """Names that the node's sub-graphs use without making them."""
     found: dict[str, None] = {}
-    for attribute in node.attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH:
-            graphs = [attribute.value]
-        elif attribute.type is ir.AttributeType.GRAPHS:
-            graphs = list(attribute.value)
-        else:
-            continue
-        for graph in graphs:
-            made = {v.name for v in graph.inputs} | set(graph.initializers)
-            for inner in graph:
-                names = [v.name for v in inner.inputs if v is not None and v.name] + list(_captured(inner))
-                found |= {n: None for n in names if n not in made}
-                made |= {v.name for v in inner.outputs}
-            found |= {v.name: None for v in graph.outputs if v.name and v.name not in made}
+    for graph in _bodies(node.attributes):
+        made = {v.name for v in graph.inputs} | set(graph.initializers)
+        for inner in graph:
+            names = [v.name for v in inner.inputs if v is not None and v.name] + list(_captured(inner))
+            found |= {n: None for n in names if n not in made}
+            made |= {v.name or "" for v in inner.outputs}
+        found |= {v.name: None for v in graph.outputs if v.name and v.name not in made}
     return tuple(found)
+
+
+def _bodies(attributes: Mapping[str, ir.Attr]) -> Iterator[ir.Graph]:
+    """The graphs that a node holds (If, Loop, Scan)."""
+    for attribute in attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            yield attribute.value
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            yield from attribute.value

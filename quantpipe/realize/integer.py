@@ -18,7 +18,7 @@ from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
-from quantpipe.realize.stored import Stored
+from quantpipe.realize.stored import PADS, Stored
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
@@ -40,6 +40,12 @@ from quantpipe.types import (
     Rounding,
     Sum,
 )
+
+IN_DOUBLE = frozenset({"MaxPool", "DepthToSpace", "SpaceToDepth"})
+"""Moves that onnxruntime has no int32 kernel of; float64 holds every int32, so the detour changes nothing."""
+
+GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
+"""Written as a reduction, which has an int32 kernel."""
 
 
 class Integer(Stored):
@@ -234,13 +240,16 @@ class Integer(Stored):
     def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         if kernel.form is Form.QUANTIZED:
             return self.move(context, node, kernel)
-        # onnxruntime pools no int32; float64 holds every int32, so the detour changes nothing.
-        inputs = fr.moved(context, node, kernel)
+        inputs, name = fr.moved(context, node, kernel), fr.stored_name(kernel)
+        if node.op in PADS and len(inputs) > 2 and inputs[2] is not None:
+            inputs[2] = self.constant(context, f"{node.name}_zero", np.int32(0))
+        if node.op in GLOBAL_MAXIMUM:
+            return fr.global_maximum(context, node, inputs[0], name)
+        if node.op not in IN_DOUBLE:
+            return context.builder.copy(node, inputs, [name])[0]
         inputs[0] = context.builder.op("Cast", inputs[0], name=f"{node.name}/double", to=int(ir.DataType.DOUBLE))
         moved = context.builder.copy(node, inputs, [f"{kernel.output}_double"])[0]
-        return context.builder.op(
-            "Cast", moved, name=f"{node.name}/int32", output=fr.stored_name(kernel), to=int(ir.DataType.INT32)
-        )
+        return context.builder.op("Cast", moved, name=f"{node.name}/int32", output=name, to=int(ir.DataType.INT32))
 
     # --- arithmetic -------------------------------------------------------------------------------------------------
 

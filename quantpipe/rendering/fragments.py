@@ -16,6 +16,8 @@ from quantpipe.rendering.walk import Context
 from quantpipe.types import Form, Kernel, Lookup, Sum
 
 Array = NDArray[Any]
+REDUCED_AXES_ARE_INPUTS = 18
+"""The opset from which ReduceMax takes its axes as an input."""
 
 
 def ops_of(*families: Family) -> tuple[str, ...]:
@@ -50,6 +52,15 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
     return [
         context.operand(data[p], kernel.output) if p in data else context.real(t) for p, t in enumerate(node.inputs)
     ]
+
+
+def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
+    """The largest element of each channel of a map, as a reduction over its positions."""
+    axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
+    if context.graph.opset < REDUCED_AXES_ARE_INPUTS:
+        return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
+    given = context.builder.constant(f"{node.name}_axes", np.asarray(axes, np.int64))
+    return context.builder.op("ReduceMax", value, given, name=node.name, output=output, keepdims=1)
 
 
 def matrix_weight(node: Node, values: Array) -> Array:

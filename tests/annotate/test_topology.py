@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -313,3 +314,25 @@ def test_a_model_that_is_quantized_already_says_so_first() -> None:
     with pytest.raises(ConfigError, match=r"nothing to search; dynamic: .*quantized already; give the float model"):
         choice_space(made.topology, made.options)
     assert reason(made, "conv") == reason(made, "dynamic")
+
+
+def test_bodies_stay_in_float_as_a_whole_and_their_ops_are_listed() -> None:
+    def branch(op: str, *more: str) -> onnx.GraphProto:
+        nodes = [helper.make_node(o, [a], [b]) for o, a, b in zip((op, *more), ("c", "t"), ("t", "u"), strict=False)]
+        result = nodes[-1].output[0]
+        return helper.make_graph(nodes, op, [], [helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)])
+
+    net = Net()
+    net.conv(net.input(None, 3, 8, 8), 3, 4, 1, 1, name="front")
+    net._nodes[-1].output[0] = "c"
+    flag = net.node("Greater", net.node("ReduceSum", "c", keepdims=0), net.constant(np.float32(0)))
+    net._nodes.append(
+        helper.make_node(
+            "If", [flag], ["y"], name="if", then_branch=branch("Tanh", "Relu"), else_branch=branch("Neg", "Relu")
+        )
+    )
+    net.output(net.conv("y", 4, 2, 1, 1, name="back"))
+    made = line(net)
+    assert reason(made, "if").endswith("stay in float as a whole (in them: Neg 1, Relu 2, Tanh 1)")
+    assert made.topology.node_conds["front"] and made.topology.node_conds["back"]
+    assert made.agree(made.plan(), "qdq").differing == 0

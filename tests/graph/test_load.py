@@ -111,7 +111,7 @@ def test_other_averages_stay(attrs: dict[str, object]) -> None:
     assert_same_function(net, graph)
 
 
-@pytest.mark.parametrize("step", ["_raise_opset", "_slim", "_rewrite"])
+@pytest.mark.parametrize("step", ["_raise_opset", "_slim", "_join_functions", "_rewrite"])
 @pytest.mark.parametrize("fault", ["changes", "raises", "loses an output"])
 def test_a_clean_up_that_goes_wrong_is_undone(step: str, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(seed=5, opset=11)

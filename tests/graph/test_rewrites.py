@@ -39,6 +39,52 @@ def number(net: Net, value: float) -> str:
     return net.constant(np.float32(value))
 
 
+def gelu_at_once(net: Net, x: str) -> str:
+    return net.node("Mul", net.node("Mul", x, number(net, 0.5)), one_and_erf(net, x))
+
+
+def gelu_half_last(net: Net, x: str) -> str:
+    return net.node("Mul", net.node("Mul", one_and_erf(net, x), x), number(net, 0.5))
+
+
+def gelu_half_first(net: Net, x: str) -> str:
+    return net.node("Mul", x, net.node("Mul", number(net, 0.5), one_and_erf(net, x)))
+
+
+def gelu_over_two(net: Net, x: str) -> str:
+    return net.node("Div", net.node("Mul", x, one_and_erf(net, x)), number(net, 2.0))
+
+
+def one_and_erf(net: Net, x: str, by: float = float(np.sqrt(2.0))) -> str:
+    return net.node("Add", net.node("Erf", net.node("Div", x, number(net, by))), number(net, 1.0))
+
+
+@pytest.mark.parametrize("opset", [13, 17, 21])
+@pytest.mark.parametrize("order", [gelu_at_once, gelu_half_last, gelu_half_first, gelu_over_two])
+def test_a_written_out_gelu_is_one_op(order: Callable[[Net, str], str], opset: int) -> None:
+    net = Net(opset=opset)
+    x = net.conv(net.input(None, 3, 4, 4), 3, 4, 1, 1)
+    net.output(net.conv(order(net, x), 4, 2, 1, 1))
+    graph = checked(net)
+    assert ops(graph) == {"Conv": 2, "Gelu": 1}
+    made = line(graph)
+    assert all(made.topology.node_conds.values())
+    for form in ("qdq", "qoperator", "integer"):
+        assert made.agree(made.plan(), form).differing == 0
+
+
+@pytest.mark.parametrize("fault", ["another root", "the root twice", "half of another", "read elsewhere"])
+def test_what_is_almost_a_gelu_is_left_alone(fault: str) -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 4, 4), 3, 4, 1, 1)
+    erf = one_and_erf(net, x, by=1.5 if fault == "another root" else float(np.sqrt(2.0)))
+    factor = net.node("Sin", x) if fault == "half of another" else erf if fault == "the root twice" else x
+    y = net.node("Mul", net.node("Mul", factor, number(net, 0.5)), erf)
+    net.output(net.conv(y, 4, 2, 1, 1), *([erf] if fault == "read elsewhere" else []))
+    found = ops(checked(net))
+    assert found["Erf"] == 1 and found["Gelu"] == 0
+
+
 def test_split_becomes_slices() -> None:
     net = Net()
     net.split(net.input(None, 7, 4, 4), ["a", "b", "c"], [2, 1, 4], 1)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
 from quantpipe.graph.rewrites.branch import inline_known_branch
+from quantpipe.graph.rewrites.gelu import gelu
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.means import spatial_mean
 from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
@@ -17,6 +18,11 @@ Rewrite = Callable[[ir.Graph, ir.Node], None]
 
 BRANCHES: tuple[Rewrite, ...] = (inline_known_branch,)
 """Run before everything else: what they bring up is cleaned with the rest."""
+
+FUNCTIONS: tuple[Rewrite, ...] = (gelu,)
+"""Into ops of FUNCTIONS_OPSET."""
+
+FUNCTIONS_OPSET = 20
 
 REWRITES: tuple[Rewrite, ...] = (
     split_to_slices,
@@ -29,4 +35,4 @@ REWRITES: tuple[Rewrite, ...] = (
     batch_norm_to_conv,
 )
 
-__all__ = ["BRANCHES", "REWRITES", "Rewrite"]
+__all__ = ["BRANCHES", "FUNCTIONS", "FUNCTIONS_OPSET", "REWRITES", "Rewrite"]

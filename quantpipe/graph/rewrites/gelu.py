@@ -1,0 +1,64 @@
+"""x · (1 + erf(x / √2)) / 2, written out in several nodes, is the op Gelu: a function of one value, so one table."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from quantpipe.graph.rewrites.tools import is_op, new_node, only_user, scalar, take_place
+
+
+def gelu(graph: ir.Graph, node: ir.Node) -> None:
+    """Starts at the Erf. The factors x and 1/2 may come in any order, and may be multiplied with each other first."""
+    data = _scaled(node)
+    if data is None:
+        return
+    add = only_user(node.outputs[0], graph)
+    if not is_op(add, "Add") or add is None or not any(_is(v, 1.0) for v in add.inputs):
+        return
+    last, done = add, [node, add]
+    seen_data = seen_half = False
+    while not (seen_data and seen_half):
+        follower = only_user(last.outputs[0], graph)
+        if follower is None or not is_op(follower, "Mul", "Div"):
+            return
+        other = follower.inputs[1] if follower.inputs[0] is last.outputs[0] else follower.inputs[0]
+        if follower.op_type == "Div":
+            half, whole = follower.inputs[0] is last.outputs[0] and _is(other, 2.0), False
+        else:
+            half, whole = _is(other, 0.5) or _is_half_of(other, data), other is data or _is_half_of(other, data)
+        if not (half or whole) or (half and seen_half) or (whole and seen_data):
+            return
+        seen_half, seen_data = seen_half or half, seen_data or whole
+        last = follower
+        done.append(follower)
+    take_place(last.outputs[0], new_node(graph, last, "Gelu", [data], last.name))
+    graph.remove(done[::-1], safe=True)
+
+
+def _scaled(node: ir.Node) -> ir.Value | None:
+    """x where the node is erf(x / √2)."""
+    inner = node.inputs[0].producer() if is_op(node, "Erf") and node.inputs[0] is not None else None
+    if inner is None:
+        return None
+    if is_op(inner, "Div"):
+        return inner.inputs[0] if _is(inner.inputs[1], math.sqrt(2)) else None
+    if is_op(inner, "Mul"):
+        return next((inner.inputs[1 - p] for p in (0, 1) if _is(inner.inputs[p], math.sqrt(0.5))), None)
+    return None
+
+
+def _is_half_of(value: ir.Value | None, data: ir.Value) -> bool:
+    """Whether a value is x / 2."""
+    node = value.producer() if value is not None else None
+    if node is None or not is_op(node, "Mul", "Div"):
+        return False
+    if node.op_type == "Div":
+        return node.inputs[0] is data and _is(node.inputs[1], 2.0)
+    return any(node.inputs[p] is data and _is(node.inputs[1 - p], 0.5) for p in (0, 1))
+
+
+def _is(value: ir.Value | None, wanted: float) -> bool:
+    found = scalar(value)
+    return found is not None and math.isclose(found, wanted, rel_tol=1e-4)
