@@ -49,7 +49,9 @@ class GraphBuilder:
 
     def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol, claim: bool = False) -> ir.Value:
         """An initializer. Equal names are not merged: the caller keeps what it wants to share."""
-        tensor = array if isinstance(array, ir.TensorProtocol) else ir.tensor(np.asarray(array))
+        # Asking whether something is a TensorProtocol is slow: it looks for every attribute of the protocol.
+        plain = isinstance(array, np.ndarray | np.generic | int | float)
+        tensor = ir.Tensor(np.asarray(array)) if plain or not isinstance(array, ir.TensorProtocol) else array
         value = ir.Value(
             name=self._named(name, claim),
             type=ir.TensorType(tensor.dtype),
