@@ -41,12 +41,17 @@ def made(folder: Path, bits: int, more: list[str]) -> dict[str, Any]:
 def row(bits: int, report: dict[str, Any]) -> str:
     top1, count, search = report["metrics"]["realized"]["top1"], report["run"]["samples"], report["search"]
     error = (top1 * (1 - top1) / count) ** 0.5
-    steps = ", ".join(f"{s['step']} {s['kl_before']:.4f} → {s['kl_after']:.4f}" for s in report["recover"]["steps"])
+    steps = ", ".join(_step(step) for step in report["recover"])
     return (
         f"| {bits} | {report['model']['mean_weight_bits']:.3f} | {top1:.4f} ({round(top1 * count)} of {count}) "
         f"| {error:.4f} | {GOALS[bits]:.3f} | {report['metrics']['realized']['kl']:.4f} | {-search['best_value']:.4f} "
         f"| {steps} | {search['evaluations']} | {search['seconds']:.0f} | {report['agreement']['differing']} |"
     )
+
+
+def _step(step: dict[str, Any]) -> str:
+    after = "refused" if step["kl_after"] is None else f"{step['kl_after']:.4f}"
+    return f"{step['step']} {step['kl_before']:.4f} → {after}{'' if step['kept'] else ', not kept'}"
 
 
 def main() -> None:
