@@ -1,8 +1,8 @@
 """A model as a chain of sections, cut where nothing but stored integers passes.
 
 Integers are the same however the rest of the graph is written and run, so a candidate may start at any cut from the
-integers of an earlier candidate that has the same numbers up to there. The cuts depend on the model only: every
-candidate runs through the same sections, whether it starts from a cut or from the samples.
+integers of an earlier candidate that has the same numbers up to there. The cuts depend on the topology only: every
+candidate of one runs through the same sections, whether it starts from a cut or from the samples.
 """
 
 from __future__ import annotations

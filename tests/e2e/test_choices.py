@@ -102,6 +102,9 @@ def test_a_search_may_leave_layers_in_float_and_a_replay_knows(program: Program)
     assert one.code == 0, one.err
     agrees(one.report)
 
+    several = program.run(*kinds, "search.weights=recovered", folder="e")
+    assert several.code == 2 and "recovered for one topology" in several.paragraph
+
     strategy_file = json.loads((found.folder / "search" / "strategy.json").read_text())
     strategy_file["strategy"]["structure"] = {"float:nothing": "float"}
     del strategy_file["origin"]["content"]
