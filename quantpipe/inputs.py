@@ -14,6 +14,7 @@ from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph, with_varying
 from quantpipe.graph.view import Graph
+from quantpipe.rendering import opset_for
 from quantpipe.settings import Settings
 from quantpipe.types import Samples
 
@@ -66,7 +67,7 @@ def load(settings: Settings) -> Inputs:
             )
         return first.inputs
 
-    graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed)
+    graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed, opset_for(settings.spec))
     splits = made[0]
     graph = replace(graph, states=frozenset(splits.state.values()))
     for samples in (splits.calibrate, splits.search, splits.evaluate):

@@ -47,8 +47,9 @@ def load_graph(
     example: Callable[[Graph], Feeds],
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
+    least_opset: int = LEAST_OPSET,
 ) -> Graph:
-    """Read, clean and measure a model.
+    """Read, clean and measure a model. It is brought to `least_opset`, if it is of an older one.
 
     `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`. External
     data beyond `resident_mb` MiB stay in their files. `fixed`: inputs that are made constants first, by name.
@@ -63,7 +64,19 @@ def load_graph(
     del session
     notes = _outside_notes(raw)
     cleaned = raw
-    for ways in ((_raise_opset,), (_slim, _slim_unshaped), (_take_branches,), (_join_functions,), (_rewrite,)):
+
+    def to_newer_opset(model: ir.Model) -> ir.Model:
+        return _raise_to(model, least_opset)
+
+    steps = (
+        (_raise_opset,),
+        (_slim, _slim_unshaped),
+        (_take_branches,),
+        (_join_functions,),
+        (to_newer_opset,),
+        (_rewrite,),
+    )
+    for ways in steps:
         failed: list[str] = []
         for step in ways:
             name = ways[0].__name__.strip("_")
@@ -115,7 +128,11 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
     return raw, model_hash
 
 
-def _raise_opset(model: ir.Model, least: int = LEAST_OPSET) -> ir.Model:
+def _raise_opset(model: ir.Model) -> ir.Model:
+    return _raise_to(model, LEAST_OPSET)
+
+
+def _raise_to(model: ir.Model, least: int) -> ir.Model:
     version = model.graph.opset_imports.get("", 0)
     if version >= least:
         return model
@@ -168,7 +185,7 @@ def _join_functions(model: ir.Model) -> ir.Model:
             rewrite(copy.graph, node)
     if len(copy.graph) == before:
         return model
-    copy = copied(_raise_opset(model, FUNCTIONS_OPSET))
+    copy = copied(_raise_to(model, FUNCTIONS_OPSET))
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     for rewrite in FUNCTIONS:
         for node in list(copy.graph):

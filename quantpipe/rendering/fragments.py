@@ -57,7 +57,7 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
     """The largest element of each channel of a map, as a reduction over its positions."""
     axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
-    if context.graph.opset < REDUCED_AXES_ARE_INPUTS:
+    if context.opset < REDUCED_AXES_ARE_INPUTS:
         return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
     given = context.builder.constant(f"{node.name}_axes", np.asarray(axes, np.int64))
     return context.builder.op("ReduceMax", value, given, name=node.name, output=output, keepdims=1)

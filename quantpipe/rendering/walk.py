@@ -16,13 +16,21 @@ import onnx_ir as ir
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import Form, Kernel, Operand, QuantPlan, Topology
+from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, Topology
 
 OPSET = 17
 IR_VERSION = 9
 NEWER_OPSET = 21
 NEWER_IR_VERSION = 10
 """QuantizeLinear stores 16-bit integers, and Cast reads 4-bit ones, from here on."""
+
+
+def opset_for(spec: HardwareSpec) -> int:
+    """The opset that models written for a device may need: float nodes are copied as they are, so the model itself has
+    to be of that opset."""
+    types = {t for signatures in spec.ops.values() for s in signatures for t in (*s.inputs, *s.outputs)}
+    stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
+    return NEWER_OPSET if stored & {4, 16} else OPSET
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +91,8 @@ class Context:
         newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
         newer = newer or any(w.dtype.bits == 4 for w in plan.weights.values())
         opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
-        self.builder = GraphBuilder(f"{dialect.name}", max(opset, graph.opset), version, names)
+        self.opset = max(opset, graph.opset)
+        self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)
         self._dialect = dialect
         self._made = {k.output for k in topology.kernels}
         self._values: dict[tuple[str, Form], ir.Value] = {}

@@ -3,6 +3,8 @@ else; sums of 16-bit operands are those of an int64 interpreter."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -10,7 +12,9 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.io import model_bytes
-from tests.ops.line import Net, hardware, line
+from quantpipe.graph.normalize import load_graph
+from quantpipe.rendering import opset_for
+from tests.ops.line import Net, hardware, line, normal_samples
 from tests.ops.test_every_op import graph_of
 from tests.simulate.test_against_interpreter import check
 
@@ -93,3 +97,28 @@ def test_fixed_point_takes_no_sums_beyond_int32() -> None:
     with pytest.raises(HardwareError, match="a fixed-point multiplication takes int32 sums"):
         made.plan(16)
     assert made.agree(made.plan(8), "integer").differing == 0
+
+
+@pytest.mark.parametrize("name", ["int4_weights", "mixed_npu"])
+def test_float_nodes_of_an_older_opset_stand_in_a_newer_one(name: str, tmp_path: Path) -> None:
+    """4-bit weights and 16-bit tensors need opset 21; up to 17 a reduction has its axes as an attribute."""
+    net = Net(opset=17)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="front")
+    mean = net.node("ReduceMean", x, axes=[1], keepdims=1, name="mean")
+    net.output(net.conv(net.node("Sub", x, mean, name="rest"), 4, 2, 1, 1, name="back"))
+    onnx.save(net.proto(), tmp_path / "net.onnx")
+    spec = hardware(name)
+    graph = load_graph(
+        tmp_path / "net.onnx",
+        lambda raw: next(iter(normal_samples(raw).batches(4))).inputs,
+        least_opset=opset_for(spec),
+    )
+    assert (graph.opset, graph.notes) == (21, ())
+    made = line(graph, spec)
+    assert "mean" in made.topology.float_nodes
+    agreement = made.agree(made.plan((4, 8, 16)), "integer")
+    assert agreement.differing == 0 and agreement.max_lsb <= 1, agreement
+
+
+def test_devices_of_eight_bits_leave_the_opset_alone() -> None:
+    assert [opset_for(hardware(n)) for n in ("ort_cpu", "vta", "hago_sample", "hago_int16_acc")] == [17] * 4
