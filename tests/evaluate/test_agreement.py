@@ -10,7 +10,7 @@ from quantpipe.evaluate.agreement import Agreement, compare, island_entries
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.rendering import Rendered
 from quantpipe.types import Form, QuantPlan
-from tests.ops.line import Line
+from tests.ops.line import Line, Net, line
 from tests.ops.test_every_op import line_of
 
 FORMS = [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("ort_cpu", "integer"), ("vta", "integer")]
@@ -89,6 +89,17 @@ def test_what_differs_behind_a_float_node_is_counted_apart(backend: str) -> None
     assert found.differing == 0 and found.first_tensor is None
     assert found.behind_float > 0
     assert entry in made.topology.group_of
+
+
+@pytest.mark.parametrize("backend", ["qdq", "qoperator"])
+def test_an_island_that_is_fused_otherwise_when_watched(backend: str) -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="front")
+    rest = net.node("Sub", x, net.node("ReduceMean", x, axes=[1], keepdims=1, name="mean"), name="rest")
+    net.output(net.conv(rest, 4, 2, 1, 1, name="back"))
+    made = line(net)
+    assert island_entries(made.graph, made.topology) == {"rest_out"}
+    assert made.agree(made.plan(), backend).differing == 0
 
 
 def test_entries_of_islands() -> None:
