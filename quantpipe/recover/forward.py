@@ -6,6 +6,8 @@ and on disk beyond it.
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -88,9 +90,13 @@ class Forward:
                 self._stored.put(tensor, number, made)
 
     def drop(self, tensors: Sequence[str]) -> None:
-        """Forget tensors that nobody reads any more."""
+        """Forget tensors that nobody reads any more, and give their memory back (glibc keeps it for the threads that
+        asked for it; other C libraries have no such call, and need none)."""
         self._real.drop(tensors)
         self._stored.drop(tensors)
+        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+        if give_back is not None:
+            give_back(0)
 
 
 def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
