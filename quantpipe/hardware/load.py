@@ -51,7 +51,7 @@ FIELDS: Mapping[str, str] = {
     "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",
 }
 """Fields that every file has, and what is legal there."""
-OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on")
+OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on", "channel_bounds")
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
@@ -98,6 +98,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         pad=_pad(reader, data),
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
+        channel_bounds=_flag(reader, data, "channel_bounds"),
     )
     refuse_contradictions(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
@@ -162,6 +163,14 @@ def _skip(reader: Reader, data: Data) -> Skip:
 def _optional(reader: Reader, kind: Any, data: Data, field: str) -> Any:
     """A field that may be absent or null."""
     return None if data.get(field) is None else reader.choice(kind, data[field], field)
+
+
+def _flag(reader: Reader, data: Data, field: str) -> bool:
+    """A field that is false where it is absent."""
+    value = data.get(field, False)
+    if not isinstance(value, bool):
+        raise reader.error(field, f"is {value!r}; legal are true and false")
+    return value
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:
