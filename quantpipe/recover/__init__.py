@@ -3,6 +3,7 @@
 Layer by layer in graph order: moments of the layer's float and quantized input -> target -> scale -> rounding -> bias.
 """
 
+from quantpipe.recover.changed import changed
 from quantpipe.recover.float_moments import float_moments
 from quantpipe.recover.ladder import Climbed, RecoverOptions, climb
 from quantpipe.recover.layer import LayerOptions
@@ -22,6 +23,7 @@ __all__ = [
     "RecoverOptions",
     "Recovery",
     "Variants",
+    "changed",
     "climb",
     "float_moments",
     "overrides_arrays",
