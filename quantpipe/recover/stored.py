@@ -17,8 +17,8 @@ Arrays = dict[str, NDArray[Any]]
 
 def overrides_arrays(overrides: Overrides) -> Arrays:
     """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N;
-    `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where they are the change's own, `limits/T` per
-    tensor whose channels are changed."""
+    `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where they are the
+    change's own, `limits/T` per tensor whose channels are changed."""
     found: Arrays = {}
     for tensor, weight in overrides.weights.items():
         found |= {

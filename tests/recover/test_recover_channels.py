@@ -21,13 +21,13 @@ from tests.ops.line import Line, Net, line, normal_samples
 PAD = {"pads": [1, 1, 1, 1]}
 
 
-def blocks(clamp: str = "Clip") -> Net:
+def blocks(clamp: str = "Clip", limit: float = 1.1) -> Net:
     """Expand, depthwise (padded), project, a linear layer, average pool, dense: every kind of link once."""
     net = Net(3)
     x = net.conv(net.input(None, 3, 8, 8), 3, 6, name="expand")
-    x = six(net, x, "expand_clamp") if clamp == "Clip" else net.node("Relu", x, name="expand_clamp")
+    x = six(net, x, "expand_clamp", limit) if clamp == "Clip" else net.node("Relu", x, name="expand_clamp")
     x = net.conv(x, 6, 6, 3, 3, group=6, name="depthwise", **PAD)
-    x = six(net, x, "depthwise_clamp") if clamp == "Clip" else net.node("Relu", x, name="depthwise_clamp")
+    x = six(net, x, "depthwise_clamp", limit) if clamp == "Clip" else net.node("Relu", x, name="depthwise_clamp")
     x = net.conv(x, 6, 4, name="project")
     x = net.conv(x, 4, 5, name="last")
     x = net.node("GlobalAveragePool", net.node("Relu", x), name="pool")
@@ -35,8 +35,8 @@ def blocks(clamp: str = "Clip") -> Net:
     return net
 
 
-def six(net: Net, x: str, name: str) -> str:
-    return net.node("Clip", x, net.constant(np.float32(0)), net.constant(np.float32(1.1)), name=name)
+def six(net: Net, x: str, name: str, limit: float = 1.1) -> str:
+    return net.node("Clip", x, net.constant(np.float32(0)), net.constant(np.float32(limit)), name=name)
 
 
 def on(made: Line, graph: Graph, topology: Topology) -> Line:
