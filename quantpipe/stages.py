@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
+from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
+from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare
 from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.judge import Judge
 from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import kl_divergence, summary, top1
+from quantpipe.evaluate.metrics import summary, top1
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.reference import Reference, ValueOf, output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.streaming import free_running
@@ -29,15 +33,13 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.realize import BACKENDS
-from quantpipe.recover import Climbed, Kept, LayerOptions, NothingKept, RecoverOptions, Recovery, climb
-from quantpipe.recover import recover as walk_layers
+from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, Work, climb
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
 from quantpipe.simulate.simulator import Simulator, simulate
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
-    Outputs,
     Profile,
     QuantPlan,
     Samples,
@@ -271,28 +273,39 @@ def recover(
     output: str | None = None,
     kept: Kept = NothingKept(),  # noqa: B008  (without state)
     start: Overrides = NO_OVERRIDES,
+    estimator: Estimator = MSE(),  # noqa: B008  (frozen)
+    weight_method: WeightMethod = "mse",
 ) -> Climbed:
-    """Better weights and biases for a strategy: fitted on `samples`, each step judged by KL of an output on others.
+    """Better numbers for a strategy: fitted on `samples`, each step judged by KL of an output on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there. `start` is what the strategy has already
-    (of a search that recovers its candidates).
+    (of a search that recovers its candidates). `estimator`, `weight_method`: how ranges are estimated where a step
+    changes what they are estimated from.
     """
-    planner, simulator = Planner(graph, topology, spec, schema), Simulator(graph, topology)
-    reference = reference_of(Session(graph.model, where=graph.source), judged_on, graph.batch_size, output)
+    float_session = Session(graph.model, where=graph.source)
 
-    def walk(layer: LayerOptions) -> Recovery:
-        return walk_layers(
-            graph, topology, schema, strategy, planner, samples, layer, options.rows, memory_mb, seed, progress, kept
-        )
+    def judge_on(some: Samples) -> Judge:
+        return Judge(reference_of(float_session, some, graph.batch_size, output), some, output)
 
-    def outputs(overrides: Overrides) -> Outputs:
-        session, parameters = simulator.prepare(planner.plan(strategy, overrides))
-        return outputs_of(session, judged_on, graph.batch_size, parameters, output)
+    @cache
+    def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:
+        return judge_on(samples if count is None else First(samples, _whole_batches(graph, count))).kl
 
-    climbed = climb(options, walk, lambda overrides: kl_divergence(reference.outputs, outputs(overrides)), start)
-    if not climbed.overrides.weights:
+    judge = judge_on(judged_on)
+    work = Work(
+        graph, topology, spec, schema, strategy, samples, estimator, weight_method, memory_mb, seed, fitted, progress,
+        kept,
+    )  # fmt: skip
+    state, climbed = climb(
+        work.start(start),
+        options.items(),
+        lambda step, state: STEPS[step.name].run(work, state, step.parameters),
+        lambda state: judge.kl(state.graph, state.topology, work.plan(state)),
+    )
+    if climbed.overrides is NO_OVERRIDES:
         return climbed
-    return replace(climbed, metrics=output_metrics(reference, outputs(climbed.overrides)))
+    outputs = judge.outputs(state.graph, state.topology, work.plan(state))
+    return replace(climbed, metrics=output_metrics(judge.reference, outputs))
 
 
 def plan_of(

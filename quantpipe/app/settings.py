@@ -110,7 +110,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
             search["finalists"],
         ),
         objective=plain["objective"],
-        recover=_options(RecoverOptions, plain["recover"], "recover"),
+        recover=_recover(plain["recover"]),
         backend=backend,
         annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
@@ -168,6 +168,13 @@ def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
     for name, value in _known(kind, given, key).items():
         _expect(value, fields[name].default, f"{key}.{name}")
     return kind(**given)
+
+
+def _recover(given: Mapping[str, Any]) -> RecoverOptions:
+    """Its steps may be mappings; what they hold is checked by the options themselves."""
+    plain = {key: value for key, value in given.items() if key != "steps"}
+    found: RecoverOptions = _options(RecoverOptions, plain, "recover")
+    return replace(found, steps=given.get("steps", ()))
 
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -56,6 +56,11 @@ def _requantization(spec: HardwareSpec, reader: Reader) -> None:
         raise reader.error("unify", f"must be free where requantize.kind is {kind}")
     if shift and not spec.activations.symmetric:
         raise reader.error("activations.symmetric", "must be true where requantize.kind is shift")
+    if spec.channel_bounds and kind is RequantizeKind.FLOAT_MULTIPLIER:
+        raise reader.error(
+            "channel_bounds",
+            f"must be false where requantize.kind is {kind}: the forms of such devices have no bounds per channel",
+        )
     if spec.bias_scale is BiasScale.OWN and spec.scales is not Scales.POWER_OF_TWO:
         raise reader.error(
             "bias.scale", "must be product where scales is any: only a power of two can be shifted to it"

@@ -51,7 +51,7 @@ FIELDS: Mapping[str, str] = {
     "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",
 }
 """Fields that every file has, and what is legal there."""
-OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on")
+OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on", "channel_bounds")
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
@@ -100,6 +100,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         pad=_pad(reader, data),
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
+        channel_bounds=_flag(reader, data, "channel_bounds"),
     )
     refuse_contradictions(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
@@ -178,6 +179,14 @@ def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
     if len(set(found)) < len(found):
         raise reader.error("add_inputs", f"lists {', '.join(found)}; name each treatment once")
     return tuple(found)
+
+
+def _flag(reader: Reader, data: Data, field: str) -> bool:
+    """A field that is false where it is absent."""
+    value = data.get(field, False)
+    if not isinstance(value, bool):
+        raise reader.error(field, f"is {value!r}; legal are true and false")
+    return value
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:

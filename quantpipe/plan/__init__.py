@@ -6,8 +6,8 @@ docs/numerics.md; rounding is done in `intmath`. Float32 products are formed in 
 them, since the last bit of a multiplier decides ties.
 """
 
-from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
+from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides
 from quantpipe.plan.planner import Planner
 from quantpipe.plan.weights import MOST_BIAS_STEPS
 
-__all__ = ["MOST_BIAS_STEPS", "NO_OVERRIDES", "Overrides", "Planner"]
+__all__ = ["MOST_BIAS_STEPS", "NO_OVERRIDES", "ChannelChange", "Overrides", "Planner"]

@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.types import WeightTensor
+from quantpipe.types import Range, Strategy, WeightTensor
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelChange:
+    """Channels of a tensor T in another unit: T' = (T - offset) / factor, `[C]` float64 each, factor > 0.
+
+    `limits`: what the clamp on T's way is to do with T', for all channels alike, where a device has no limits per
+    channel; None: the limits of T in the new unit.
+    """
+
+    factor: NDArray[np.float64]
+    offset: NDArray[np.float64]
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """Integer weights and real biases that take the place of what rounding to the nearest would give (accuracy
-    recovery)."""
+    """Integer weights and real biases that take the place of what rounding to the nearest would give; ranges by scale
+    group and weight thresholds (as in a `Strategy`) that take the place of the strategy's.
+
+    `channels`: tensors whose channels are changed. They are no part of a plan: the graph and the topology that it is
+    made for are (`quantpipe.recover.changed`).
+    """
 
     weights: dict[str, WeightTensor]
     biases: dict[str, NDArray[np.float64]]
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    thresholds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    channels: Mapping[str, ChannelChange] = field(default_factory=dict)
+
+    def applied(self, strategy: Strategy) -> Strategy:
+        """The strategy with the ranges and thresholds that stand here."""
+        if not self.ranges and not self.thresholds:
+            return strategy
+        return replace(
+            strategy,
+            ranges={**strategy.ranges, **self.ranges},
+            weights={**strategy.weights, **self.thresholds},
+        )
 
 
 NO_OVERRIDES = Overrides({}, {})

@@ -51,6 +51,7 @@ class Planner:
         """All numbers of a strategy; of some kernels only, where these are named (with those whose accumulators they
         read). Raises HardwareError when the device cannot express one of them."""
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
+        strategy = overrides.applied(strategy)
         draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions)
         _choose_quantizers(draft)
         for kernel in topology.kernels:

@@ -24,16 +24,18 @@ def requantize(
 ) -> Requantize:
     """How `kernel` stores sums of `scale`, `()` or `[C]`, in `out`; `clamp`: with the limits of swallowed clamps."""
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
+    own = channel_limits(kernel, out) if clamp else None
     kind, rounding = draft.spec.requantize.kind, draft.spec.requantize.rounding
     if kind is RequantizeKind.FLOAT_MULTIPLIER:
         multiplier = np.asarray(np.asarray(scale, np.float32) / out.scale, np.float32)
-        return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first, rounding)
+        return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first, rounding, None, own)
     if kind is RequantizeKind.FIXED_POINT:
         fixed = fixed_point(draft, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
-        return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed)
+        return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed, own)
     shift = exponent_of(out.scale, kernel.node) - exponent_of(scale, kernel.node)
     _check_shift(draft, kernel, shift)
-    return Requantize(kind, np.asarray(2.0**-shift, np.float32), shift, out.zero_point, low, high, False, rounding)
+    multiplier = np.asarray(2.0**-shift, np.float32)
+    return Requantize(kind, multiplier, shift, out.zero_point, low, high, False, rounding, None, own)
 
 
 def fixed_point(draft: Draft, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
@@ -64,6 +66,15 @@ def limits(kernel: Kernel, out: Quantizer) -> tuple[int, int]:
     q_low = out.qmin if low is None else min(max(out.qmin, low + out.zero_point), out.qmax)
     q_high = out.qmax if high is None else max(min(out.qmax, high + out.zero_point), out.qmin)
     return q_low, q_high
+
+
+def channel_limits(kernel: Kernel, out: Quantizer) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Bounds of q per channel, where the swallowed clamps have such."""
+    if kernel.channel_bounds is None:
+        return None
+    low, high = (np.asarray(b, np.float64) / float(out.scale) for b in kernel.channel_bounds)
+    steps = [intmath.round_real(np.clip(b, out.low, out.high)).astype(np.int64) + out.zero_point for b in (low, high)]
+    return steps[0], steps[1]
 
 
 def exponent_of(scale: NDArray[Any], node: str) -> int:

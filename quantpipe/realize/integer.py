@@ -189,7 +189,7 @@ class Integer(Stored):
             zero = self.constant(context, f"{tensor}_zero_int64", np.int64(r.zero_point))
             scaled = context.builder.op("Add", scaled, zero, name=f"{tensor}/zero")
         real = self._writer(context).cast(scaled, np.float64, f"{tensor}/double")
-        return self._fit(context, real, r, tensor, np.dtype(np.float64))
+        return self._fit(context, real, r, tensor, np.dtype(np.float64), layout)
 
     def _writer(self, context: Context) -> IntegerWriter:
         return IntegerWriter(context.builder, lambda name, value: self.constant(context, name, value))
@@ -268,9 +268,9 @@ class Integer(Stored):
         b = context.builder
         if r.kind is RequantizeKind.SHIFT:
             if wide:
-                return self._shift_wide(context, acc, r, tensor)
+                return self._shift_wide(context, acc, r, tensor, layout)
             shifted = self._shift(context, acc, r.shift, tensor, bound, r.rounding)
-            return self._fit(context, shifted, r, tensor, np.dtype(np.int32))
+            return self._fit(context, shifted, r, tensor, np.dtype(np.int32), layout)
         if r.kind is RequantizeKind.FIXED_POINT:
             acc64 = acc if wide else self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
             return self._store_fixed(context, r, acc64, tensor, layout)
@@ -284,7 +284,7 @@ class Integer(Stored):
             rounded = round_real(b, constants, moved, rounding, tensor)
         else:
             rounded = b.op("Add", round_real(b, constants, scaled, rounding, tensor), zero, name=f"{tensor}/zero")
-        return self._fit(context, rounded, r, tensor, np.dtype(np.float32))
+        return self._fit(context, rounded, r, tensor, np.dtype(np.float32), layout)
 
     def _fit(
         self,
@@ -293,6 +293,7 @@ class Integer(Stored):
         r: Requantize,
         tensor: str,
         dtype: np.dtype[np.int32 | np.float64 | np.float32],
+        layout: str | None = None,
     ) -> ir.Value:
         """Clip into the bounds, then narrow: the device's own narrowing may wrap, after the clip it cannot."""
         bounds = [
@@ -300,6 +301,10 @@ class Integer(Stored):
             for side, bound in (("low", r.low), ("high", r.high))
         ]
         clipped = context.builder.op("Clip", value, *bounds, name=f"{tensor}/clip")
+        for bound, op, side in zip(r.by_channel or (), ("Max", "Min"), ("low", "high"), strict=False):
+            own = fr.along_channels(bound.astype(dtype), context.graph, layout or tensor)
+            parameter = self.constant(context, f"{tensor}_channel_{side}_{dtype.name}", own)
+            clipped = context.builder.op(op, clipped, parameter, name=f"{tensor}/channel_{side}")
         stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
         return context.builder.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
 
@@ -328,7 +333,7 @@ class Integer(Stored):
         shifted = writer.right_shift(value, shift, Rounding(rounding), name, WIDE)
         return writer.cast(shifted, np.int32, f"{name}/int32")
 
-    def _shift_wide(self, context: Context, acc: ir.Value, r: Requantize, tensor: str) -> ir.Value:
+    def _shift_wide(self, context: Context, acc: ir.Value, r: Requantize, tensor: str, layout: str | None) -> ir.Value:
         """The same on int64, clipped in float64."""
         writer = self._writer(context)
         if r.shift > 0:
@@ -337,7 +342,7 @@ class Integer(Stored):
         if r.shift < 0:
             factor = self.constant(context, f"{tensor}_left", np.float64(2.0**-r.shift))
             real = context.builder.op("Mul", real, factor, name=f"{tensor}/left")
-        return self._fit(context, real, r, tensor, np.dtype(np.float64))
+        return self._fit(context, real, r, tensor, np.dtype(np.float64), layout)
 
     def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
         """A stored tensor as int32 q - z; an accumulator as it is."""

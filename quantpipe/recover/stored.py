@@ -1,4 +1,4 @@
-"""Recovered weights and biases as arrays for a file, and back."""
+"""What recovery found as arrays for a file, and back."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError
-from quantpipe.plan import Overrides
-from quantpipe.types import Topology, WeightTensor
+from quantpipe.plan import ChannelChange, Overrides
+from quantpipe.types import Range, Topology, WeightTensor
 
 Arrays = dict[str, NDArray[Any]]
 
 
 def overrides_arrays(overrides: Overrides) -> Arrays:
-    """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N."""
+    """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N;
+    `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where they are the
+    change's own, `limits/T` per tensor whose channels are changed."""
     found: Arrays = {}
     for tensor, weight in overrides.weights.items():
         found |= {
@@ -25,12 +27,23 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
             f"bits/{tensor}": np.asarray(weight.bits),
             **({f"zero/{tensor}": weight.zero_point} if weight.has_zero_point else {}),
         }
-    return found | {f"bias/{node}": bias for node, bias in overrides.biases.items()}
+    found |= {f"bias/{node}": bias for node, bias in overrides.biases.items()}
+    found |= {f"range/{group}": np.asarray([r.low, r.high]) for group, r in overrides.ranges.items()}
+    found |= {f"threshold/{tensor}": np.asarray(t, np.float64) for tensor, t in overrides.thresholds.items()}
+    for tensor, change in overrides.channels.items():
+        found |= {f"factor/{tensor}": change.factor, f"offset/{tensor}": change.offset}
+        if change.limits is not None:
+            found[f"limits/{tensor}"] = np.asarray(change.limits)
+    return found
 
 
 def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology, where: str) -> Overrides:
     """The inverse. Raises ArtifactError for tensors and nodes that the topology does not have."""
-    found = Overrides({}, {})
+    ranges: dict[str, Range] = {}
+    thresholds: dict[str, NDArray[np.float64]] = {}
+    channels: dict[str, ChannelChange] = {}
+    found = Overrides({}, {}, ranges, thresholds, channels)
+    groups = {group.key for group in topology.groups}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
         if kind == "bias":
@@ -44,4 +57,18 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
             scale, bits = np.asarray(arrays[f"scale/{name}"], np.float32), int(arrays[f"bits/{name}"])
             zero = np.asarray(arrays.get(f"zero/{name}", np.zeros(())), np.int64)
             found.weights[name] = WeightTensor(name, array, scale, site.axis, site.dtype, bits, zero)
+        elif kind == "range":
+            if name not in groups or array.shape != (2,):
+                raise ArtifactError(f"holds a range of {name}, which does not fit this model", where=where)
+            ranges[name] = Range(*array.tolist())
+        elif kind == "threshold":
+            if name not in topology.weight_of:
+                raise ArtifactError(f"holds a threshold of {name}, which does not fit this model", where=where)
+            thresholds[name] = array
+        elif kind == "factor":
+            if f"offset/{name}" not in arrays:
+                raise ArtifactError(f"holds a factor of {name} without its offset", where=where)
+            limits = arrays.get(f"limits/{name}")
+            own = None if limits is None else (float(limits[0]), float(limits[1]))
+            channels[name] = ChannelChange(array, arrays[f"offset/{name}"], own)
     return found

@@ -57,14 +57,23 @@ def _rate(search: Mapping[str, Any]) -> str:
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per step: KL on the search samples before and after, whether it was kept, seconds."""
+    """One row per step: KL on the search samples before and after, the gain, whether it was kept, seconds, and what it
+    changed or why it could not."""
     table = Table(title="recovery, judged on the search samples")
     table.add_column("step")
-    for name in ("KL before", "KL after", "kept", "time"):
+    for name in ("KL before", "KL after", "gain", "kept", "time"):
         table.add_column(name, justify="right")
+    table.add_column("on")
     for step in steps:
-        kl = (text.number(step.get(key)) for key in ("kl_before", "kl_after"))
-        _add(table, text.number(step.get("step")), *kl, text.yes(step.get("kept")), text.seconds(step.get("seconds")))
+        kl = (text.number(step.get(key)) for key in ("kl_before", "kl_after", "gain"))
+        _add(
+            table,
+            text.number(step.get("step")),
+            *kl,
+            text.yes(step.get("kept")),
+            text.seconds(step.get("seconds")),
+            str(step.get("on") or step.get("reason") or ""),
+        )
     return table
 
 

@@ -19,6 +19,7 @@ from quantpipe.types import Profile, QuantPlan
 def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
     """Realize, and evaluate when asked for; the report. AgreementError when integers differ and `verify=fail`."""
     job, settings = job.settled(found.strategy), job.settings
+    job = job.recovered_network(found.overrides)
     plan = stages.plan_of(job.graph, job.topology, settings.spec, settings.schema, found.strategy, found.overrides)
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)

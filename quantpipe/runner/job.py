@@ -13,6 +13,7 @@ from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.graph.view import Graph
 from quantpipe.inputs import Inputs
 from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.recover import changed
 from quantpipe.runfolder import RunFolder
 from quantpipe.runner.profile import digest_of_profile
 from quantpipe.settings import Console, Settings
@@ -81,6 +82,14 @@ class Job:
     @property
     def graph(self) -> Graph:
         return self.inputs.graph
+
+    def recovered_network(self, overrides: Overrides) -> Job:
+        """The same job on the network whose channels recovery has put in other units; it computes what the model
+        does."""
+        if not overrides.channels:
+            return self
+        graph, topology = changed(self.graph, self.topology, overrides.channels)
+        return replace(self, inputs=replace(self.inputs, graph=graph), topology=topology)
 
     def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
         """Of an artifact made from the model, from `inputs` (digests by name), and by the configuration at `keys`."""

@@ -27,7 +27,7 @@ def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
     start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
     if not options.steps:
         return replace(found, overrides=start, recovery=files.write_recovered(Climbed(start, ()), origin))
-    job.console.stage("recover", ", ".join(options.steps))
+    job.console.stage("recover", ", ".join(options.names))
     kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
     climbed = stages.recover(
         job.graph,
@@ -44,6 +44,8 @@ def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
         job.inputs.output,
         kept,
         start,
+        settings.estimator,
+        settings.weight_method,
     )
     recovery = files.write_recovered(climbed, origin)
     kept.clear()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
-from quantpipe.recover.ladder import Step
 from quantpipe.runner.job import Job
 from quantpipe.settings import Settings
 from quantpipe.types import Strategy
@@ -14,7 +13,7 @@ from quantpipe.types import Strategy
 
 def candidate_layer(settings: Settings) -> LayerOptions:
     """How a candidate's layers are solved: as in the step `rounding`."""
-    return settings.recover.layer(Step.ROUNDING)
+    return settings.recover.layer("rounding")
 
 
 def rounding_origin(settings: Settings) -> dict[str, str]:

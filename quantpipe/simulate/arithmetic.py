@@ -66,6 +66,18 @@ class Arithmetic:
         self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None
     ) -> ir.Value:
         """`layout`: the tensor whose channel axis a per-channel multiplier follows (`tensor` when not given)."""
+        stored = self._narrowed(context, r, acc, tensor, layout)
+        return stored if r.by_channel is None else self._clip_channels(context, r, stored, tensor, layout or tensor)
+
+    def _clip_channels(self, context: Context, r: Requantize, value: ir.Value, tensor: str, layout: str) -> ir.Value:
+        """Each channel of q - z between bounds of its own."""
+        for bound, op, side in zip(r.by_channel or (), ("Max", "Min"), ("low", "high"), strict=True):
+            centred = fr.along_channels((bound - r.zero_point).astype(np.float32), context.graph, layout)
+            parameter = self._scalar(context, f"{tensor}.channel_{side}", centred)
+            value = context.builder.op(op, value, parameter, name=f"{tensor}/channel_{side}")
+        return value
+
+    def _narrowed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
         b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
         if r.kind is RequantizeKind.SHIFT:
             wide = self._is_wide(acc)

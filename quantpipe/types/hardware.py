@@ -221,6 +221,8 @@ class HardwareSpec:
     pad: Padding = field(default_factory=Padding)
     skip: Skip = field(default_factory=Skip)
     float_on: FloatOn = FloatOn.CPU
+    channel_bounds: bool = False
+    """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
 
     def is_wide(self, dtype: DType) -> bool:
         """Whether a type is real or an accumulator, rather than a stored activation."""

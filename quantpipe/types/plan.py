@@ -93,7 +93,8 @@ class Requantize:
     float_multiplier: q = clamp(round(f32(acc) · multiplier) + z)     (`zero_first`: round(f32(acc) · multiplier + z))
     fixed_point:      q = clamp(round(acc · fixed) + z), integers only; `multiplier` is what `fixed` stands for
     shift:            q = clamp(round(acc / 2^shift) + z)             shift <= 0 shifts left; `multiplier` is 2^-shift
-    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`.
+    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`. `by_channel`: bounds of
+    each channel's own, (low, high), int64 `[C]` each, inside those.
     """
 
     kind: RequantizeKind
@@ -105,6 +106,7 @@ class Requantize:
     zero_first: bool = False
     rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
     fixed: FixedPoint | None = None
+    by_channel: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @property
     def is_kernel_arithmetic(self) -> bool:

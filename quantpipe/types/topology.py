@@ -52,6 +52,7 @@ class Kernel:
 
     `output` is the tensor behind the last swallowed clamp; `bounds` are that clamp's real limits (infinite where open).
     `form` says whether the result is stored in integers of one scale (QUANTIZED) or handed on as accumulator (RAW).
+    `channel_bounds`: such limits of each channel, (low, high), where they differ; `bounds` are then the outermost.
     """
 
     node: str
@@ -63,6 +64,7 @@ class Kernel:
     bias: str | None = None
     fused: tuple[str, ...] = ()
     bounds: tuple[float, float] = (float("-inf"), float("inf"))
+    channel_bounds: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)

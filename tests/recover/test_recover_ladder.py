@@ -1,81 +1,115 @@
-"""The ladder keeps what helps, measured, and its table says so."""
+"""The ladder keeps what helps, measured, and its table says so; and what a list of steps may hold."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from quantpipe.errors import ConfigError
+from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, climb
+from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, climb
+from quantpipe.recover.equalize import Equalization
+from quantpipe.recover.steps import Walk, layer_options
 
 
-def climbed(steps: list[str], values: list[float], before: float = 1.0) -> Any:
-    """A ladder whose n-th walk measures values[n]; the overrides carry n."""
-    walks = iter(range(len(values)))
+def climbed(values: list[Any], before: float = 1.0) -> tuple[State, Any]:
+    """A ladder whose n-th step measures values[n] (an exception: raises it); the overrides carry all kept steps."""
+    start = State(cast(Any, None), cast(Any, None))
 
-    def walk(options: LayerOptions) -> Recovery:
-        n = next(walks)
-        return Recovery(Overrides({}, {"n": np.asarray([float(n)])}), ({"node": f"walk {n}"},))
+    def run(item: StepItem, state: State) -> State:
+        value = values[item.parameters]
+        if isinstance(value, Exception):
+            raise value
+        made = {**state.overrides.biases, item.name: np.asarray(float(item.parameters))}
+        return replace(state, overrides=Overrides({}, made), note=f"note {item.parameters}")
 
-    def measure(overrides: Overrides) -> float:
-        return values[int(overrides.biases["n"][0])] if overrides.biases else before
+    def measure(state: State) -> float:
+        made = state.overrides.biases
+        return float(values[int(list(made.values())[-1])]) if made else before
 
-    return climb(RecoverOptions(tuple(steps)), walk, measure)
+    return climb(start, [StepItem(f"step {n}", n) for n in range(len(values))], run, measure)
 
 
-def test_steps_that_help_are_kept_one_after_the_other() -> None:
-    found = climbed(["bias", "rounding", "propagation"], [0.9, 0.5, 0.2])
-    assert [(s["step"], s["kl_before"], s["kl_after"], s["kept"]) for s in found.steps] == [
-        ("bias", 1.0, 0.9, True),
-        ("rounding", 0.9, 0.5, True),
-        ("propagation", 0.5, 0.2, True),
+def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
+    state, found = climbed([0.9, 0.5, 0.2])
+    assert [(s["step"], s["kl_before"], s["kl_after"], s["kept"], s["on"]) for s in found.steps] == [
+        ("step 0", 1.0, 0.9, True, "note 0"),
+        ("step 1", 0.9, 0.5, True, "note 1"),
+        ("step 2", 0.5, 0.2, True, "note 2"),
     ]
-    assert found.overrides.biases["n"][0] == 2 and found.layers[0]["node"] == "walk 2"
+    assert list(found.overrides.biases) == ["step 0", "step 1", "step 2"] and state.overrides is found.overrides
     assert all(s["seconds"] >= 0 for s in found.steps)
 
 
 @pytest.mark.parametrize("bad", [2.0, 0.5, float("inf"), float("nan")])
-def test_a_step_that_does_not_help_is_not_kept(bad: float) -> None:
-    found = climbed(["rounding", "propagation"], [0.5, bad])
-    assert [s["kept"] for s in found.steps] == [True, False]
-    assert found.steps[1]["kl_before"] == 0.5
+def test_a_step_that_does_not_help_leaves_nothing(bad: float) -> None:
+    _, found = climbed([0.5, bad, 0.4])
+    assert [s["kept"] for s in found.steps] == [True, False, True]
+    assert found.steps[1]["kl_before"] == 0.5 == found.steps[2]["kl_before"]
     np.testing.assert_equal(found.steps[1]["kl_after"], bad)
-    assert found.overrides.biases["n"][0] == 0 and found.layers[0]["node"] == "walk 0"
+    assert list(found.overrides.biases) == ["step 0", "step 2"]
 
 
-def test_a_bad_step_does_not_stop_the_next() -> None:
-    found = climbed(["bias", "rounding"], [7.0, 0.5])
-    assert [(s["kl_before"], s["kept"]) for s in found.steps] == [(1.0, False), (1.0, True)]
-    assert found.overrides.biases["n"][0] == 1
+@pytest.mark.parametrize("error", [NotApplicable("no pairs"), HardwareError("no such shift", stage="plan")])
+def test_a_step_that_cannot_apply_says_why(error: Exception) -> None:
+    _, found = climbed([error, 0.5])
+    first, second = found.steps
+    assert not first["kept"] and first["kl_after"] is None and str(error) == first["reason"]
+    assert second["kept"] and second["kl_before"] == 1.0
 
 
 def test_nothing_helps() -> None:
-    found = climbed(["rounding"], [1.5])
+    _, found = climbed([1.5])
     assert found.overrides is NO_OVERRIDES and found.layers == () and not found.steps[0]["kept"]
-    assert climbed([], []).steps == ()
+    assert climbed([])[1].steps == ()
 
 
-def test_what_a_step_does_to_a_layer() -> None:
-    coordinate = RecoverOptions(rounding="coordinate")
-    assert [coordinate.layer(s).rounding for s in ("bias", "rounding")] == ["nearest", "coordinate"]
-    options = RecoverOptions(ridge=0.3, damping=0.2)
-    bias, rounding, propagation = (options.layer(s) for s in ("bias", "rounding", "propagation"))
+def test_what_a_walk_does_to_a_layer() -> None:
+    coordinate = Walk(rounding="coordinate")
+    assert [layer_options(s, coordinate).rounding for s in ("bias", "rounding")] == ["nearest", "coordinate"]
+    options = Walk(ridge=0.3, damping=0.2)
+    bias, rounding, propagation = (layer_options(s, options) for s in ("bias", "rounding", "propagation"))
     assert bias.rounding == "nearest" and not bias.scale_search and not bias.propagate and bias.correct_bias
     assert rounding.rounding == "hessian" and rounding.scale_search and not rounding.propagate
     assert propagation.rounding == "hessian" and propagation.propagate
     assert (propagation.ridge, propagation.damping) == (0.3, 0.2)
 
 
+def test_steps_take_parameters() -> None:
+    given = ["equalize", {"name": "equalize", "iterations": 3}, {"name": "rounding", "rows": 100}, "propagation"]
+    options = RecoverOptions(given, rows=4096, ridge=0.1)
+    assert options.names == ("equalize", "equalize", "rounding", "propagation")
+    first, second, third, fourth = (item.parameters for item in options.items())
+    assert first == Equalization() and second == Equalization(iterations=3)
+    assert third == Walk(rows=100, ridge=0.1) and fourth == Walk(rows=4096, ridge=0.1)
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
         ({"steps": ["rounding", "propagtion"]}, "recover.steps", "propagation"),
-        ({"steps": ["equalize"]}, "recover.steps", "bias, rounding, propagation"),
         ({"rounding": "hesian"}, "recover.rounding", "hessian"),
         ({"rounding": "nearest"}, "recover.rounding", "coordinate"),
+        ({"steps": ["spin"]}, "recover.steps", "bias, rounding, propagation, equalize, absorb, smooth, ranges"),
+        ({"steps": "rounding"}, "recover.steps", "a list"),
+        ({"steps": [3]}, "recover.steps", "legal are bias"),
+        ({"steps": [{"iterations": 3}]}, "recover.steps", "name: equalize"),
+        ({"steps": [{"name": "equalise"}]}, "recover.steps", "equalize"),
+        ({"steps": [{"name": "equalize", "iteration": 3}]}, "recover.steps", "iterations"),
+        ({"steps": [{"name": "equalize", "iterations": 0}]}, "recover.steps", "1 and above"),
+        ({"steps": [{"name": "equalize", "iterations": 2.5}]}, "recover.steps", "whole"),
+        ({"steps": [{"name": "equalize", "factors": "rael"}]}, "recover.steps", "real"),
+        ({"steps": [{"name": "equalize", "margin": 1.0}]}, "recover.steps", "less than 1"),
+        ({"steps": [{"name": "absorb", "by_channel": 1}]}, "recover.steps", "true and false"),
+        ({"steps": [{"name": "smooth", "alphas": [2]}]}, "recover.steps", "less than 1"),
+        ({"steps": [{"name": "smooth", "alphas": []}]}, "recover.steps", "at least one"),
+        ({"steps": [{"name": "smooth", "alphas": 0.5}]}, "recover.steps", "at least one"),
+        ({"steps": [{"name": "ranges", "tolerance": 0.5}]}, "recover.steps", "1 and above"),
+        ({"steps": [{"name": "ranges", "samples": "many"}]}, "recover.steps", "1 and above"),
+        ({"steps": [{"name": "rounding", "rows": 10}]}, "recover.steps", "64 and above"),
         ({"rows": 10}, "recover.rows", "at least 64"),
         ({"ridge": -0.1}, "recover.ridge", "at least"),
         ({"ridge": 0.0}, "recover.ridge", "at least"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.e2e.program import Program, Result, contents
@@ -20,7 +21,8 @@ def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str,
     plain = good(program.run(*target, folder="plain"))
     first = good(program.run(*target, "recover=default"))
     steps = first.report["recover"]
-    assert [s["step"] for s in steps] == ["rounding", "propagation"] and any(s["kept"] for s in steps)
+    assert [s["step"] for s in steps] == ["equalize", "absorb", "rounding", "propagation"]
+    assert any(s["kept"] for s in steps)
     assert first.report["metrics"]["simulated"]["kl"] < plain.report["metrics"]["simulated"]["kl"]
     assert first.report["metrics"]["simulated"] == first.report["metrics"]["realized"]
     assert plain.report["recover"] == []
@@ -47,10 +49,25 @@ def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str,
     assert "its weights were recovered" in refused.paragraph and str(weights) in refused.paragraph
 
 
+def test_steps_with_parameters_change_channels_and_replay(program: Program) -> None:
+    """Only channels in other units and ranges are recovered: no integer weight is stored, and yet all is replayed."""
+    steps = "recover.steps=[{name: equalize, iterations: 5},absorb,{name: ranges, evaluations: 2, samples: 16}]"
+    first = good(program.run("hardware=vta", "recover=default", steps))
+    rows = {s["step"]: s for s in first.report["recover"]}
+    assert rows["equalize"]["kept"] and rows["equalize"]["gain"] > 0 and "pairs" in rows["equalize"]["on"]
+    with np.load(first.folder / "recover" / "weights.npz") as stored:
+        kinds = {key.partition("/")[0] for key in stored.files}
+    assert {"factor", "offset", "range", "threshold"} <= kinds and "weight" not in kinds
+    strategy = first.folder / "search" / "strategy.json"
+    again = good(program.run("command=replay", f"strategy={strategy}", "hardware=vta", folder="again"))
+    assert again.report["metrics"] == first.report["metrics"]
+    assert contents(again.folder)["realize/model.onnx"] == contents(first.folder)["realize/model.onnx"]
+
+
 def test_four_bits_in_the_devices_own_form(program: Program) -> None:
     found = good(program.run(*FOUR, "recover=default"))
-    first, second = found.report["recover"]
-    assert second["kl_after"] < 0.5 * first["kl_before"]
+    first, *_, last = found.report["recover"]
+    assert last["kl_after"] < 0.5 * first["kl_before"]
     assert found.report["metrics"]["simulated"] == found.report["metrics"]["realized"]
 
 
@@ -65,7 +82,7 @@ def test_the_stages_one_by_one_recover_too(program: Program) -> None:
 
 @pytest.mark.slow
 def test_a_step_that_hurts_leaves_no_trace(program: Program) -> None:
-    """Biases alone, after the full method, are a step back."""
+    """A walk that corrects biases alone, after the full method, is a step back."""
     both = good(program.run("hardware=vta", "recover=default", "recover.steps=[propagation,bias]"))
     one = good(program.run("hardware=vta", "recover=default", "recover.steps=[propagation]", folder="one"))
     first, second = both.report["recover"]
@@ -78,6 +95,8 @@ def test_a_step_that_hurts_leaves_no_trace(program: Program) -> None:
     ("option", "key"),
     [
         ("recover.steps=[roundin]", "recover.steps"),
+        ("recover.steps=[{name: equalize, iteration: 3}]", "recover.steps"),
+        ("recover.steps=rounding", "recover.steps"),
         ("recover.rows=3", "recover.rows"),
         ("recover.damping=0", "recover.damping"),
         ("+recover.spin=1", "recover"),

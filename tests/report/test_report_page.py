@@ -49,8 +49,16 @@ REPORT: dict[str, Any] = {
         "trace": [[i, 1 - 1 / (i + 1)] for i in range(60)],
     },
     "recover": [
-        {"step": "rounding", "kl_before": 0.25, "kl_after": 0.125, "kept": True, "seconds": 3.21},
-        {"step": "propagation", "kl_before": 0.125, "kl_after": 0.5, "kept": False, "seconds": 4.32},
+        {
+            "step": "rounding",
+            "kl_before": 0.25,
+            "kl_after": 0.125,
+            "gain": 0.125,
+            "kept": True,
+            "seconds": 3.21,
+            "on": "9 layers",
+        },
+        {"step": "propagation", "kl_before": 0.125, "kl_after": 0.5, "gain": -0.375, "kept": False, "seconds": 4.32},
     ],
     "model": {
         "float_bytes": 14_000_000,
@@ -155,15 +163,16 @@ def test_the_page_shows_the_report() -> None:
 
 def test_the_steps_of_recovery_are_shown() -> None:
     words, _ = page(REPORT)
-    assert "rounding 0.25 0.125 yes 3.21 s" in words and "propagation 0.125 0.5 no 4.32 s" in words
+    assert "rounding 9 layers 0.25 0.125 0.125 yes 3.21 s" in words
+    assert "propagation 0.125 0.5 -0.375 no 4.32 s" in words
     rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed(REPORT).splitlines()]
-    assert ["rounding", "0.25", "0.125", "yes", "3.21 s"] in rows
-    assert ["propagation", "0.125", "0.5", "no", "4.32 s"] in rows
+    assert ["rounding", "0.25", "0.125", "0.125", "yes", "3.21 s", "9 layers"] in rows
+    assert ["propagation", "0.125", "0.5", "-0.375", "no", "4.32 s", ""] in rows
 
 
 def test_a_step_that_could_not_be_made_says_why() -> None:
     row = {"step": "rounding", "kl_before": 0.25, "kl_after": None, "kept": False, "seconds": 1.0, "reason": "no <i>"}
-    assert "rounding no <i> 0.25 – no 1.00 s" in page(REPORT | {"recover": [row]})[0]
+    assert "rounding no <i> 0.25 – – no 1.00 s" in page(REPORT | {"recover": [row]})[0]
 
 
 def test_without_recovery_there_is_no_table_of_it() -> None:

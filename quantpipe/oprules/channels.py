@@ -1,0 +1,141 @@
+"""What ops do with the channels of one tensor: which layers can take a change of channels into their constants, and
+which ops let it pass.
+
+A change of channels is T' = (T - offset) / factor with factor > 0, one of each per channel. The layer that makes T
+divides its rows and shifts its bias, the layers that read T multiply their columns and add what the offset was worth;
+so the function of the network stays as it is. Accuracy recovery changes channels so that they quantize better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph, Node
+
+Array = NDArray[Any]
+
+
+class ColumnForm(Protocol):
+    """How an op's weight meets the channels of its input. `values` have one entry per input channel."""
+
+    def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
+        """Largest |w| that each input channel is multiplied by, `[channels]`."""
+        ...
+
+    def scaled(self, node: Node, weight: Array, values: Array) -> Array:
+        """The weight with the columns of each input channel multiplied."""
+        ...
+
+    def response(self, node: Node, weight: Array, values: Array) -> Array:
+        """What a constant input of these values gives, one number per output channel."""
+        ...
+
+
+class ConvColumns:
+    """Convolutions of any group count, weight `[O, I / groups, *kernel]`."""
+
+    def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
+        grouped = self._grouped(node, weight)
+        return np.asarray(np.abs(grouped).max(axis=(1, 3), initial=0.0).reshape(-1))
+
+    def scaled(self, node: Node, weight: Array, values: Array) -> Array:
+        grouped = self._grouped(node, weight)
+        return np.asarray((grouped * values.reshape(len(grouped), 1, -1, 1)).reshape(weight.shape))
+
+    def response(self, node: Node, weight: Array, values: Array) -> Array:
+        grouped = self._grouped(node, weight)
+        return np.asarray(np.einsum("goik,gi->go", grouped, values.reshape(len(grouped), -1)).reshape(-1))
+
+    def _grouped(self, node: Node, weight: Array) -> Array:
+        """`[G, O / G, I / G, kernel]`."""
+        groups = int(node.attr("group", 1))
+        return weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+
+
+class DenseColumns:
+    """Gemm and MatMul by a constant matrix: input channels are its rows, or its columns where it is transposed."""
+
+    def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
+        return np.asarray(np.abs(self._turned(node, weight)).max(axis=1, initial=0.0))
+
+    def scaled(self, node: Node, weight: Array, values: Array) -> Array:
+        return np.asarray(self._turned(node, self._turned(node, weight) * values[:, None]))
+
+    def response(self, node: Node, weight: Array, values: Array) -> Array:
+        return np.asarray(values @ self._turned(node, weight))
+
+    def _turned(self, node: Node, weight: Array) -> Array:
+        return weight.T if node.attr("transB", 0) else weight
+
+
+COLUMNS: Mapping[str, ColumnForm] = {"Conv": ConvColumns(), "Gemm": DenseColumns(), "MatMul": DenseColumns()}
+"""Layers whose weight can take up a change of their input's channels."""
+
+
+def takes_offsets(node: Node) -> bool:
+    """Whether a constant added to the input reaches every output whole: padding with zeros would be padding with
+    something else."""
+    return not any(node.attr("pads", [0])) and node.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """An op on the way that works on each channel alone: a change of channels in front of it is the same change behind
+    it. `offsets`: whether offsets pass too. `repeats`: how many channels of the result each channel becomes (0: the op
+    mixes channels here)."""
+
+    offsets: Callable[[Node], bool] = takes_offsets
+    repeats: Callable[[Node, Graph], int] = lambda node, graph: 1
+
+
+def _flattened(node: Node, graph: Graph) -> int:
+    """[N, C, …] -> [N, C·…]: each channel becomes as many features as it has places. Any other shape mixes them."""
+    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+    if node.inputs[0] in graph.varying or len(after) != 2 or len(before) < 2 or before[0] != after[0]:
+        return 0
+    return after[1] // before[1]
+
+
+_PLACES = Passage()
+_VIEW = Passage(offsets=lambda node: True, repeats=_flattened)
+
+PASSAGES: Mapping[str, Passage] = {
+    "Identity": Passage(offsets=lambda node: True),
+    "MaxPool": Passage(offsets=lambda node: True),
+    "GlobalMaxPool": Passage(offsets=lambda node: True),
+    "AveragePool": _PLACES,
+    "GlobalAveragePool": _PLACES,
+    "Flatten": _VIEW,
+    "Reshape": _VIEW,
+    "Squeeze": _VIEW,
+}
+"""Ops that let a change of channels pass. Clamps do, too, with bounds per channel (their family says so)."""
+
+AFFINE: Mapping[str, tuple[int, int]] = {
+    "LayerNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "BatchNormalization": (1, 2),
+}
+"""Ops that end with a gain and an offset per channel: the ports of the two. They are as good as a layer for making a
+changed tensor, wherever they run."""
+
+
+CLAMP, MAX, MIN = "Clip", "Max", "Min"
+"""What a clamp becomes whose limits change: for all channels alike, or (the last two) with a constant per channel."""
+
+
+def channel_position(shape: tuple[int, ...]) -> int:
+    """The axis of the channels of an activation: the last of a matrix or a sequence of vectors, else the second."""
+    return len(shape) - 1 if len(shape) <= 3 else 1
+
+
+def along(values: Array, rank: int, axis: int) -> Array:
+    """`[C]` shaped to broadcast along one axis of a tensor."""
+    shape = [1] * rank
+    shape[axis] = -1
+    return np.asarray(values).reshape(shape)

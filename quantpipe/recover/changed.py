@@ -1,0 +1,224 @@
+"""The network with some channels in other units: the same function, other constants.
+
+T' = (T - offset) / factor per channel. With f, o of what a layer makes and f_in, o_in of what it reads:
+
+    W' = W · f_in / f        b' = (b + W·o_in - o) / f        limits' = (limit - o) / f
+
+in float64, stored in the constants' own type (Nagel et al. 2019, section 4.1, with offsets). A clamp whose limits then
+differ from channel to channel becomes a Max and a Min with constants, and its kernel gets limits per channel; a change
+may also name limits of its own, the same for all channels.
+Takes graph, topology and changes by tensor; gives a graph and a topology that every later stage can work with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.errors import ArtifactError
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.view import Graph, Node, view
+from quantpipe.oprules import rule_of
+from quantpipe.oprules.channels import AFFINE, CLAMP, COLUMNS, MAX, MIN, along, channel_position
+from quantpipe.plan import ChannelChange
+from quantpipe.recover.links import Link, links
+from quantpipe.types import Kernel, Topology
+
+Floats = NDArray[np.float64]
+Limits = tuple[Floats, Floats]
+
+
+def changed(graph: Graph, topology: Topology, changes: Mapping[str, ChannelChange]) -> tuple[Graph, Topology]:
+    """Graph and topology with every change made. Raises ArtifactError for a change that the network has no place
+    for."""
+    if not changes:
+        return graph, topology
+    known, _ = links(graph, topology)
+    writer = _Writer(graph)
+    kernels = dict(topology.kernel_of)
+    made = {known[t].maker: (known[t], c) for t, c in changes.items() if _fits(known, t, c)}
+    read = {r: (known[t], c) for t, c in changes.items() for r in known[t].readers}
+    for node in graph.nodes:
+        if node.name in made or node.name in read:
+            _change_constants(graph, topology, writer, node, made.get(node.name), read.get(node.name))
+    for link, change in made.values():
+        _change_clamps(graph, topology, writer, kernels, link, change)
+    return writer.graph(), replace(topology, kernels=tuple(kernels[k.node] for k in topology.kernels))
+
+
+def compose(first: ChannelChange, second: ChannelChange) -> ChannelChange:
+    """The change that does both, one after the other; limits are those of the second."""
+    return ChannelChange(first.factor * second.factor, first.offset + first.factor * second.offset, second.limits)
+
+
+def clamp_limits(graph: Graph, node: Node) -> tuple[float, float]:
+    """Real limits of a clamp on the way."""
+    rule = rule_of(node)
+    return rule.bounds(node, graph) if rule is not None else (float("-inf"), float("inf"))
+
+
+def _fits(known: Mapping[str, Link], tensor: str, change: ChannelChange) -> bool:
+    link = known.get(tensor)
+    sizes = {change.factor.shape, change.offset.shape}
+    if link is None or sizes != {(link.channels,)} or not np.all(change.factor > 0):
+        raise ArtifactError(f"changes the channels of {tensor}, which does not fit this model", stage="recover")
+    if not link.offsets and np.any(change.offset):
+        raise ArtifactError(f"moves the channels of {tensor}, which can only be scaled", stage="recover")
+    return True
+
+
+def _change_constants(
+    graph: Graph,
+    topology: Topology,
+    writer: _Writer,
+    node: Node,
+    made: tuple[Link, ChannelChange] | None,
+    read: tuple[Link, ChannelChange] | None,
+) -> None:
+    """New weight and bias, or gain and offset, of one node."""
+    if node.op in AFFINE:
+        assert made is not None  # noqa: S101  (such nodes are changed as makers only)
+        for port, moved in zip(AFFINE[node.op], (False, True), strict=True):
+            if port < len(node.inputs) and node.inputs[port]:
+                old = graph.constant(node.inputs[port])
+                new = old.astype(np.float64) - made[1].offset if moved else old.astype(np.float64)
+                writer.constant(node, port, new / made[1].factor)
+            elif moved and np.any(made[1].offset):
+                raise ArtifactError(f"moves the channels of {node.name}, which has no offset", stage="recover")
+        return
+    rule, kernel = rule_of(node), topology.kernel_of[node.name]
+    assert rule is not None and rule.weight is not None and kernel.weight is not None  # noqa: S101
+    weight = graph.constant(kernel.weight).astype(np.float64)
+    bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64)
+    if read is not None:
+        link, change = read
+        form = COLUMNS[node.op]
+        if bias is not None and np.any(change.offset):
+            bias = bias + form.response(node, weight, np.repeat(change.offset, link.repeats)).reshape(bias.shape)
+        weight = form.scaled(node, weight, np.repeat(change.factor, link.repeats))
+    if made is not None:
+        change = made[1]
+        weight = weight / along(change.factor, weight.ndim, rule.channel_axis(node, graph))
+        if bias is not None:
+            bias = (bias - change.offset.reshape(bias.shape)) / change.factor.reshape(bias.shape)
+    writer.constant(node, rule.weight, weight)
+    if bias is not None and rule.bias is not None:
+        writer.constant(node, rule.bias, bias)
+
+
+def _change_clamps(
+    graph: Graph,
+    topology: Topology,
+    writer: _Writer,
+    kernels: dict[str, Kernel],
+    link: Link,
+    change: ChannelChange,
+) -> None:
+    """Other limits for the clamp of a link, in the graph and in the kernel that holds it."""
+    if link.clamp is None:
+        return
+    node = graph.by_name[link.clamp]
+    low, high = clamp_limits(graph, node)
+    shape = graph.shapes[node.outputs[0]]
+    repeats = shape[channel_position(shape)] // link.channels
+    factor, offset = np.repeat(change.factor, repeats), np.repeat(change.offset, repeats)
+    limits = (low - offset) / factor, (high - offset) / factor
+    if change.limits is not None:
+        limits = np.full(len(factor), change.limits[0]), np.full(len(factor), change.limits[1])
+    same = all(np.all(bound == bound[0]) for bound in limits)
+    owner = topology.swallowed.get(node.name, node.name)
+    if owner not in kernels:
+        writer.clamp(node, limits, same)
+        return
+    kernel = kernels[owner]
+    if not same and not link.swallowed:
+        raise ArtifactError(f"bounds the channels of {link.tensor} one by one, outside its layer", stage="recover")
+    added = writer.clamp(node, limits, same)
+    kernels[owner] = replace(
+        kernel,
+        fused=tuple(n for f in kernel.fused for n in ((*added, f) if f == node.name else (f,))),
+        bounds=(float(limits[0].min()), float(limits[1].max())),
+        channel_bounds=None if same else (tuple(limits[0].tolist()), tuple(limits[1].tolist())),
+    )
+
+
+class _Writer:
+    """A copy of a graph, weights shared, in which constants and clamps are exchanged."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._model = expose(graph.model, [])
+        self._nodes = {n.name: n for n in self._model.graph}
+        self._shapes, self._dtypes = dict(graph.shapes), dict(graph.dtypes)
+        self._uses: dict[str, int] = {}
+        for node in graph.nodes:
+            for tensor in node.inputs:
+                self._uses[tensor] = self._uses.get(tensor, 0) + 1
+
+    def constant(self, node: Node, port: int, value: Floats) -> None:
+        """Another constant at a port, under the same name where the node is its only user."""
+        name = node.inputs[port]
+        dtype = self._graph.constant_tensor(name).dtype.numpy()
+        array = np.ascontiguousarray(value.astype(dtype))
+        own = self._nodes[node.name]
+        if self._uses[name] == 1:
+            known = self._model.graph.initializers[name]
+            known.const_value = ir.tensor(array, name=name)
+            return
+        own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
+
+    def clamp(self, node: Node, limits: Limits, same: bool) -> tuple[str, ...]:
+        """Other limits for a clamp; names of nodes that were put in front of it."""
+        tensor = node.outputs[0]
+        rank, dtype = len(self._graph.shapes[tensor]), np.dtype(self._graph.dtypes[tensor])
+        axis = channel_position(self._graph.shapes[tensor])
+        own = self._nodes[node.name]
+        data, result = own.inputs[0], own.outputs[0]
+        ports = [
+            self._added(f"{node.name}/{side}", (bound[0] if same else along(bound, rank, axis)).astype(dtype))
+            if np.all(np.isfinite(bound))
+            else None
+            for side, bound in zip(("low", "high"), limits, strict=True)
+        ]
+        added: list[str] = []
+        if same:
+            last = ir.Node("", CLAMP, [data, *ports], name=node.name)
+        elif ports[0] is None or ports[1] is None:
+            last = ir.Node("", MAX if ports[1] is None else MIN, [data, ports[0] or ports[1]], name=node.name)
+        else:
+            first = ir.Node("", MAX, [data, ports[0]], name=f"{node.name}/low_only")
+            first.outputs[0].name = f"{tensor}/low_only"
+            self._model.graph.insert_before(own, first)
+            self._shapes[f"{tensor}/low_only"], self._dtypes[f"{tensor}/low_only"] = (
+                self._graph.shapes[tensor],
+                self._graph.dtypes[tensor],
+            )
+            added.append(f"{node.name}/low_only")
+            last = ir.Node("", MIN, [first.outputs[0], ports[1]], name=node.name)
+        self._model.graph.insert_before(own, last)
+        found = last.outputs[0]
+        shape, kind = result.shape, result.type
+        result.replace_all_uses_with(found, replace_graph_outputs=True)
+        self._model.graph.remove(own, safe=True)
+        found.name, found.shape, found.type = tensor, shape, kind
+        return tuple(added)
+
+    def graph(self) -> Graph:
+        """The view of the copy."""
+        old = self._graph
+        found = view(self._model, old.model_hash, old.source, old.notes)
+        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying)
+
+    def _added(self, name: str, array: NDArray[Any]) -> ir.Value:
+        while name in self._model.graph.initializers or name in self._shapes:
+            name += "_"
+        tensor = ir.tensor(array, name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+        self._model.graph.register_initializer(value)
+        self._shapes[name], self._dtypes[name] = array.shape, array.dtype.name
+        return value

@@ -1,0 +1,63 @@
+"""Extremes and means per channel of the tensors of links, from one pass of the float model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.execute import Session
+from quantpipe.graph.outputs import with_outputs
+from quantpipe.graph.view import Graph
+from quantpipe.recover.links import Link
+from quantpipe.types import Samples
+
+Floats = NDArray[np.float64]
+IMAGES = 2
+"""Samples of one run, where the model's batch is free: all the watched tensors of a run are in memory at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelExtremes:
+    """`[C]` float64 each, over all samples and places; C are the channels of the link's maker."""
+
+    minimum: Floats
+    maximum: Floats
+    mean: Floats
+    deviation: Floats
+
+
+def channel_extremes(graph: Graph, found: Sequence[Link], samples: Samples) -> Mapping[str, ChannelExtremes]:
+    """By tensor of each link, measured on the tensor that the link's readers read."""
+    if not found:
+        return {}
+    sums = {link.tensor: _Sums(link) for link in found}
+    session = Session(with_outputs(graph.model, list(sums)), spin=False, where=graph.source)
+    fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
+    for batch in samples.batches(fixed or min(IMAGES, graph.batch_size)):
+        values = session.run(batch.inputs, list(sums))
+        for tensor, one in sums.items():
+            one.add(values[tensor])
+    return {tensor: one.finish() for tensor, one in sums.items()}
+
+
+class _Sums:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._low, self._high = np.full(link.channels, np.inf), np.full(link.channels, -np.inf)
+        self._total, self._squares, self._count = np.zeros(link.channels), np.zeros(link.channels), 0
+
+    def add(self, array: NDArray[np.float32]) -> None:
+        """Include a batch of the tensor."""
+        rows = np.moveaxis(array, self._link.axis, 0).reshape(self._link.channels, -1)
+        self._low, self._high = np.minimum(self._low, rows.min(axis=1)), np.maximum(self._high, rows.max(axis=1))
+        self._total += rows.sum(axis=1, dtype=np.float64)
+        self._squares += np.einsum("cn,cn->c", rows, rows, dtype=np.float64)
+        self._count += rows.shape[1]
+
+    def finish(self) -> ChannelExtremes:
+        mean = self._total / self._count
+        spread = np.sqrt(np.maximum(self._squares / self._count - mean**2, 0.0))
+        return ChannelExtremes(self._low.astype(np.float64), self._high.astype(np.float64), mean, spread)

@@ -1,0 +1,167 @@
+"""Where the channels of a tensor can be changed without changing the network: the layer that makes them, what lies
+between, and the layers that read them.
+
+Takes graph and topology; gives every such link, and the reason of every layer's result that is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, channel_position, takes_offsets
+from quantpipe.types import Form, Topology
+
+
+@dataclass(frozen=True)
+class Link:
+    """`tensor` is what the `readers` read; `channels` are those of the `maker`'s result, each of which is `repeats`
+    channels of the tensor (a map flattened into features).
+
+    `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
+    values, and `swallowed` whether it is part of the maker's kernel. `offsets`: whether channels may also be moved, or
+    only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight.
+    """
+
+    tensor: str
+    maker: str
+    readers: tuple[str, ...]
+    tensors: tuple[str, ...]
+    clamp: str | None
+    swallowed: bool
+    channels: int
+    axis: int
+    repeats: int
+    offsets: bool
+    affine: bool
+
+
+def links(graph: Graph, topology: Topology) -> tuple[dict[str, Link], dict[str, str]]:
+    """All links by their tensor, in graph order, and for each maker without one why."""
+    finder = _Finder(graph, topology)
+    found: dict[str, Link] = {}
+    refused: dict[str, str] = {}
+    for node in graph.nodes:
+        if not finder.makes(node):
+            continue
+        link = finder.follow(node)
+        if isinstance(link, str):
+            refused[node.name] = link
+        else:
+            found[link.tensor] = link
+    return found, refused
+
+
+class _Finder:
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self._graph, self._topology = graph, topology
+        self._uses = _uses(graph)
+
+    def makes(self, node: Node) -> bool:
+        """Whether the node has constants of its own that a change of its result can go into."""
+        if node.op in AFFINE:
+            return True
+        kernel = self._topology.kernel_of.get(node.name)
+        return kernel is not None and kernel.weight is not None and node.op in COLUMNS
+
+    def follow(self, maker: Node) -> Link | str:
+        """The link from a maker, or why there is none."""
+        graph, affine = self._graph, maker.op in AFFINE
+        reason = self._affine_reason(maker) if affine else self._own(maker)
+        if reason:
+            return reason
+        tensor = maker.outputs[0]
+        axis = channel_position(graph.shapes[tensor]) if affine else self._output_axis(maker)
+        channels = graph.shapes[tensor][axis]
+        tensors, repeats = [tensor], 1
+        clamp: str | None = None
+        offsets = affine or self._has_bias(maker)
+        while True:
+            if tensor in graph.output_names:
+                return f"{tensor} is an output of the model"
+            readers = [node for node, _ in graph.consumers.get(tensor, ())]
+            if readers and all(self._reads(node, tensor) for node in readers):
+                break
+            if len(readers) != 1:
+                others = [n.name for n in readers if not self._reads(n, tensor)]
+                return f"{tensor} is also read by {', '.join(others)}" if readers else f"nothing reads {tensor}"
+            (node,) = readers
+            rule, passage = rule_of(node), PASSAGES.get(node.op)
+            if rule is not None and rule.family is Family.CLAMP and rule.refuse(node, graph) is None:
+                if clamp is not None:
+                    return f"{tensor} is bounded twice, by {clamp} and {node.name}"
+                clamp = node.name
+            elif passage is not None and passage.repeats(node, graph):
+                repeats *= passage.repeats(node, graph)
+                offsets = offsets and passage.offsets(node)
+            else:
+                return f"{tensor} is read by {node.name} ({node.op}), no layer, and none that keeps channels apart"
+            tensor = node.outputs[0]
+            tensors.append(tensor)
+        for node in readers:
+            if reason := self._own(node):
+                return reason
+            offsets = offsets and self._has_bias(node) and takes_offsets(node)
+        if pinned := [t for t in tensors if (g := self._topology.group_of.get(t)) is not None and g.fixed is not None]:
+            return f"the range of {pinned[0]} is given"
+        return Link(
+            tensor,
+            maker.name,
+            tuple(n.name for n in readers),
+            tuple(tensors),
+            clamp,
+            self._swallows(maker, clamp),
+            channels,
+            channel_position(graph.shapes[tensor]) if len(tensors) > 1 or affine else axis,
+            repeats,
+            offsets,
+            affine,
+        )
+
+    def _reads(self, node: Node, tensor: str) -> bool:
+        """Whether the node is a layer in integers that reads the tensor as its data, and as nothing else."""
+        kernel = self._topology.kernel_of.get(node.name)
+        if kernel is None or kernel.weight is None or node.op not in COLUMNS:
+            return False
+        return node.inputs[0] == tensor and tensor not in node.inputs[1:]
+
+    def _own(self, node: Node) -> str:
+        """Why a layer's constants cannot be changed, if so."""
+        kernel = self._topology.kernel_of[node.name]
+        for tensor in (kernel.weight, kernel.bias):
+            if tensor is not None and self._uses.get(tensor, 0) > 1:
+                return f"{tensor} of {node.name} has other users"
+        return ""
+
+    def _affine_reason(self, node: Node) -> str:
+        gain = AFFINE[node.op][0]
+        if len(node.inputs) <= gain or not self._graph.is_constant(node.inputs[gain]):
+            return f"the gain of {node.name} is no constant"
+        shape = self._graph.shapes[node.outputs[0]]
+        axis = channel_position(shape)
+        if self._graph.shapes[node.inputs[gain]] != (shape[axis],):
+            return f"the gain of {node.name} has another shape than its channels"
+        return ""
+
+    def _swallows(self, maker: Node, clamp: str | None) -> bool:
+        kernel = self._topology.kernel_of.get(maker.name)
+        return kernel is not None and clamp in kernel.fused and kernel.form is Form.QUANTIZED
+
+    def _has_bias(self, node: Node) -> bool:
+        return self._topology.kernel_of[node.name].bias is not None
+
+    def _output_axis(self, node: Node) -> int:
+        rule = rule_of(node)
+        axis = rule.output_axis if rule is not None else 1
+        return axis % len(self._graph.shapes[node.outputs[0]])
+
+
+def _uses(graph: Graph) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        for tensor in (*node.inputs, *node.captured):
+            if graph.is_constant(tensor):
+                found[tensor] = found.get(tensor, 0) + 1
+    return found

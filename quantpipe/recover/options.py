@@ -1,0 +1,82 @@
+"""What recovery is asked to do: a list of steps, each a name or a name with parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.parameters import KEY, SEARCHED
+from quantpipe.recover.steps import STEPS, Walk, layer_options
+
+
+@dataclass(frozen=True)
+class StepItem:
+    """One step to be tried: its name and its parameters, of the kind that the step takes."""
+
+    name: str
+    parameters: Any
+
+
+@dataclass(frozen=True)
+class RecoverOptions:
+    """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
+    `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise."""
+
+    steps: Sequence[str | Mapping[str, Any]] = ()
+    rows: int = 8192
+    rounding: str = "hessian"
+    ridge: float = 0.5
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        steps = tuple(self.steps) if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else None
+        if steps is None:
+            raise ConfigError(f"is {self.steps!r}; legal is a list of steps, such as [rounding,propagation]", where=KEY)
+        object.__setattr__(self, "steps", steps)
+        if self.rounding not in SEARCHED:
+            raise ConfigError(
+                f"is {self.rounding!r}{nearest(str(self.rounding), SEARCHED)}; legal are {', '.join(SEARCHED)}",
+                where="recover.rounding",
+            )
+        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6)):
+            value = getattr(self, name)
+            if not value >= least:
+                raise ConfigError(f"is {value}; at least {least}", where=f"recover.{name}")
+        self.items()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(item.name for item in self.items())
+
+    def layer(self, step: str) -> LayerOptions:
+        """How single layers are solved in a step that walks, without parameters of its own."""
+        return layer_options(step, Walk(self.rows, self.rounding, self.ridge, self.damping))
+
+    def items(self) -> tuple[StepItem, ...]:
+        """The steps with their parameters. ConfigError for what no step is called, or takes."""
+        return tuple(self._item(given) for given in self.steps)
+
+    def _item(self, given: str | Mapping[str, Any]) -> StepItem:
+        told = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+        name = told.pop("name", None)
+        if not isinstance(name, str) or name not in STEPS:
+            near = nearest(str(name), STEPS) if name is not None else ""
+            raise ConfigError(
+                f"has {given!r}{near}; legal are {', '.join(STEPS)}, or one of them with parameters, such as "
+                "{name: equalize, iterations: 20}",
+                where=KEY,
+            )
+        kind = STEPS[name].parameters
+        known = [f.name for f in fields(kind)]
+        for parameter in told:
+            if parameter not in known:
+                raise ConfigError(
+                    f"gives {name} the parameter {parameter!r}{nearest(parameter, known)}; legal are "
+                    f"{', '.join(known)}",
+                    where=KEY,
+                )
+        own = {n: getattr(self, n) for n in ("rows", "rounding", "ridge", "damping")} if kind is Walk else {}
+        return StepItem(name, kind(**{**own, **told}))

@@ -1,0 +1,37 @@
+"""Checks of what a step of recovery is given: ConfigError that names the parameter and what would be legal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantpipe.errors import ConfigError, nearest
+
+KEY = "recover.steps"
+SEARCHED = ("hessian", "coordinate")
+"""Roundings that look at a layer's output error."""
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """NaN is refused, too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        raise ConfigError(f"has {name}={value!r}; legal is {least:g} and above", where=KEY)
+
+
+def whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"has {name}={value!r}; legal are whole numbers, {least} and above", where=KEY)
+
+
+def share(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"has {name}={value!r}; legal is 0 to less than 1", where=KEY)
+
+
+def one_of(name: str, value: object, legal: Sequence[str]) -> None:
+    if value not in legal:
+        raise ConfigError(f"has {name}={value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where=KEY)
+
+
+def flag(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"has {name}={value!r}; legal are true and false", where=KEY)

@@ -1,0 +1,135 @@
+"""The steps of recovery by name: what each does to a state, and the parameters it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantpipe.recover.absorb import Absorption, absorbed
+from quantpipe.recover.equalize import Equalization, equalized
+from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.parameters import SEARCHED, at_least, one_of, whole
+from quantpipe.recover.ranges import Ranges, chosen_ranges
+from quantpipe.recover.smooth import Smoothing, smoothed
+from quantpipe.recover.work import NotApplicable, State, Work
+from quantpipe.types import Granularity
+
+
+@dataclass(frozen=True)
+class Walk:
+    """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
+    regression and rounding, as shares of the mean second moment."""
+
+    rows: int = 8192
+    rounding: str = "hessian"
+    ridge: float = 0.5
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        whole("rows", self.rows, 64)
+        one_of("rounding", self.rounding, SEARCHED)
+        at_least("ridge", self.ridge, 1e-6)
+        at_least("damping", self.damping, 1e-6)
+
+
+@dataclass(frozen=True)
+class StepKind:
+    """`parameters` is the class of what `run` takes as its third argument."""
+
+    parameters: type[Any]
+    run: Callable[[Work, State, Any], State]
+
+
+def layer_options(step: str, options: Walk) -> LayerOptions:
+    """How single layers are solved in a step that walks."""
+    plain = step == "bias"
+    return LayerOptions(
+        propagate=step == "propagation",
+        rounding="nearest" if plain else options.rounding,
+        scale_search=not plain,
+        ridge=options.ridge,
+        damping=options.damping,
+    )
+
+
+def _walk(step: str) -> StepKind:
+    def run(work: Work, state: State, options: Walk) -> State:
+        found = work.walked(state, layer_options(step, options), options.rows)
+        if not found.overrides.weights:
+            raise NotApplicable("no layer of this model can be solved")
+        return replace(found, note=f"{len(found.layers)} layers")
+
+    return StepKind(Walk, run)
+
+
+def _equalize(work: Work, state: State, options: Equalization) -> State:
+    links, reasons = work.links
+    pairs = [link for link in links.values() if not link.affine]
+    if not pairs:
+        raise NotApplicable(_why("no two layers follow one another", reasons))
+    if work.schema.weights.granularity is Granularity.PER_CHANNEL and not options.per_channel:
+        raise NotApplicable("weights have a scale per channel, so the range of one row costs the others nothing")
+    extremes = work.extremes(state, pairs)
+    changes = equalized(state.graph, state.topology, pairs, extremes, work.spec.channel_bounds, options)
+    if not changes:
+        raise NotApplicable("all channels have equal ranges already, or meet a clamp that cannot move")
+    found = work.rescaled(state, changes, work.ranges_for(state, changes))
+    return replace(found, note=f"{len(changes)} of {len(pairs)} pairs")
+
+
+def _absorb(work: Work, state: State, options: Absorption) -> State:
+    links, reasons = work.links
+    movable = [link for link in links.values() if link.offsets]
+    if not movable:
+        raise NotApplicable(
+            _why("every tensor is padded, has no bias around it, or is not between two layers", reasons)
+        )
+    extremes, schema = work.extremes(state, movable), work.schema.activations
+    rough = absorbed(state.graph, movable, extremes, schema, work.spec, options, {})
+    if not rough:
+        raise NotApplicable("no range would shrink")
+    ranges = work.ranges_for(state, rough)
+    steps = {tensor: work.step_of(tensor, ranges) for tensor in rough}
+    moved = [link for link in movable if link.tensor in rough]
+    changes = absorbed(state.graph, moved, extremes, schema, work.spec, options, steps)
+    found = work.rescaled(state, changes, ranges)
+    return replace(found, note=f"{len(changes)} of {len(movable)} tensors")
+
+
+def _smooth(work: Work, state: State, options: Smoothing) -> State:
+    links, reasons = work.links
+    behind = [link for link in links.values() if link.affine]
+    if not behind:
+        raise NotApplicable(_why("no layer reads a normalization with gain and offset alone", reasons))
+    extremes = work.extremes(state, behind)
+    best: tuple[float, float, State] | None = None
+    for alpha in options.alphas:
+        changes = smoothed(state.graph, state.topology, behind, extremes, alpha)
+        found = work.rescaled(state, changes, work.ranges_for(state, changes))
+        value = work.fitted(None)(found.graph, found.topology, work.plan(found))
+        if best is None or value < best[0]:
+            best = (value, alpha, found)
+    assert best is not None  # noqa: S101  (there is always at least one alpha)
+    return replace(best[2], note=f"{len(behind)} tensors, alpha {best[1]:g}")
+
+
+def _ranges(work: Work, state: State, options: Ranges) -> State:
+    return chosen_ranges(work, state, options)
+
+
+def _why(what: str, reasons: Mapping[str, str]) -> str:
+    """With the first few of the reasons why a layer's result has no link."""
+    listed = "; ".join(f"{node}: {reason}" for node, reason in list(reasons.items())[:3])
+    return f"{what} ({listed})" if listed else what
+
+
+STEPS: Mapping[str, StepKind] = {
+    "bias": _walk("bias"),
+    "rounding": _walk("rounding"),
+    "propagation": _walk("propagation"),
+    "equalize": StepKind(Equalization, _equalize),
+    "absorb": StepKind(Absorption, _absorb),
+    "smooth": StepKind(Smoothing, _smooth),
+    "ranges": StepKind(Ranges, _ranges),
+}

@@ -1,0 +1,201 @@
+"""What the steps of recovery share: the network as it stands, and the two ways to change it.
+
+A state is a graph and a topology that compute what the float model computes, and the overrides that a plan for them
+takes. A step is a pure function of (work, state): it gives another state, or says why it cannot. Either it walks
+through the layers and gives integer weights and biases (`walked`), or it puts channels in other units (`rescaled`), or
+it chooses ranges. What an earlier step did stays: a walk works on the rescaled network and on the chosen ranges, and
+rescaling behind a walk repeats the walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.table import ThresholdTable, WeightMethod
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.channels import COLUMNS, along
+from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Planner
+from quantpipe.recover.changed import changed, compose
+from quantpipe.recover.channel_stats import ChannelExtremes, channel_extremes
+from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.links import Link, links
+from quantpipe.recover.partial import Kept, NothingKept
+from quantpipe.recover.walk import recover
+from quantpipe.types import HardwareSpec, Profile, QuantPlan, Range, Samples, ScaleGroup, Schema, Strategy, Topology
+
+Progress = Callable[[int, int, str], None]
+Measure = Callable[[Graph, Topology, QuantPlan], float]
+"""KL of a plan's outputs to the float model's, on some samples; lower is better."""
+
+
+class NotApplicable(Exception):
+    """A step has nothing to do here; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """`graph`, `topology` with all channels changed as the overrides say. `walk`: how the integer weights were made,
+    if they were; `rows` then are its sampled rows. `note`: what the step that led here did, for the report."""
+
+    graph: Graph
+    topology: Topology
+    overrides: Overrides = NO_OVERRIDES
+    walk: tuple[LayerOptions, int] | None = None
+    layers: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What does not change from step to step. `samples` are those that steps are fitted to; `fitted` measures on the
+    first few of them (None: on all)."""
+
+    graph: Graph
+    topology: Topology
+    spec: HardwareSpec
+    schema: Schema
+    strategy: Strategy
+    samples: Samples
+    estimator: Estimator
+    weight_method: WeightMethod
+    memory_mb: int
+    seed: int
+    fitted: Callable[[int | None], Measure]
+    progress: Progress = lambda done, total, note: None
+    kept: Kept = NothingKept()  # noqa: RUF009  (without state)
+
+    def start(self, overrides: Overrides = NO_OVERRIDES) -> State:
+        """The float model, with what the strategy has already."""
+        return State(self.graph, self.topology, overrides)
+
+    def plan(self, state: State) -> QuantPlan:
+        """Raises HardwareError when the device cannot express the state."""
+        planner = Planner(state.graph, state.topology, self.spec, self.schema)
+        return planner.plan(self.strategy, state.overrides)
+
+    def walked(self, state: State, layer: LayerOptions, rows: int) -> State:
+        """Integer weights and biases by a walk that starts from the state's float weights."""
+        bare = replace(state.overrides, weights={}, biases={})
+        found = recover(
+            state.graph,
+            state.topology,
+            self.schema,
+            bare.applied(self.strategy),
+            Planner(state.graph, state.topology, self.spec, self.schema),
+            self.samples,
+            layer,
+            rows,
+            self.memory_mb,
+            self.seed,
+            self.progress,
+            self.kept,
+        )
+        overrides = replace(bare, weights=found.overrides.weights, biases=found.overrides.biases)
+        return replace(state, overrides=overrides, walk=(layer, rows), layers=found.layers)
+
+    def ranges_for(self, state: State, changes: Mapping[str, ChannelChange]) -> dict[str, Range]:
+        """Ranges of the scale groups that changes of channels touch, estimated from the calibration samples; what the
+        search had made of the estimates is made of these, too."""
+        graph, topology = changed(self.graph, self.topology, _composed(state, changes))
+        touched = {t for c in changes for t in self.links[0][c].tensors}
+        groups = [g for g in topology.groups if g.fixed is None and touched.intersection(g.tensors)]
+        table = self._table(graph, topology, groups)
+        return {g.key: _scaled(table.group_range(g, self.strategy.bits[g.key]), self._moved(g)) for g in groups}
+
+    def step_of(self, tensor: str, ranges: Mapping[str, Range]) -> float:
+        """The scale that a tensor has with some ranges; 0 for one that is not stored."""
+        group = self.topology.group_of.get(tensor)
+        if group is None or group.key not in ranges:
+            return 0.0
+        bits, schema = self.strategy.bits[group.key], self.schema.activations
+        return float(intmath.scale_zero_point(ranges[group.key], bits, group.dtype, schema)[0])
+
+    def rescaled(self, state: State, changes: Mapping[str, ChannelChange], ranges: Mapping[str, Range]) -> State:
+        """Channels in other units, with new ranges, thresholds of the changed weights, and the last walk repeated."""
+        channels = _composed(state, changes)
+        graph, topology = changed(self.graph, self.topology, channels)
+        nodes = {n for c in changes for n in (self.links[0][c].maker, *self.links[0][c].readers)}
+        table, bits = self._table(graph, topology, ()), self.strategy.bits
+        weights = [w.tensor for w in topology.weights if nodes.intersection(w.nodes)]
+        thresholds = {t: table.weight_thresholds(t, bits[t]) for t in weights}
+        overrides = replace(
+            state.overrides,
+            weights={},
+            biases={},
+            channels=channels,
+            ranges={**state.overrides.ranges, **ranges},
+            thresholds={**state.overrides.thresholds, **thresholds},
+        )
+        found = replace(state, graph=graph, topology=topology, overrides=overrides, layers=())
+        if state.walk is not None:
+            return self.walked(found, *state.walk)
+        return replace(found, overrides=replace(overrides, biases=self._answers(found)))
+
+    def _answers(self, state: State) -> dict[str, NDArray[np.float64]]:
+        """Biases with what the *integer* weights make of the offsets. The float weights' answer would leave
+        (Ŵ - W)·offset behind, the same for every sample, which is more than absorption gains. (A walk corrects biases
+        anyhow.)"""
+        found: dict[str, NDArray[np.float64]] = {}
+        moved = {t: c for t, c in state.overrides.channels.items() if np.any(c.offset)}
+        stored = self.plan(state).weights if moved else {}
+        for tensor, change in moved.items():
+            link = self.links[0][tensor]
+            offset = np.repeat(change.offset / change.factor, link.repeats)
+            for name in link.readers:
+                node, kernel = state.graph.by_name[name], state.topology.kernel_of[name]
+                weight, bias = stored[kernel.weight or ""], state.graph.constant(kernel.bias or "")
+                axis = state.topology.weight_of[weight.tensor].channel_axis
+                scale = weight.scale.astype(np.float64)
+                real = (weight.values - weight.zero_point) * (
+                    along(scale, weight.values.ndim, axis) if scale.ndim else scale
+                )
+                error = real - state.graph.constant(weight.tensor).astype(np.float64)
+                found[name] = bias.astype(np.float64).reshape(-1) + COLUMNS[node.op].response(node, error, offset)
+        return found
+
+    @cached_property
+    def links(self) -> tuple[dict[str, Link], dict[str, str]]:
+        """Of the float model; changes of channels leave them as they are."""
+        return links(self.graph, self.topology)
+
+    def extremes(self, state: State, found: Collection[Link]) -> Mapping[str, ChannelExtremes]:
+        """Per channel, of the state's network."""
+        return channel_extremes(state.graph, list(found), self.samples)
+
+    def _moved(self, group: ScaleGroup) -> float:
+        """How the strategy's range differs from the estimated one: a search may have halved it, say."""
+        estimated = self._own.group_range(group, self.strategy.bits[group.key]).threshold
+        return self.strategy.ranges[group.key].threshold / estimated if estimated > 0 else 1.0
+
+    @cached_property
+    def _own(self) -> ThresholdTable:
+        tensors = {t for link in self.links[0].values() for t in link.tensors}
+        groups = [g for g in self.topology.groups if g.fixed is None and tensors.intersection(g.tensors)]
+        return self._table(self.graph, self.topology, groups)
+
+    def _table(self, graph: Graph, topology: Topology, groups: Collection[ScaleGroup]) -> ThresholdTable:
+        sources = [s for g in groups for s in g.sources if s not in topology.constants]
+        profile = measure(graph, sources, self.samples, self.memory_mb) if sources else _NOTHING
+        return ThresholdTable(graph, topology, self.schema, profile, self.estimator, self.weight_method)
+
+
+_NOTHING = Profile("", 0, {})
+
+
+def _composed(state: State, changes: Mapping[str, ChannelChange]) -> dict[str, ChannelChange]:
+    """All changes from the float model on."""
+    known = state.overrides.channels
+    return {**known, **{t: compose(known[t], c) if t in known else c for t, c in changes.items()}}
+
+
+def _scaled(found: Range, factor: float) -> Range:
+    return Range(found.low * factor, found.high * factor)

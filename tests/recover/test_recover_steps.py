@@ -1,0 +1,304 @@
+"""What each step does to a network, and that the ladder throws out the one that hurts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe import stages
+from quantpipe.calibrate.estimators import MaxRange
+from quantpipe.calibrate.measure import measure
+from quantpipe.graph.execute import Session
+from quantpipe.graph.outputs import with_outputs
+from quantpipe.plan import Planner
+from quantpipe.recover import STEPS, Climbed, NotApplicable, RecoverOptions, State, Work, changed
+from quantpipe.recover.absorb import Absorption, absorbed
+from quantpipe.recover.channel_stats import channel_extremes
+from quantpipe.recover.equalize import Equalization, equalized
+from quantpipe.recover.links import links
+from quantpipe.recover.ranges import squared_error
+from quantpipe.recover.smooth import smoothed
+from quantpipe.types import Range, Strategy
+from tests.ops.line import ArraySamples, Line, Net, line, load, set_threshold
+from tests.recover.test_recover_channels import blocks, norm, on, outputs
+
+Array = np.ndarray[Any, Any]
+
+
+def climbed(made: Line, steps: list[Any], strategy: Strategy | None = None, judged: Any = None) -> Climbed:
+    return stages.recover(
+        made.graph,
+        made.topology,
+        made.spec,
+        made.schema,
+        strategy or made.strategy(),
+        made.samples,
+        judged or made.samples,
+        RecoverOptions(tuple(steps)),
+        256,
+        0,
+        lambda *_: None,
+    )
+
+
+def agrees(made: Line, found: Climbed, strategy: Strategy | None = None, backend: str = "integer") -> None:
+    other = on(made, *changed(made.graph, made.topology, found.overrides.channels))
+    plan = Planner(other.graph, other.topology, made.spec, made.schema).plan(
+        strategy or made.strategy(), found.overrides
+    )
+    assert other.agree(plan, backend).differing == 0
+
+
+def uneven(clamp: str = "Relu") -> Net:
+    """Two layers whose rows and columns have ranges far apart, but for one channel all alike in the product."""
+    net = Net(11)
+    factors = np.asarray([1, 8, 64, 0.125, 16, 2], np.float32)
+    first = (net.rng.uniform(0.5, 1, (6, 5)) * np.sign(net.rng.standard_normal((6, 5)))).astype(np.float32)
+    second = (net.rng.uniform(0.5, 1, (3, 6)) * np.sign(net.rng.standard_normal((3, 6)))).astype(np.float32)
+    bias = net.rng.uniform(-0.5, 0.5, 6).astype(np.float32) * factors
+    x = net.node(
+        "Gemm", net.input(None, 5), net.constant(first * factors[:, None]), net.constant(bias), name="first", transB=1
+    )
+    x = net.node(clamp, x, name="clamp")
+    net.output(net.node("Gemm", x, net.constant(second / factors), net.floats(3), name="second", transB=1))
+    return net
+
+
+def ranges_of(made: Line, changes: dict[str, Any]) -> tuple[Array, Array]:
+    graph, _ = changed(made.graph, made.topology, changes)
+    first, second = (graph.constant(graph.by_name[n].inputs[1]) for n in ("first", "second"))
+    return np.abs(first).max(axis=1), np.abs(second).max(axis=0)
+
+
+def test_equalized_rows_and_columns_have_the_same_range() -> None:
+    made = line(uneven(), "vta")
+    found, _ = links(made.graph, made.topology)
+    seen = channel_extremes(made.graph, list(found.values()), made.samples)
+    changes = equalized(made.graph, made.topology, found.values(), seen, True, Equalization())
+    rows, columns = ranges_of(made, changes)
+    ((tensor, change),) = changes.items()
+    before, after = ranges_of(made, {})
+    free = change.factor > 1.0001 * np.abs(seen[tensor].maximum) / np.abs(seen[tensor].maximum).max()
+    assert free.sum() >= 4  # the others grew as far as the tensor's range goes
+    np.testing.assert_allclose(rows[free], columns[free], rtol=1e-5)
+    np.testing.assert_allclose(change.factor[free], np.sqrt(before / after)[free], rtol=1e-5)
+    graph, _ = changed(made.graph, made.topology, changes)
+    scaled = channel_extremes(graph, list(found.values()), made.samples)[tensor]
+    assert scaled.maximum.max() <= seen[tensor].maximum.max() * (1 + 1e-6)
+
+
+def test_factors_that_are_powers_of_two() -> None:
+    made = line(uneven(), "vta")
+    found, _ = links(made.graph, made.topology)
+    seen = channel_extremes(made.graph, list(found.values()), made.samples)
+    options = Equalization(factors="power_of_two")
+    ((tensor, change),) = equalized(made.graph, made.topology, found.values(), seen, True, options).items()
+    mantissa, _ = np.frexp(change.factor)
+    assert np.all(mantissa == 0.5) and np.any(change.factor != 1)
+    graph, _ = changed(made.graph, made.topology, {tensor: change})
+    np.testing.assert_array_equal(outputs(graph), outputs(made.graph))
+
+
+def test_a_clamp_that_cannot_move_is_not_met() -> None:
+    """Without bounds per channel: who met the limit keeps its unit, and no one else comes to meet it."""
+    limit = 3.0
+    made = line(blocks(limit=limit), "ort_cpu")
+    found, _ = links(made.graph, made.topology)
+    seen = channel_extremes(made.graph, list(found.values()), made.samples)
+    changes = equalized(made.graph, made.topology, found.values(), seen, False, Equalization(margin=0.1))
+    bounded = [k for k in found.values() if k.clamp in ("expand_clamp", "depthwise_clamp")]
+    assert len(bounded) == 2
+    for link in bounded:
+        change, most = changes[link.tensor], seen[link.tensor].maximum
+        met = most >= 0.9 * limit
+        assert 0 < met.sum() < len(met) and np.all(change.factor[met] == 1) and change.limits == (0.0, limit)
+        assert np.all(most[~met] / change.factor[~met] <= 0.9 * limit + 1e-6)
+    graph, topology = changed(made.graph, made.topology, changes)
+    np.testing.assert_allclose(outputs(graph, 12), outputs(made.graph, 12), rtol=1e-4, atol=1e-5)
+    assert all(k.channel_bounds is None for k in topology.kernels)
+
+
+def test_equalization_helps_where_ranges_are_uneven() -> None:
+    made = line(uneven(), "vta")
+    found = climbed(made, ["equalize", "rounding", {"name": "equalize", "iterations": 1}])
+    first, second, third = found.steps
+    assert first["kept"] and first["kl_after"] < 0.1 * first["kl_before"] and first["on"] == "1 of 1 pairs"
+    assert second["kl_before"] == first["kl_after"] and not third["kept"]
+    agrees(made, found)
+
+
+def planted() -> Line:
+    """Equalization hurts here: every weight is a whole number of steps as it is (scale 1/4, one input that is always 0
+    has the large weight), and in other units neither the weights nor the second channel are."""
+    net = Net()
+    first = np.asarray([[1, 0, 0], [0, 1, 31]], np.float32)
+    second = np.asarray([[1, -1], [-0.5, 1], [1, 0.75]], np.float32) * 8
+    zeros = (np.zeros(2, np.float32), np.zeros(3, np.float32))
+    x = net.node("Gemm", net.input(None, 3), net.constant(first), net.constant(zeros[0]), name="first", transB=1)
+    x = net.node("Relu", x)
+    net.output(net.node("Gemm", x, net.constant(second), net.constant(zeros[1]), name="second", transB=1))
+    graph = load(net)
+    values = np.random.default_rng(4).uniform(0, 1, (256, 3)).astype(np.float32)
+    values[:, 2] = 0
+    return line(graph, "vta", samples=ArraySamples({"x": values}))
+
+
+def test_equalization_that_hurts_is_thrown_out() -> None:
+    made = planted()
+    found = climbed(made, ["equalize"])
+    (step,) = found.steps
+    assert not step["kept"] and step["kl_after"] > step["kl_before"]
+    assert not found.overrides.channels and not found.overrides.ranges and not found.metrics
+
+
+def test_absorption_centres_a_tensor_on_whole_steps() -> None:
+    made = line(blocks(), "vta")
+    found, _ = links(made.graph, made.topology)
+    movable = [k for k in found.values() if k.offsets]
+    seen = channel_extremes(made.graph, movable, made.samples)
+    arguments = (made.graph, movable, seen, made.schema.activations, made.spec)
+    for by_channel in (True, False):
+        changes = absorbed(*arguments, Absorption(by_channel=by_channel), {})
+        assert {"depthwise", "last"} <= {found[t].maker for t in changes}
+        for tensor, change in changes.items():
+            low, high = seen[tensor].minimum, seen[tensor].maximum
+            centre = (low + high) / 2 if by_channel else np.full(len(low), (low.min() + high.max()) / 2)
+            np.testing.assert_allclose(change.offset, centre)
+            step = absorbed(*arguments, Absorption(by_channel=by_channel), {tensor: 0.125})[tensor].offset / 0.125
+            np.testing.assert_array_equal(step, np.rint(step))
+            assert np.all(np.abs(step * 0.125 - centre) <= 0.0625)
+        graph, _ = changed(made.graph, made.topology, changes)
+        np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [["equalize", "absorb"], ["rounding", "absorb"], ["absorb", "equalize", "bias"]])
+def test_absorption_can_be_realized(steps: list[str]) -> None:
+    made = line(blocks(), "vta")
+    found = climbed(made, steps)
+    agrees(made, found)
+    row = next(s for s in found.steps if s["step"] == "absorb")
+    assert row["kl_after"] is not None
+
+
+def test_absorption_takes_back_what_integer_weights_make_of_it() -> None:
+    """The quantized reader gives for T' what it gave for T: Ŵ·T' + b' = Ŵ·T + b, with Ŵ the integer weights."""
+    made = line(blocks(), "vta")
+    work = work_on(made)
+    state = STEPS["absorb"].run(work, work.start(), Absorption())
+    plan = work.plan(state)
+    assert state.overrides.biases
+    for tensor, change in state.overrides.channels.items():
+        for reader in work.links[0][tensor].readers:
+            node = made.graph.by_name[reader]
+            weight = plan.weights[node.inputs[1]]
+            real = (weight.values * float(weight.scale)).reshape(weight.values.shape[0], -1)
+            expected = made.graph.constant(node.inputs[2]).astype(np.float64) + real @ change.offset
+            own = state.overrides.channels.get(next((t for t, k in work.links[0].items() if k.maker == reader), ""))
+            moved = expected - (own.offset if own is not None else 0.0)
+            np.testing.assert_allclose(state.overrides.biases[reader], moved, rtol=1e-5, atol=1e-6)
+
+
+def work_on(made: Line) -> Work:
+    return Work(
+        made.graph,
+        made.topology,
+        made.spec,
+        made.schema,
+        made.strategy(),
+        made.samples,
+        MaxRange(),
+        "max_range",
+        256,
+        0,
+        lambda count: lambda graph, topology, plan: 0.0,
+    )
+
+
+def test_a_searched_range_stays_as_far_from_the_estimate_as_it_was() -> None:
+    made = line(uneven(), "vta")
+    work = work_on(made)
+    (tensor,) = work.links[0]
+    key = made.topology.group_of[tensor].key
+    plain = STEPS["equalize"].run(work, work.start(), Equalization())
+    half = made.strategy().ranges[key]
+    moved = Work(
+        **{
+            **{f: getattr(work, f) for f in work.__dataclass_fields__},
+            "strategy": set_threshold(work.strategy, key, Range(half.low / 2, half.high / 2)),
+        }
+    )
+    found = STEPS["equalize"].run(moved, moved.start(), Equalization())
+    assert found.overrides.ranges[key].high == pytest.approx(plain.overrides.ranges[key].high / 2)
+
+
+def test_a_range_that_is_wrong_is_mended() -> None:
+    made = line(blocks(), "vta")
+    good = made.strategy()
+    key = made.topology.group_of[made.graph.by_name["last"].inputs[0]].key
+    eighth = good.ranges[key]
+    bad = set_threshold(good, key, Range(eighth.low / 4, eighth.high / 4))
+    found = climbed(made, [{"name": "ranges", "evaluations": 10}, {"name": "ranges", "evaluations": 10}], bad)
+    assert found.steps[0]["kept"] and found.overrides.ranges[key].threshold > bad.ranges[key].threshold
+    assert not found.overrides.weights and not found.overrides.channels
+    agrees(made, found, bad)
+
+
+def test_the_error_of_a_range_is_that_of_its_values() -> None:
+    """Against the values themselves; a histogram knows them to half a bin."""
+    made = line(blocks(), "vta")
+    tensor = made.graph.by_name["last"].inputs[0]
+    stats = measure(made.graph, [tensor], made.samples, 256).tensors[tensor]
+    x = Session(with_outputs(made.graph.model, [tensor])).run(next(iter(made.samples.batches(999))).inputs)[tensor]
+    scale = 2.0**-5
+    expected = float(np.sum((np.clip(np.rint(x.astype(np.float64) / scale), -127, 127) * scale - x) ** 2))
+    group = made.topology.group_of[tensor]
+    found = squared_error(stats, Range(-3.9, 3.9), 8, group.dtype, made.schema.activations)
+    assert found == pytest.approx(expected, rel=0.05)
+
+
+def outliers() -> Line:
+    """A normalization with two channels of outliers in front of three heads."""
+    net = Net(9)
+    gain = np.ones(16, np.float32)
+    gain[[3, 7]] = 60.0
+    x = norm(net, net.input(None, 6, 16), 16, "norm", net.constant(gain))
+    heads = [net.node("MatMul", x, net.floats(16, 8, scale=0.2), name=f"head{n}") for n in range(2)]
+    net.output(net.node("Add", *heads))
+    graph = load(net)
+    values = np.random.default_rng(3).standard_normal((32, 6, 16)).astype(np.float32)
+    return line(graph, "ort_cpu", samples=ArraySamples({"x": values}))
+
+
+def test_scales_migrate_behind_a_normalization() -> None:
+    made = outliers()
+    found, _ = links(made.graph, made.topology)
+    seen = channel_extremes(made.graph, list(found.values()), made.samples)
+    ((tensor, change),) = smoothed(made.graph, made.topology, found.values(), seen, 0.5).items()
+    peak = np.maximum(np.abs(seen[tensor].minimum), np.abs(seen[tensor].maximum))
+    weights = [made.graph.constant(made.graph.by_name[f"head{n}"].inputs[1]) for n in range(2)]
+    ratio = np.sqrt(peak / np.abs(np.concatenate(weights, axis=1)).max(axis=1))
+    np.testing.assert_allclose(change.factor / change.factor[0], ratio / ratio[0], rtol=1e-5)
+    result = climbed(made, ["smooth"])
+    (step,) = result.steps
+    assert step["kept"] and step["kl_after"] < 0.5 * step["kl_before"] and "alpha 0." in step["on"]
+    agrees(made, result, backend="qdq")
+
+
+def test_scales_per_channel_leave_nothing_to_equalize() -> None:
+    made = line(uneven(), "ort_cpu")
+    first, second = climbed(made, ["equalize", {"name": "equalize", "per_channel": True}]).steps
+    assert "scale per channel" in first["reason"] and second["kl_after"] is not None
+
+
+def test_what_cannot_apply_says_why() -> None:
+    net = Net()
+    net.output(net.conv(net.input(None, 2, 4, 4), 2, 2, name="only"))
+    found = climbed(line(net, "vta"), ["equalize", "absorb", "smooth", "ranges"])
+    assert all(not s["kept"] and s["kl_after"] is None and s["reason"] for s in found.steps)
+    said = [s["reason"] for s in found.steps]
+    assert "only" in said[0] and "output of the model" in said[0]
+    with pytest.raises(NotApplicable, match="no layer"):
+        made = line(net, "vta")
+        STEPS["smooth"].run(work_on(made), State(made.graph, made.topology), None)
