@@ -201,7 +201,8 @@ def show(model: str, setting: str, line: dict[str, Any]) -> str:
 
 
 def _step(step: dict[str, Any]) -> str:
-    return f"{step['kl_after']:.4f} ({step['step']}, {step['seconds']:.1f} s{'' if step['kept'] else ', not kept'})"
+    found = "–" if step["kl_after"] is None else f"{step['kl_after']:.4f}"
+    return f"{found} ({step['step']}, {step['seconds']:.1f} s{'' if step['kept'] else ', not kept'})"
 
 
 def main() -> None:
