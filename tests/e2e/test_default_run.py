@@ -146,7 +146,7 @@ def test_the_strategy_file_is_complete(default_run: DefaultRun) -> None:
     stored = read(default_run.result.folder / "search" / "strategy.json")
     strategy, results = stored["strategy"], stored["results"]
     assert stored["version"] == "1.0"
-    assert set(strategy) == {"model_hash", "hardware", "schema", "topology", "bits", "thresholds"}
+    assert set(strategy) == {"model_hash", "hardware", "schema", "structure", "topology", "bits", "thresholds"}
     assert set(strategy["topology"]) == {"node_conds", "edge_conds"}
     assert set(strategy["bits"].values()) == {8}
     assert results["quant_acc"] == default_run.result.report["metrics"]["realized"]["top1"]

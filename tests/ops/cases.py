@@ -11,7 +11,9 @@ from tests.ops.line import Net
 
 Build = Callable[[Net], None]
 CASES: dict[str, Build] = {}
-ISLANDS = frozenset({"softmax_island", "erf_island", "gather_table", "two_float_heads"})
+ISLANDS = frozenset(
+    {"softmax_island", "log_softmax_island", "norm_island", "erf_island", "gather_table", "two_float_heads"}
+)
 """Cases in which integers are fed by float nodes again."""
 
 
@@ -462,7 +464,8 @@ def space_to_depth(net: Net) -> None:
 def identity(net: Net) -> None:
     """Kept where it names a second output (elsewhere the clean-up drops it)."""
     front = _front(net)
-    net.output(front, net.node("Identity", front, name="mid"), net.conv(front, 6, 3, 1, 1))
+    mid = net.node("Identity", front, name="mid")
+    net.output(front, mid, net.conv(mid, 6, 3, 1, 1))
 
 
 # --- clamps ---------------------------------------------------------------------------------------------------------
@@ -537,6 +540,16 @@ def two_inputs(net: Net) -> None:
 @case
 def softmax_island(net: Net) -> None:
     _back(net, net.node("Softmax", _front(net), axis=1, name="mid"))
+
+
+@case
+def log_softmax_island(net: Net) -> None:
+    _back(net, net.node("LogSoftmax", _front(net), axis=1, name="mid"))
+
+
+@case
+def norm_island(net: Net) -> None:
+    _back(net, net.node("LpNormalization", _front(net), axis=1, p=2, name="mid"))
 
 
 @case

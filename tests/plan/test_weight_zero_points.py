@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
@@ -186,7 +188,8 @@ def test_the_strategy_file_gives_the_same_plan() -> None:
         made = line(graph_of("residual_projection"), device("ort_cpu", "int8", granularity))
         strategy = made.strategy(8)
         payload = strategy_payload("m", made.spec, made.schema, made.topology, strategy, {})
-        again = read_strategy(payload, "here", "m", made.spec, made.schema, made.topology)
+        variants = Topologies(made.graph, made.spec, made.schema, AnnotateOptions())
+        again = read_strategy(payload, "here", "m", made.spec, made.schema, variants)
         for tensor, limits in strategy.weights.items():
             np.testing.assert_array_equal(again.weights[tensor], limits)
             entry = payload["strategy"]["thresholds"][tensor]
