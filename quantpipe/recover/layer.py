@@ -24,7 +24,8 @@ SHARES = np.linspace(1.0, 0.35, 28)
 class LayerOptions:
     """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian | coordinate.
     `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate
-    shares of the range.
+    shares of the range. `own_bias`: the bias answers for what rounding does to this layer, not for what earlier layers
+    did to the mean of its input.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
     damped ten times as much: there the moments describe the samples, not the model.
@@ -33,6 +34,7 @@ class LayerOptions:
     propagate: bool = True
     rounding: str = "hessian"
     correct_bias: bool = True
+    own_bias: bool = False
     ridge: float = 0.5
     damping: float = 0.01
     rows_per_input: float = 2.0
@@ -75,7 +77,8 @@ def solve(
     chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
     real = chosen * scale[..., None].astype(np.float64)
-    shift = np.einsum("gok,gk->go", weight, moments.mean_float) - np.einsum("gok,gk->go", real, moments.mean_quantized)
+    wanted = moments.mean_quantized if options.own_bias else moments.mean_float
+    shift = np.einsum("gok,gk->go", weight, wanted) - np.einsum("gok,gk->go", real, moments.mean_quantized)
     plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), moments.hessian)[1]
     return Solved(
         chosen,

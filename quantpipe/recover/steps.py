@@ -48,6 +48,7 @@ def layer_options(step: str, options: Walk) -> LayerOptions:
         propagate=step == "propagation",
         rounding="nearest" if plain else options.rounding,
         scale_search=not plain,
+        own_bias=step == "rounding",
         ridge=options.ridge,
         damping=options.damping,
     )

@@ -74,6 +74,7 @@ def test_what_a_walk_does_to_a_layer() -> None:
     bias, rounding, propagation = (layer_options(s, options) for s in ("bias", "rounding", "propagation"))
     assert bias.rounding == "nearest" and not bias.scale_search and not bias.propagate and bias.correct_bias
     assert rounding.rounding == "hessian" and rounding.scale_search and not rounding.propagate
+    assert [o.own_bias for o in (bias, rounding, propagation)] == [False, True, False]
     assert propagation.rounding == "hessian" and propagation.propagate
     assert (propagation.ridge, propagation.damping) == (0.3, 0.2)
 

@@ -164,6 +164,13 @@ def test_the_bias_takes_the_mean_error_away() -> None:
     assert not solved(weight, found, LayerOptions(correct_bias=False), 3).bias_shift.any()
 
 
+def test_a_layer_may_answer_for_its_own_rounding_only() -> None:
+    found, weight = moments(2, 7, 1), weights(2, 3, 7, 1)
+    result = solved(weight, found, LayerOptions(propagate=False, own_bias=True), 3)
+    lost = np.einsum("gok,gk->go", weight - real(result), found.mean_quantized)
+    np.testing.assert_allclose(result.bias_shift, lost, atol=1e-10)
+
+
 OPTIONS = {
     "nearest": LayerOptions(propagate=False, rounding="nearest"),
     "rounding": LayerOptions(propagate=False),
