@@ -45,15 +45,15 @@ def _models(report: Mapping[str, Any]) -> Table:
     _add(table, "nodes, integer / float", "", "", _nodes(model))
     search = _part(report, "search")
     if search.get("evaluations"):
-        _add(table, "candidates, per second", text.number(search["evaluations"]), "", _rate(search))
+        _add(table, "candidates / per second", "", _candidates(search), "")
     if latency:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
         _add(table, "latency, batch 1", next(pair), "", next(pair))
     return table
 
 
-def _rate(search: Mapping[str, Any]) -> str:
-    return text.number(search.get("evaluations_per_second"), 3)
+def _candidates(search: Mapping[str, Any]) -> str:
+    return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:
