@@ -42,7 +42,7 @@ from quantpipe.graph.normalize import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.plan import NO_OVERRIDES
-from quantpipe.recover import RecoverOptions
+from quantpipe.recover import RecoverOptions, changed
 from quantpipe.stages import annotate, calibrate, float_pass, plan_of, realize, recover
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -164,14 +164,16 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
         MEMORY_MB,
         0,
         lambda *_: None,
+        estimator=ESTIMATORS[chosen.threshold](),
     )
     seconds = time.perf_counter() - started
     after_rss = peak_mb()
     float_seconds = float_pass(graph, splits.calibrate)
     found = {"float": hits(graph.model, splits.evaluate, graph.batch_size)}
     for name, overrides in (("before", NO_OVERRIDES), ("after", climbed.overrides)):
-        plan = plan_of(graph, topology, spec, schema, strategy, overrides)
-        found[name] = hits(realize(graph, topology, plan, chosen.backend).model, splits.evaluate, graph.batch_size)
+        network = changed(graph, topology, overrides.channels) if overrides.channels else (graph, topology)
+        plan = plan_of(*network, spec, schema, strategy, overrides)
+        found[name] = hits(realize(*network, plan, chosen.backend).model, splits.evaluate, graph.batch_size)
     return {
         "samples": [len(splits.calibrate), len(splits.search), len(splits.evaluate)],
         "right": {name: int(right.sum()) for name, right in found.items()},
