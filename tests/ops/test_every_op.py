@@ -13,9 +13,8 @@ import pytest
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES, Family
-from tests.ops.cases import ISLANDS
+from tests.ops.cases import CASES, ISLANDS
 from tests.ops.line import Line, Net, hardware, hardware_data, line, load, normal_samples
-from tests.ops.more_cases import CASES
 
 TARGETS = {
     "ort_cpu-qdq": ("ort_cpu", "auto", "qdq"),

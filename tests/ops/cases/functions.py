@@ -1,10 +1,10 @@
-"""More nets for `CASES`: transposed convolutions, products of two activations, tables, and ops that move values."""
+"""Nets of transposed convolutions, products of two activations, tables, and ops that move values."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.ops.cases import CASES, Build, _back, _front, between, case
+from tests.ops.cases.base import CASES, Build, back_of, between, case, front_of
 from tests.ops.line import Net
 
 
@@ -73,10 +73,10 @@ def _function(op: str, positive: bool = False, opset: int = 17, **attrs: object)
 
     def build(net: Net) -> None:
         net._opset = opset
-        x = _front(net)
+        x = front_of(net)
         if positive:
             x = net.node("Clip", x, net.constant(np.float32(0.25)), net.constant(np.float32(4)))
-        _back(net, net.node(op, x, name="mid", **attrs))
+        back_of(net, net.node(op, x, name="mid", **attrs))
 
     CASES[f"function_{op.lower()}"] = build
 
@@ -120,27 +120,27 @@ def function_prelu_last(net: Net) -> None:
 
 @case
 def function_clamped(net: Net) -> None:
-    front = _front(net)
+    front = front_of(net)
     t = net.node("LeakyRelu", front, alpha=0.3, name="mid")
-    _back(net, net.node("Clip", t, net.constant(np.float32(-0.2)), net.constant(np.float32(0.9))))
+    back_of(net, net.node("Clip", t, net.constant(np.float32(-0.2)), net.constant(np.float32(0.9))))
 
 
 @case
 def gate_of_silu(net: Net) -> None:
-    front = _front(net)
-    _back(net, net.node("Mul", front, net.node("Sigmoid", front, name="mid")))
+    front = front_of(net)
+    back_of(net, net.node("Mul", front, net.node("Sigmoid", front, name="mid")))
 
 
 @case
 def max_activations(net: Net) -> None:
     x = net.input(None, 3, 8, 8)
-    _back(net, net.node("Max", net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3), name="mid"))
+    back_of(net, net.node("Max", net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3), name="mid"))
 
 
 @case
 def min_activations(net: Net) -> None:
     x = net.input(None, 3, 8, 8)
-    _back(net, net.node("Min", net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3), name="mid"))
+    back_of(net, net.node("Min", net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3), name="mid"))
 
 
 @case
@@ -148,14 +148,14 @@ def where_activations(net: Net) -> None:
     x = net.input(None, 3, 8, 8)
     chosen = net.constant(net.rng.random((6, 1, 1)) < 0.5)
     a, b = net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3)
-    _back(net, net.node("Where", chosen, a, b, name="mid"))
+    back_of(net, net.node("Where", chosen, a, b, name="mid"))
 
 
 @case
 def sub_activations(net: Net) -> None:
     x = net.input(None, 3, 8, 8)
     a, b = net.conv(x, 3, 6, 3, 3), net.conv(x, 3, 6, 3, 3)
-    _back(net, net.node("Sub", a, b, name="mid"))
+    back_of(net, net.node("Sub", a, b, name="mid"))
 
 
 @case
@@ -171,7 +171,7 @@ def resize_linear(net: Net) -> None:
 
 @case
 def expand(net: Net) -> None:
-    pooled = net.node("GlobalAveragePool", _front(net))
+    pooled = net.node("GlobalAveragePool", front_of(net))
     net.output(net.conv(net.node("Expand", pooled, net.constant(np.int64([1, 6, 3, 2])), name="mid"), 6, 4, 2, 2))
 
 
@@ -192,7 +192,7 @@ def reduce_min(net: Net) -> None:
 
 def _split(name: str, *sizes: int, axis: int = 1) -> None:
     def build(net: Net) -> None:
-        front = _front(net, channels=7)
+        front = front_of(net, channels=7)
         parts = [f"part{n}" for n in range(len(sizes))]
         net.split(front, parts, sizes, axis)
         net.output(*(net.conv(p, s, 3, 1, 1) for p, s in zip(parts, sizes, strict=True)))
