@@ -100,7 +100,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         pad=_pad(reader, data),
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
-        channel_bounds=_flag(reader, data, "channel_bounds"),
+        channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
     )
     refuse_contradictions(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
@@ -179,14 +179,6 @@ def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
     if len(set(found)) < len(found):
         raise reader.error("add_inputs", f"lists {', '.join(found)}; name each treatment once")
     return tuple(found)
-
-
-def _flag(reader: Reader, data: Data, field: str) -> bool:
-    """A field that is false where it is absent."""
-    value = data.get(field, False)
-    if not isinstance(value, bool):
-        raise reader.error(field, f"is {value!r}; legal are true and false")
-    return value
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:

@@ -45,9 +45,10 @@ class Reader:
         return value
 
     def flag(self, part: Data, field: str, key: str, default: bool = True) -> bool:
+        """`field` is the section that `part` is; empty for the file itself."""
         value = part.get(key, default)
         if not isinstance(value, bool):
-            raise self.error(f"{field}.{key}", f"is {value!r}; legal are true and false")
+            raise self.error(f"{field}.{key}".lstrip("."), f"is {value!r}; legal are true and false")
         return value
 
     def number(self, value: object, field: str, least: float = 0.0) -> float:

@@ -7,8 +7,8 @@ import onnx
 import pytest
 
 from quantpipe.annotate.choices import choice_space
+from tests.ops.cases import CASES
 from tests.ops.line import Net, line, load
-from tests.ops.more_cases import CASES
 
 
 def shuffled(model: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:
