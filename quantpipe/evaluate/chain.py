@@ -100,7 +100,7 @@ class Chain:
         part, count = self._parts[index], len(self._parts[index].feeds) + len(self._parts[index].reads)
         if self._backend is not None and part.integer:
             written = render(part.graph, part.topology, plan, BACKENDS[self._backend](), part.stored)
-            session = Session(written.model, threads=self._threads, spin=False, arena=False, where="realized section")
+            session = Session(written.model, threads=self._threads, spin=False, where="realized section")
             return Ready(session, {}, session.inputs[:count])
         session, parameters = self._simulators[index].prepare(plan)
         return Ready(session, parameters, session.inputs[:count])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.evaluate.metrics import all_finite, kl_divergence, relative_mse, top1
-from quantpipe.graph.execute import Session, collect
+from quantpipe.graph.execute import Session, collect, joined
 from quantpipe.types import Outputs, Samples
 
 ValueOf = Callable[[Outputs, Outputs, NDArray[np.int64] | None], float]
@@ -49,11 +49,14 @@ def outputs_of(
 def reference_of(session: Session, samples: Samples, size: int, output: str | None = None) -> Reference:
     """Run the float model for one output, the first if none is named. DataError when its values are not finite."""
     output = output or session.outputs[0]
-    outputs = outputs_of(session, samples, size, output=output)
+    rows, parts = [], []
+    for batch in samples.batches(size):
+        rows.append(session.run(batch.inputs, [output])[output])
+        parts.append(batch.labels)
+    outputs = joined(rows)
     if not all_finite(outputs):
         sample = next(number for number, row in enumerate(outputs) if not np.all(np.isfinite(row)))
         raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
-    parts = [batch.labels for batch in samples.batches(256)] if samples.labelled else []
     labels = [part for part in parts if part is not None]
     return Reference(outputs, np.concatenate(labels) if labels else None, output=output)
 

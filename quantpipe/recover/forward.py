@@ -78,8 +78,8 @@ class Forward:
         kernels = tuple(k for k in self._topology.kernels if k.node in part.nodes)
         simulation = simulate(ports, self._topology.restricted(kernels), plan, stored)
         model = bind(simulation.rendered.model, simulation.weights)
-        simulated = Session(model, spin=False, arena=False, where="simulated layer")
-        plain = Session(piece.model, spin=False, arena=False, where=part.nodes[-1])
+        simulated = Session(model, spin=False, where="simulated layer")
+        plain = Session(piece.model, spin=False, where=part.nodes[-1])
         inputs = {t: f"{t}_stored" if t in stored else t for t in part.inputs}
         for number in range(len(self.sizes)):
             x = plain.run({t: self._real.get(t, number) for t in part.inputs}, wanted)

@@ -84,9 +84,8 @@ class Simulator:
         session = self._sessions.get(key)
         if session is None:
             model = bind(simulation.rendered.model, simulation.weights)
-            # Sections run in turn: what one leaves behind, cores or memory, must not be missing for the next.
-            alone = not self._stored
-            session = Session(model, threads=self._threads, spin=alone, arena=alone, where="simulated model")
+            alone = not self._stored  # sections run in turn: cores that one leaves busy would be missing for the next
+            session = Session(model, threads=self._threads, spin=alone, where="simulated model")
             self._sessions[key] = session
             while len(self._sessions) > self._most:
                 self._sessions.popitem(last=False)
