@@ -32,7 +32,7 @@ import yaml
 from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.calibrate.estimators import KL, MSE
+from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.image_folder import ImageFolderDataset
 from quantpipe.data.npz import NpzDataset
@@ -56,7 +56,7 @@ MODELS_CALIBRATION = {"cifar10_resnet20": 512, "imagenet_efficientnet_lite0": 12
 
 @dataclass(frozen=True)
 class Setting:
-    """A device, a schema, the output form, bits, and how activation ranges are estimated."""
+    """A device, a schema, the output form, and bits."""
 
     hardware: str
     schema: str
@@ -64,16 +64,14 @@ class Setting:
     weight_bits: int = 8
     activation_bits: int = 8
     per_tensor: bool = False
-    threshold: str = "mse"
 
 
 SETTINGS = {
     "W8A8 per tensor, powers of two (vta)": Setting("vta", "symmetric_with_power2_scale", "integer"),
     "W8A8 per tensor, symmetric (ort_cpu)": Setting("ort_cpu", "symmetric", "qdq", per_tensor=True),
     "W4A8, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", weight_bits=4),
-    "W4A4, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", 4, 4, threshold="kl"),
+    "W4A4, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", 4, 4),
 }
-ESTIMATORS: dict[str, Any] = {"mse": MSE, "kl": KL}
 MEMORY_MB = 512
 
 
@@ -147,7 +145,7 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
     schema = resolve_schema(spec, schema_data, {})
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = calibrate(graph, topology, splits.calibrate, MEMORY_MB, lambda *_: None)
-    table = ThresholdTable(graph, topology, schema, profile, ESTIMATORS[chosen.threshold](), "mse")
+    table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
     strategy = table.strategy(space.decode(space.start))
     before_rss = peak_mb()
     started = time.perf_counter()
@@ -164,7 +162,7 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
         MEMORY_MB,
         0,
         lambda *_: None,
-        estimator=ESTIMATORS[chosen.threshold](),
+        estimator=MSE(),
     )
     seconds = time.perf_counter() - started
     after_rss = peak_mb()
@@ -219,7 +217,7 @@ def main() -> None:
         return
     print("# Accuracy recovery, recover=default\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
-    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse (W4A4: kl), seed 0. Samples: calibration/search split.")
+    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed 0. Samples: calibration/search split.")
     print(
         "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"
     )

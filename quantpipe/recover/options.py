@@ -26,7 +26,7 @@ class RecoverOptions:
     `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise."""
 
     steps: Sequence[str | Mapping[str, Any]] = ()
-    rows: int = 8192
+    rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.01

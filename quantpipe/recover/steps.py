@@ -21,7 +21,7 @@ class Walk:
     """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
     regression and rounding, as shares of the mean second moment."""
 
-    rows: int = 8192
+    rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.01

@@ -30,7 +30,7 @@ from quantpipe.recover.segments import Segment, segments
 from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
-ROWS_PER_INPUT, LEAST_ROWS = 6, 2048
+ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
 Progress = Callable[[int, int, str], None]
 
 

@@ -54,9 +54,9 @@ def build(config: DictConfig) -> None:
     Objective.from_config(**plain["objective"], float_accuracy=0.9, start_cost=100.0)
 
 
-def test_candidates_are_measured_in_this_process_unless_asked_otherwise() -> None:
-    assert isinstance(make(composed().executor, "executor"), Serial)
-    assert isinstance(make(composed("executor=process").executor, "executor"), Process)
+def test_candidates_are_measured_in_several_processes_unless_asked_otherwise() -> None:
+    assert isinstance(make(composed().executor, "executor"), Process)
+    assert isinstance(make(composed("executor=serial").executor, "executor"), Serial)
 
 
 def test_every_group_is_known_to_the_app_and_explained_in_the_defaults_list() -> None:
