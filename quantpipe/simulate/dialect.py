@@ -1,13 +1,14 @@
 """The simulated graph: the integer model's own arithmetic, written in float32, with the numbers as graph inputs.
 
 Every integer edge carries q - z as an integer-valued float32. Convolutions and products of such values are exact as
-long as their sums stay below 2^24 (the plan bounds them per channel); where they may not, the node is written with
-ConvInteger or MatMulInteger and goes on in float64. Requantization repeats the hardware's own formula. So the
+long as their sums stay below 2^24 (the plan bounds them per channel); where they may not, operands are split into
+digits (`digits.py`) and the sum goes on in float64. Requantization repeats the hardware's own formula. So the
 simulated graph does not approximate the realized one: it computes the same integers (docs/numerics.md, 4).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from functools import partial
 
@@ -21,11 +22,11 @@ from quantpipe.oprules import Family
 from quantpipe.rendering import Context, Lowering
 from quantpipe.rendering import fragments as fr
 from quantpipe.rendering.fixedpoint import fixed_sum
-from quantpipe.rendering.integers import IntegerWriter
 from quantpipe.rendering.pairs import pair_excess
-from quantpipe.rendering.products import exact_accumulator, int32_accumulator, needs_parts, window_sum
+from quantpipe.rendering.products import window_sum
 from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import EXACT, Arithmetic
+from quantpipe.simulate.digits import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -115,7 +116,7 @@ class Simulated(Arithmetic):
         if plan.exact_in_float32:
             acc = self._float_accumulate(context, node, kernel, plan)
         else:
-            acc = self._integer_accumulate(context, node, kernel, plan)
+            acc = self._split_accumulate(context, node, kernel, plan)
         if plan.pairs is not None:
             acc = self._saturate_pairs(context, node, kernel, plan, acc)
         acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
@@ -254,27 +255,25 @@ class Simulated(Arithmetic):
         offset = self._weight(context, f"{weight.tensor}.zero", zero)
         return context.builder.op("Sub", real, offset, name=f"{weight.tensor}.centred")
 
-    def _integer_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
-        """The same sum in int32, for sums that float32 cannot hold; the result is float64."""
+    def _split_accumulate(self, context: Context, node: Node, kernel: Kernel, plan: Accumulate) -> ir.Value:
+        """The same sum by digits, for sums that float32 cannot hold; the result is float64."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
         weight = context.plan.weights[plan.weight]
-        zero_point = self._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
-        shifted = b.op("Add", context.get(q.tensor, Form.QUANTIZED), zero_point, name=f"{node.name}/q")
-        if needs_parts(plan, q.dtype, weight, context.topology.weight_of[weight.tensor].channel_axis):
-            writer = IntegerWriter(b, lambda name, value: self._weight(context, name, np.asarray(value)))
-            acc = exact_accumulator(context, writer, node, plan, q, shifted)
-            return self._double(context, acc, node.outputs[0])
-        stored = b.op("Cast", shifted, name=f"{node.name}/stored", to=int(ir_dtype(q.dtype)))
-        zero = self._scalar(context, f"{q.tensor}.zero_{q.dtype}", np.asarray(q.zero_point, q.dtype.numpy))
-        values = fr.matrix_weight(node, weight.values)
-        bound = self._weight(context, f"{weight.tensor}.{values.dtype}", values)
-        acc = int32_accumulator(
-            context, lambda n, v: self._weight(context, n, np.asarray(v)), node, stored, zero, bound, weight
-        )
+        axis, peak = context.topology.weight_of[weight.tensor].channel_axis, max(abs(q.low), abs(q.high))
+        of_data, of_weight = digits_for(weight, axis, peak, node.name)
+        data = of_data.write(b, context.get(q.tensor, Form.QUANTIZED), f"{node.name}/data")
+        weights = of_weight.write(b, self._float_weight(context, weight), f"{node.name}/weight")
+        acc: ir.Value | None = None
+        for pair in itertools.product(data, weights):
+            part = b.copy(node, pair, [f"{node.outputs[0]}_part"])[0]
+            wide = b.op("Cast", part, name=f"{node.name}/double", to=int(ir.DataType.DOUBLE))
+            acc = wide if acc is None else b.op("Add", acc, wide, name=f"{node.name}/parts")
+        assert acc is not None  # noqa: S101  (there is always a digit; narrows the type)
         if plan.bias is not None:
-            bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
-            acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias32", bias), name=f"{node.name}/bias")
-        return self._double(context, acc, node.outputs[0])
+            bias = fr.along_channels(plan.bias.astype(np.float64), context.graph, node.outputs[0])
+            acc = b.op("Add", acc, self._weight(context, f"{node.name}.bias64", bias), name=f"{node.name}/bias")
+        self._wide.add(acc.name or "")
+        return acc
 
     def _saturate_pairs(
         self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, acc: ir.Value
