@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.simulate.arithmetic import EXACT
@@ -39,14 +40,14 @@ class Digits:
         """The whole numbers of all digits, the first one first; halves go to even, as in the graph."""
         for place in range(self.count - 1, 0, -1):
             step = 1 << (place * self.bits)
-            whole = np.rint(value / step).astype(value.dtype)
+            whole = intmath.round_real(value / step).astype(value.dtype)
             yield whole
             value = value - whole * step
         yield value
 
     def peak(self, most: int) -> int:
         """The greatest magnitude of these whole numbers, for values up to `most`."""
-        first = round(most / (1 << ((self.count - 1) * self.bits)))
+        first = int(intmath.round_real(most / (1 << ((self.count - 1) * self.bits))))
         return first if self.count == 1 else max(first, 1 << (self.bits - 1))
 
     def write(self, b: GraphBuilder, value: ir.Value, name: str) -> list[ir.Value]:
