@@ -63,6 +63,23 @@ class Additive:
         if self.graded and index > 0 and math.isfinite(loss):
             self._levels[index] = (max(loss, 0.0) / len(self.graded), max(saved, 0.0) / len(self.graded))
 
+    def moved(self, base: Point, score: Score) -> Additive:
+        """The same knowledge against another point, as far as it adds up."""
+        found = Additive(self._space, base, score)
+        found._levels = dict(self._levels)
+        for i in self.movable:
+            known = {
+                o: self.measured[i, o] for o in range(len(self._space.choices[i].options)) if (i, o) in self.measured
+            }
+            known[self._base[i]] = (0.0, 0.0)
+            here = known.get(base[i]) or self._estimated(i, base[i])
+            if here is None or not math.isfinite(here[0]):
+                continue  # what was measured of this choice says nothing about this option
+            for o, (loss, saved) in known.items():
+                if o != base[i]:
+                    found.measured[i, o] = (loss - here[0], saved - here[1])
+        return found
+
     def unmeasured(self) -> list[tuple[int, int]]:
         """(choice, option) in the order of the space."""
         return [

@@ -72,7 +72,8 @@ class Knapsack:
 
 @dataclass
 class _Run:
-    """One search: what it may ask, what it knows, and the best combination it has seen (single probes aside)."""
+    """One search: what it may ask, what it knows, and the best combination it has seen (single probes aside, where
+    cost is what is minimized)."""
 
     space: ChoiceSpace
     evaluate: Evaluate
@@ -120,12 +121,22 @@ class _Run:
         self.base, self.start = point, score
         self.model = Additive(self.space, point, score)
 
+    def move(self) -> None:
+        """Within a cost: probe from the best point seen, once it loses less than the base. What an option loses beside
+        others that are settled is what counts, and where losses do not quite add up, that differs."""
+        point, score = self.best
+        if self.within_cost and score.value > self.start.value and self.objective.feasible(score):
+            self.model = self.model.moved(point, score)
+            self.base, self.start = point, score
+
     def probe(self, asked: list[tuple[int, int]]) -> None:
         """Options alone, in one batch."""
         first = self.base
         points = [(*first[:i], option, *first[i + 1 :]) for i, option in asked]
-        for (i, option), score in zip(asked, self.evaluate(points), strict=True):
+        for (i, option), point, score in zip(asked, points, self.evaluate(points), strict=True):
             self.model.learn(i, option, score)
+            if self.within_cost:
+                self._see(point, score)
 
     def probe_in_parts(self, asked: list[tuple[int, int]]) -> None:
         """The same with a plan before each part."""
@@ -136,7 +147,9 @@ class _Run:
                 for _ in range(_FIRST_PLANS if first else _ATTEMPTS):
                     if self._plan_once() and not first:
                         break
-            self.probe(asked[begin : begin + size])
+            self.move()
+            open_still = set(self.model.unmeasured())
+            self.probe([option for option in asked[begin : begin + size] if option in open_still])
 
     def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """What stands next to the best combination matters most."""
