@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 
@@ -33,13 +34,14 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.realize import BACKENDS
-from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, Work, climb
+from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, State, Work, climb
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
 from quantpipe.simulate.simulator import Simulator, simulate
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
+    Outputs,
     Profile,
     QuantPlan,
     Samples,
@@ -275,17 +277,19 @@ def recover(
     start: Overrides = NO_OVERRIDES,
     estimator: Estimator = MSE(),  # noqa: B008  (frozen)
     weight_method: WeightMethod = "mse",
+    profile: Profile | None = None,
 ) -> Climbed:
     """Better numbers for a strategy: fitted on `samples`, each step judged by KL of an output on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there. `start` is what the strategy has already
     (of a search that recovers its candidates). `estimator`, `weight_method`: how ranges are estimated where a step
-    changes what they are estimated from.
+    changes what they are estimated from; `profile`: what the strategy's own were estimated from (None: it is measured
+    where it is needed).
     """
-    float_session = Session(graph.model, where=graph.source)
 
     def judge_on(some: Samples) -> Judge:
-        return Judge(reference_of(float_session, some, graph.batch_size, output), some, output)
+        session = Session(graph.model, where=graph.source)
+        return Judge(reference_of(session, some, graph.batch_size, output), some, output)
 
     @cache
     def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:
@@ -294,18 +298,24 @@ def recover(
     judge = judge_on(judged_on)
     work = Work(
         graph, topology, spec, schema, strategy, samples, estimator, weight_method, memory_mb, seed, fitted, progress,
-        kept,
+        kept, profile,
     )  # fmt: skip
+    outputs: WeakKeyDictionary[State, Outputs] = WeakKeyDictionary()
+
+    def measured(state: State) -> float:
+        outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
+        judge.release()  # the next step needs the memory, and gives another network or other weights
+        return judge.kl_of(outputs[state])
+
     state, climbed = climb(
         work.start(start),
         options.items(),
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
-        lambda state: judge.kl(state.graph, state.topology, work.plan(state)),
+        measured,
     )
     if climbed.overrides is NO_OVERRIDES:
         return climbed
-    outputs = judge.outputs(state.graph, state.topology, work.plan(state))
-    return replace(climbed, metrics=output_metrics(judge.reference, outputs))
+    return replace(climbed, metrics=output_metrics(judge.reference, outputs[state]))
 
 
 def plan_of(
