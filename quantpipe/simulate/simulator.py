@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.outside import copied
 from quantpipe.graph.view import Graph
 from quantpipe.rendering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
@@ -50,7 +51,8 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Turn the graph inputs named in `weights` into constants, in place."""
+    """A copy of the model in which the graph inputs named in `weights` are constants."""
+    model = copied(model)
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:
         value.const_value = ir.tensor(weights[value.name or ""])
