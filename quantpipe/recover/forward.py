@@ -20,7 +20,7 @@ from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.recover.segments import Segment
 from quantpipe.recover.spool import Spool
-from quantpipe.simulate.simulator import bind, simulate
+from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
@@ -76,7 +76,7 @@ class Forward:
         )
         kernels = tuple(k for k in self._topology.kernels if k.node in part.nodes)
         simulation = simulate(ports, self._topology.restricted(kernels), plan, stored)
-        model = bind(simulation.rendered.model, simulation.weights)
+        model = bind_in_place(simulation.rendered.model, simulation.weights)
         simulated = Session(model, spin=False, where="simulated layer")
         plain = Session(piece.model, spin=False, where=part.nodes[-1])
         inputs = {t: f"{t}_stored" if t in stored else t for t in part.inputs}

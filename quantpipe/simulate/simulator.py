@@ -52,7 +52,11 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
     """A copy of the model in which the graph inputs named in `weights` are constants."""
-    model = copied(model)
+    return bind_in_place(copied(model), weights)
+
+
+def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """The same without a copy, which costs as much as a small session: for a rendering that nobody else reads."""
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:
         value.const_value = ir.tensor(weights[value.name or ""])
@@ -85,7 +89,7 @@ class Simulator:
         key = _key(simulation)
         session = self._sessions.get(key)
         if session is None:
-            model = bind(simulation.rendered.model, simulation.weights)
+            model = bind_in_place(simulation.rendered.model, simulation.weights)
             alone = not self._stored  # sections run in turn: cores that one leaves busy would be missing for the next
             session = Session(model, threads=self._threads, spin=alone, where="simulated model")
             self._sessions[key] = session
