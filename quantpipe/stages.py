@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 
@@ -27,19 +28,20 @@ from quantpipe.evaluate.metrics import summary, top1
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.reference import Reference, ValueOf, output_metrics, outputs_of, reference_of
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, release_memory
 from quantpipe.graph.outside import is_outside, model_size
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.realize import BACKENDS
-from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, Work, climb
+from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, State, Work, climb
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
-from quantpipe.simulate.simulator import Simulator, simulate
+from quantpipe.simulate.simulator import bind, simulate
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
+    Outputs,
     Profile,
     QuantPlan,
     Samples,
@@ -190,30 +192,33 @@ def evaluate(
 
     The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`.
     """
-    float_session, size = Session(graph.model, where=graph.source), graph.batch_size
-    reference = replace(reference_of(float_session, samples, size, output), value_of=value_of)
-    seen = replace(reference_of(float_session, chosen_by, size, output), value_of=value_of)
-    session, parameters = Simulator(graph, topology).prepare(plan)
-    real_session = Session(realized.model, where="realized model")
-    outputs = {
-        "float": reference.outputs,
-        "simulated": outputs_of(session, samples, size, parameters, output),
-        "realized": outputs_of(real_session, samples, size, output=output),
-    }
+    session, size = Session(graph.model, where=graph.source), graph.batch_size
+    reference = replace(reference_of(session, samples, size, output), value_of=value_of)
+    seen = replace(reference_of(session, chosen_by, size, output), value_of=value_of)
+    outputs = {"float": reference.outputs}
+    simulation = simulate(graph, topology, plan)
+    session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
+    outputs["simulated"], before = (
+        outputs_of(session, s, size, simulation.scalars, output) for s in (samples, chosen_by)
+    )
+    session = Session(realized.model, where="realized model")
+    outputs["realized"] = outputs_of(session, samples, size, output=output)
+    free = free_running(session, samples, reference)
+    del session
+    release_memory()
     metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
     few = First(samples, _whole_batches(graph, agreement_samples))
-    agreement = compare(graph, topology, plan, simulate(graph, topology, plan), realized, few)
-    layers = layer_report(
-        graph, plan, simulate(graph, topology, plan), First(samples, _whole_batches(graph, layer_samples))
-    )
-    overflow = overflow_report(graph, topology, plan, simulate(graph, topology, plan), samples)
+    agreement = compare(graph, topology, plan, simulation, realized, few)
+    release_memory()
+    layers = layer_report(graph, plan, simulation, First(samples, _whole_batches(graph, layer_samples)))
+    release_memory()
+    overflow = overflow_report(graph, topology, plan, simulation, samples)
+    release_memory()
     shares = {entry["tensor"]: entry["share"] for entry in overflow}
     layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
     one = next(iter(samples.batches(1))).inputs
     timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
     times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
-    free = free_running(real_session, samples, reference)
-    before = outputs_of(session, chosen_by, size, parameters, output)
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, outputs["simulated"]))
@@ -275,17 +280,19 @@ def recover(
     start: Overrides = NO_OVERRIDES,
     estimator: Estimator = MSE(),  # noqa: B008  (frozen)
     weight_method: WeightMethod = "mse",
+    profile: Profile | None = None,
 ) -> Climbed:
     """Better numbers for a strategy: fitted on `samples`, each step judged by KL of an output on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there. `start` is what the strategy has already
     (of a search that recovers its candidates). `estimator`, `weight_method`: how ranges are estimated where a step
-    changes what they are estimated from.
+    changes what they are estimated from; `profile`: what the strategy's own were estimated from (None: it is measured
+    where it is needed).
     """
-    float_session = Session(graph.model, where=graph.source)
 
     def judge_on(some: Samples) -> Judge:
-        return Judge(reference_of(float_session, some, graph.batch_size, output), some, output)
+        session = Session(graph.model, where=graph.source)
+        return Judge(reference_of(session, some, graph.batch_size, output), some, output)
 
     @cache
     def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:
@@ -294,18 +301,24 @@ def recover(
     judge = judge_on(judged_on)
     work = Work(
         graph, topology, spec, schema, strategy, samples, estimator, weight_method, memory_mb, seed, fitted, progress,
-        kept,
+        kept, profile,
     )  # fmt: skip
+    outputs: WeakKeyDictionary[State, Outputs] = WeakKeyDictionary()
+
+    def measured(state: State) -> float:
+        outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
+        judge.release()  # the next step needs the memory, and gives another network or other weights
+        return judge.kl_of(outputs[state])
+
     state, climbed = climb(
         work.start(start),
         options.items(),
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
-        lambda state: judge.kl(state.graph, state.topology, work.plan(state)),
+        measured,
     )
     if climbed.overrides is NO_OVERRIDES:
         return climbed
-    outputs = judge.outputs(state.graph, state.topology, work.plan(state))
-    return replace(climbed, metrics=output_metrics(judge.reference, outputs))
+    return replace(climbed, metrics=output_metrics(judge.reference, outputs[state]))
 
 
 def plan_of(

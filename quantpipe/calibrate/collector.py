@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,13 @@ class StatsCollector:
 
     Values that float32 cannot hold as finite numbers (NaN, infinities, float64 beyond float32) are counted apart and
     otherwise left out; `first_nonfinite` is the index of the first sample that has one, or None. `channel_axis`: gather
-    the exact statistics of each channel along this axis, too (of tensors without such values).
+    the exact statistics of each channel along this axis, too (of tensors without such values). `most`: of each sample
+    at most so many values, evenly spread, go into histogram, mean and variance (None: all); extremes are those of all.
     """
 
-    def __init__(self, name: str, channel_axis: int | None = None) -> None:
+    def __init__(self, name: str, channel_axis: int | None = None, most: int | None = None) -> None:
         self.name = name
+        self._most = most
         self.nonfinite = 0
         self.first_nonfinite: int | None = None
         self.extremes = Extremes()
@@ -87,6 +90,8 @@ class StatsCollector:
             self.channels.update(array)
         self.extremes.add(low, high)
         self.histogram.cover(max(-low, high))
+        if self._most is not None:
+            values = np.ascontiguousarray(values[:: _stride(array, self._most)])
         for chunk in _chunks(values):
             self.moments.add(chunk)
             self.histogram.add(chunk)
@@ -164,6 +169,16 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
     if values.dtype not in (np.float32, np.float64):
         values = values.astype(np.float32 if values.dtype == np.float16 else np.float64)
     return np.asarray(np.ascontiguousarray(values))
+
+
+def _stride(array: NDArray[Any], most: int) -> int:
+    """Every how many-th value leaves at most `most` of a sample (axis 0). It has no factor in common with any axis, so
+    that it meets every channel and every place."""
+    size = array.size // array.shape[0] if array.ndim else array.size
+    stride = max(1, -(-size // most))
+    while gcd(stride, size) != 1:
+        stride += 1
+    return stride
 
 
 def _chunks(values: NDArray[Any]) -> Iterator[NDArray[Any]]:

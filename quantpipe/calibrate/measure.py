@@ -66,25 +66,28 @@ def measure(
     extremes_only: bool = False,
     by_channel: Collection[str] = (),
     checkpoint: Checkpoint | None = None,
+    most: int | None = None,
+    timed: bool = True,
 ) -> Profile:
     """Statistics of `tensors` over all samples.
 
     `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels
-    are measured, too (those are always measured in full). Raises DataError for values that are not
-    finite in an activation.
+    are measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted
+    (see `StatsCollector`). `timed`: time a float pass besides. Raises DataError for values that are not finite in an
+    activation.
     """
     if len(samples) == 0:
         raise DataError("there are no calibration samples", stage="calibrate")
     reduced = [t for t in tensors if extremes_only and t not in by_channel]
     passes = plan_passes(graph, tensors, memory_mb, reduced)
-    work = Measurement(graph, samples, passes, by_channel, progress, checkpoint or NoCheckpoint())
+    work = Measurement(graph, samples, passes, by_channel, progress, checkpoint or NoCheckpoint(), most)
     work.run()
     return Profile(
         model_hash=graph.model_hash,
         samples=len(samples),
         tensors={t: work.collectors[t].finish() for t in tensors},
         seconds=work.seconds,
-        float_pass_seconds=float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS),
+        float_pass_seconds=float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS) if timed else 0.0,
         peak_rss_mb=peak_rss_mb(),
     )
 
@@ -100,6 +103,7 @@ class Measurement:
         by_channel: Collection[str],
         progress: Progress,
         checkpoint: Checkpoint,
+        most: int | None = None,
     ) -> None:
         self._graph, self._samples, self._passes = graph, samples, tuple(passes)
         self._progress, self._checkpoint = progress, checkpoint
@@ -107,7 +111,8 @@ class Measurement:
         for one in passes:
             for tensor in one.tensors:
                 axis = channel_axis(graph, tensor) if tensor in by_channel else None
-                self.collectors[tensor] = ExtremesCollector(tensor) if one.reduced else StatsCollector(tensor, axis)
+                full = StatsCollector(tensor, axis, most)
+                self.collectors[tensor] = ExtremesCollector(tensor) if one.reduced else full
         self.seconds = 0.0
         self._pass = self._done = 0
         self._saved = time.perf_counter()

@@ -116,7 +116,7 @@ def fetched_bytes(graph: Graph, tensor: str) -> int:
 
 def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool) -> list[Pass]:
     """Neighbours together as long as one run of them fits; a tensor that does not fit at all is alone."""
-    size = _run_size(graph, tensors, memory_mb)
+    size = run_size(graph, tensors, memory_mb)
     factor = 1 if graph.fixed_batch is not None else size
     groups: list[list[str]] = []
     room = 0
@@ -130,8 +130,8 @@ def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool
     return [Pass(tuple(group), size, reduced) for group in groups]
 
 
-def _run_size(graph: Graph, tensors: Sequence[str], memory_mb: int) -> int:
-    """Samples per run: the graph's batch size, halved until the watched tensors fit."""
+def run_size(graph: Graph, tensors: Sequence[str], memory_mb: int = RUN_MB) -> int:
+    """Samples per run: the graph's batch size, halved until the watched tensors fit (`RUN_MB` at most)."""
     if graph.fixed_batch is not None:
         return graph.fixed_batch
     per_sample = sum(fetched_bytes(graph, t) for t in tensors)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.calibrate.passes import run_size
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -71,7 +72,7 @@ def compare(
         return {sim_names[t]: run[real_names[t]].astype(np.float32) - np.float32(zero[t]) for t in entries}
 
     count = _Counter(entries)
-    for batch in samples.batches(graph.batch_size):
+    for batch in samples.batches(run_size(graph, [t for t in shared if t in graph.shapes])):
         real, users = exposed.run(batch.inputs), plain.run(batch.inputs)
         feeds = {**batch.inputs, **simulation.scalars}
         sim = simulated.run({**feeds, **entering(real)})

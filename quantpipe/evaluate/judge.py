@@ -21,7 +21,15 @@ class Judge:
 
     def kl(self, graph: Graph, topology: Topology, plan: QuantPlan) -> float:
         """Lower is better."""
-        return kl_divergence(self.reference.outputs, self.outputs(graph, topology, plan))
+        return self.kl_of(self.outputs(graph, topology, plan))
+
+    def kl_of(self, outputs: Outputs) -> float:
+        """Of outputs that `outputs` gave."""
+        return kl_divergence(self.reference.outputs, outputs)
+
+    def release(self) -> None:
+        """Give up the sessions, each of which holds a copy of the weights."""
+        self._graph = self._simulator = None
 
     def outputs(self, graph: Graph, topology: Topology, plan: QuantPlan) -> Outputs:
         """The output of the simulated model over all samples."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.calibrate.passes import run_size
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -40,7 +41,7 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     simulated = Session(expose(model, list(stored.values())), where="simulated model")
     real = Session(expose(graph.model, list(stored)), where=graph.source)
     sums = {t: _Sums() for t in stored}
-    for batch in samples.batches(graph.batch_size):
+    for batch in samples.batches(run_size(graph, list(stored))):
         x = real.run(batch.inputs, list(stored))
         q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
         for tensor, name in stored.items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from quantpipe.calibrate.passes import run_size
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -32,7 +33,7 @@ def overflow_report(
     names = [n for t in found for n in simulation.limits[t]]
     model = bind(simulation.rendered.model, simulation.weights)
     session = Session(expose(model, list(dict.fromkeys(names))), where="simulated model")
-    for batch in samples.batches(graph.batch_size):
+    for batch in samples.batches(run_size(graph, [*found, *found])):
         values = session.run({**batch.inputs, **simulation.scalars}, names)
         for tensor, entry in found.items():
             before, after = (values[n].astype(np.float64) for n in simulation.limits[tensor])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -114,6 +116,34 @@ def _share_arena() -> None:
     information = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     with suppress(Fail):
         ort.create_and_register_allocator(information, ort.OrtArenaCfg(0, -1, -1, -1))  # the runtime's own defaults
+
+
+def release_memory() -> None:
+    """Give back to the system what runs have left: what no session uses of the arena, and what the C library keeps
+    (glibc keeps it for the threads that asked for it; others have no such call, and need none).
+
+    Between two phases of a run, and where much has been let go: the next run has to ask for its pages again. The
+    arena's first region stays.
+    """
+    _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if give_back is not None:
+        give_back(0)
+
+
+@cache
+def _shrinking() -> Any:
+    """A session without nodes: the arena shrinks at the end of a run, whichever session's it is."""
+    port = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1]))
+    model = ir.Model(ir.Graph([port], [port], nodes=[], opset_imports={"": 17}, name="empty"), ir_version=8)
+    return Session(model, threads=1)._session
+
+
+@cache
+def _shrink() -> Any:
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def run_batches(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.recover.links import Link
@@ -21,7 +22,8 @@ IMAGES = 2
 
 @dataclass(frozen=True, eq=False)
 class ChannelExtremes:
-    """`[C]` float64 each, over all samples and places; C are the channels of the link's maker."""
+    """`[C]` float64 each, over all samples and places; C are the channels of the link's maker. `mean` and `deviation`
+    are NaN where they were not asked for."""
 
     minimum: Floats
     maximum: Floats
@@ -29,35 +31,43 @@ class ChannelExtremes:
     deviation: Floats
 
 
-def channel_extremes(graph: Graph, found: Sequence[Link], samples: Samples) -> Mapping[str, ChannelExtremes]:
-    """By tensor of each link, measured on the tensor that the link's readers read."""
+def channel_extremes(
+    graph: Graph, found: Sequence[Link], samples: Samples, *, moments: bool = True
+) -> Mapping[str, ChannelExtremes]:
+    """By tensor of each link, measured on the tensor that the link's readers read. `moments`: with mean and deviation,
+    which take several times as long as extremes."""
     if not found:
         return {}
-    sums = {link.tensor: _Sums(link) for link in found}
+    sums = {link.tensor: _Sums(link, moments) for link in found}
     session = Session(with_outputs(graph.model, list(sums)), spin=False, where=graph.source)
     fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
-    for batch in samples.batches(fixed or min(IMAGES, graph.batch_size)):
-        values = session.run(batch.inputs, list(sums))
-        for tensor, one in sums.items():
-            one.add(values[tensor])
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for batch in samples.batches(fixed or min(IMAGES, graph.batch_size)):
+            values = session.run(batch.inputs, list(sums))
+            largest = sorted(sums, key=lambda tensor: -values[tensor].size)
+            list(pool.map(_Sums.add, (sums[t] for t in largest), (values[t] for t in largest)))
     return {tensor: one.finish() for tensor, one in sums.items()}
 
 
 class _Sums:
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, moments: bool) -> None:
+        self._link, self._moments = link, moments
         self._low, self._high = np.full(link.channels, np.inf), np.full(link.channels, -np.inf)
         self._total, self._squares, self._count = np.zeros(link.channels), np.zeros(link.channels), 0
 
     def add(self, array: NDArray[np.float32]) -> None:
         """Include a batch of the tensor."""
-        rows = np.moveaxis(array, self._link.axis, 0).reshape(self._link.channels, -1)
-        self._low, self._high = np.minimum(self._low, rows.min(axis=1)), np.maximum(self._high, rows.max(axis=1))
-        self._total += rows.sum(axis=1, dtype=np.float64)
-        self._squares += np.einsum("cn,cn->c", rows, rows, dtype=np.float64)
-        self._count += rows.shape[1]
+        rows = np.moveaxis(array, self._link.axis, 1).reshape(len(array), self._link.channels, -1)
+        self._low = np.minimum(self._low, rows.min(axis=2).min(axis=0))
+        self._high = np.maximum(self._high, rows.max(axis=2).max(axis=0))
+        if self._moments:
+            self._total += rows.sum(axis=2, dtype=np.float64).sum(axis=0)
+            self._squares += np.einsum("ncp,ncp->c", rows, rows, dtype=np.float64)
+            self._count += len(rows) * rows.shape[2]
 
     def finish(self) -> ChannelExtremes:
-        mean = self._total / self._count
-        spread = np.sqrt(np.maximum(self._squares / self._count - mean**2, 0.0))
-        return ChannelExtremes(self._low.astype(np.float64), self._high.astype(np.float64), mean, spread)
+        mean = spread = np.full(self._link.channels, np.nan)
+        if self._moments:
+            mean = self._total / self._count
+            spread = np.sqrt(np.maximum(self._squares / self._count - mean**2, 0.0))
+        return ChannelExtremes(self._low, self._high, mean, spread)

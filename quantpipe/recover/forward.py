@@ -6,8 +6,6 @@ and on disk beyond it.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -17,25 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, release_memory
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.recover.segments import Segment
 from quantpipe.recover.spool import Spool
-from quantpipe.simulate.simulator import bind, simulate
+from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
 
 
 class Forward:
-    """Both models' tensors at the cut that has been reached, for all batches of `samples`. `memory_mb` is what they may
-    take in memory together."""
+    """Both models' tensors at the cut that has been reached, for all batches of `samples`. A quarter of `memory_mb` is
+    what they may take in memory together: the rest is for what runs on them, and files cost little (the system caches
+    them)."""
 
     def __init__(self, graph: Graph, topology: Topology, samples: Samples, memory_mb: int) -> None:
         self._graph, self._topology = graph, topology
         self._made = frozenset(k.output for k in topology.kernels if k.form is Form.QUANTIZED)
-        self._real, self._stored = Spool(memory_mb << 19), Spool(memory_mb << 19)
+        self._real, self._stored = Spool(memory_mb << 17), Spool(memory_mb << 17)
         self.sizes: list[int] = []
         for number, batch in enumerate(samples.batches(graph.batch_size)):
             self.sizes.append(len(batch))
@@ -77,7 +76,7 @@ class Forward:
         )
         kernels = tuple(k for k in self._topology.kernels if k.node in part.nodes)
         simulation = simulate(ports, self._topology.restricted(kernels), plan, stored)
-        model = bind(simulation.rendered.model, simulation.weights)
+        model = bind_in_place(simulation.rendered.model, simulation.weights)
         simulated = Session(model, spin=False, where="simulated layer")
         plain = Session(piece.model, spin=False, where=part.nodes[-1])
         inputs = {t: f"{t}_stored" if t in stored else t for t in part.inputs}
@@ -90,13 +89,10 @@ class Forward:
                 self._stored.put(tensor, number, made)
 
     def drop(self, tensors: Sequence[str]) -> None:
-        """Forget tensors that nobody reads any more, and give their memory back (glibc keeps it for the threads that
-        asked for it; other C libraries have no such call, and need none)."""
+        """Forget tensors that nobody reads any more, and give their memory back."""
         self._real.drop(tensors)
         self._stored.drop(tensors)
-        give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-        if give_back is not None:
-            give_back(0)
+        release_memory()
 
 
 def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from quantpipe import intmath
-from quantpipe.calibrate.measure import measure
 from quantpipe.errors import HardwareError
 from quantpipe.recover.parameters import at_least, whole
 from quantpipe.recover.work import NotApplicable, State, Work
@@ -88,7 +87,7 @@ def _candidates(work: Work, state: State, options: Ranges) -> list[_Candidate]:
     groups = [
         g for g in state.topology.groups if g.fixed is None and not set(g.sources) & set(state.topology.constants)
     ]
-    profile = measure(state.graph, [s for g in groups for s in g.sources], work.samples, work.memory_mb)
+    profile = work.measured(state.graph, [s for g in groups for s in g.sources])
     factors = SHARES if schema.power_of_two is PowerOfTwo.NONE else EXPONENTS
     found = []
     for group in groups:

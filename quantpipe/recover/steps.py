@@ -71,7 +71,7 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
         raise NotApplicable(_why("no two layers follow one another", reasons))
     if work.schema.weights.granularity is Granularity.PER_CHANNEL and not options.per_channel:
         raise NotApplicable("weights have a scale per channel, so the range of one row costs the others nothing")
-    extremes = work.extremes(state, pairs)
+    extremes = work.extremes(state, pairs, moments=False)
     changes = equalized(state.graph, state.topology, pairs, extremes, work.spec.channel_bounds, options)
     if not changes:
         raise NotApplicable("all channels have equal ranges already, or meet a clamp that cannot move")
@@ -86,7 +86,7 @@ def _absorb(work: Work, state: State, options: Absorption) -> State:
         raise NotApplicable(
             _why("every tensor is padded, has no bias around it, or is not between two layers", reasons)
         )
-    extremes, schema = work.extremes(state, movable), work.schema.activations
+    extremes, schema = work.extremes(state, movable, moments=True), work.schema.activations
     rough = absorbed(state.graph, movable, extremes, schema, work.spec, options, {})
     if not rough:
         raise NotApplicable("no range would shrink")
@@ -103,7 +103,7 @@ def _smooth(work: Work, state: State, options: Smoothing) -> State:
     behind = [link for link in links.values() if link.affine]
     if not behind:
         raise NotApplicable(_why("no layer reads a normalization with gain and offset alone", reasons))
-    extremes = work.extremes(state, behind)
+    extremes = work.extremes(state, behind, moments=False)
     best: tuple[float, float, State] | None = None
     for alpha in options.alphas:
         changes = smoothed(state.graph, state.topology, behind, extremes, alpha)

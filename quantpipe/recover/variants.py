@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.view import Graph
-from quantpipe.oprules import rule_of
-from quantpipe.plan import MOST_BIAS_STEPS, Overrides, Planner
+from quantpipe.plan import Overrides, Planner
 from quantpipe.recover.float_moments import first_users
-from quantpipe.recover.layer import LayerOptions, solve
+from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.moments import Moments
+from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.types import Kernel, Schema, Strategy, Topology, WeightTensor
 
 Floats = NDArray[np.float64]
@@ -55,72 +55,33 @@ class Variants:
         for tensor, kernel in self._users.items():
             made = self._of(tensor, kernel, strategy)
             found.weights[tensor] = made.weight
-            if kernel.bias is not None:
-                bias = self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+            bias = self._layer(kernel).bias
+            if bias is not None:
                 found.biases[kernel.node] = bias + made.shift
         return found
 
     def _of(self, tensor: str, kernel: Kernel, strategy: Strategy) -> _Made:
         thresholds = np.asarray(strategy.weights[tensor], np.float64)
         start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
-        free = np.zeros(start.scale.size)
-        made = self._solved(kernel, start, thresholds, free)
-        floor = self._floor(kernel, strategy, start.axis is not None)
-        # A channel whose bias does not fit is rare: only then do the activations' bits matter.
-        low = np.broadcast_to(made.weight.scale, floor.shape) < floor
-        return self._solved(kernel, start, thresholds, np.where(low, floor, 0.0)) if np.any(low) else made
-
-    def _floor(self, kernel: Kernel, strategy: Strategy, per_channel: bool) -> Floats:
-        """The least weight scale at which the bias still fits, per channel or `[1]`."""
-        if kernel.bias is None:
-            return np.zeros(1)
+        layer = self._layer(kernel)
+        made = self._solved(layer, start, thresholds, np.zeros(layer.channels))
         group = self._topology.group_of[kernel.operands[0].tensor]
         scale, *_ = intmath.scale_zero_point(
             strategy.ranges[group.key], strategy.bits[group.key], group.dtype, self._schema.activations
         )
-        bias = np.abs(self._graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        floor = bias / ((MOST_BIAS_STEPS if per_channel else MOST_BIAS_STEPS * 2**8) * float(scale))
-        return floor if per_channel else floor.max(keepdims=True)
+        floor = layer.floor(float(scale))
+        # A channel whose bias does not fit is rare: only then do the activations' bits matter.
+        low = np.broadcast_to(made.weight.scale, floor.shape) < floor
+        return self._solved(layer, start, thresholds, np.where(low, floor, 0.0)) if np.any(low) else made
 
-    def _solved(self, kernel: Kernel, start: WeightTensor, thresholds: Floats, floor: Floats) -> _Made:
+    def _solved(self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats) -> _Made:
         key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes())
         if key not in self._made:
-            self._made[key] = self._solve(kernel, start, floor)
+            made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, self._options)
+            self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
         return self._made[key]
 
-    def _solve(self, kernel: Kernel, start: WeightTensor, floor: Floats) -> _Made:
-        node = self._graph.by_name[kernel.node]
-        rule = rule_of(node)
-        assert rule is not None and rule.matrix is not None  # noqa: S101  (chosen so in first_users)
-        site, weight = self._topology.weight_of[start.tensor], self._graph.constant(start.tensor)
-        matrix = rule.matrix.matrix(node, weight.astype(np.float64))
-        shape, per_channel = matrix.shape[:2], site.axis is not None
-
-        def spread(array: NDArray[np.generic]) -> NDArray[np.generic]:
-            return np.broadcast_to(array.reshape(-1), (shape[0] * shape[1],)).reshape(shape)
-
-        zero = spread(start.zero_point).astype(np.int64)
-        _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], start.bits, site.dtype, self._schema.weights)
-        solved = solve(
-            matrix,
-            self._moments[start.tensor],
-            spread(start.scale).astype(np.float32),
-            spread(floor).astype(np.float64),
-            start.bits,
-            (qmin - zero, qmax - zero),
-            self._schema.weights,
-            per_channel,
-            self._options,
-        )
-        values = rule.matrix.weight(node, solved.integers + zero[..., np.newaxis], weight.shape)
-        scale = solved.scale.reshape(-1) if per_channel else solved.scale.reshape(-1)[0]
-        made = WeightTensor(
-            start.tensor,
-            values.astype(start.values.dtype),
-            np.asarray(scale, np.float32),
-            start.axis,
-            start.dtype,
-            start.bits,
-            start.zero_point,
-        )
-        return _Made(made, solved.bias_shift.reshape(-1))
+    def _layer(self, kernel: Kernel) -> Layer:
+        layer = layer_of(self._graph, self._topology, kernel)
+        assert layer is not None  # noqa: S101  (chosen so in first_users)
+        return layer

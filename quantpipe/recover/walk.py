@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe import intmath
 from quantpipe.graph.execute import available_cores
-from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import OpRule, rule_of
-from quantpipe.oprules.matrix import MatrixForm
-from quantpipe.plan import MOST_BIAS_STEPS, Overrides, Planner
+from quantpipe.graph.view import Graph
+from quantpipe.plan import Overrides, Planner
 from quantpipe.recover.forward import Forward
-from quantpipe.recover.layer import LayerOptions, solve
+from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.partial import Chain, Kept, NothingKept
+from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
 from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
@@ -110,60 +108,34 @@ class _Walk:
 
     def solve(self, kernel: Kernel) -> None:
         """Moments, then new weights and bias of one layer."""
-        node = self._graph.by_name[kernel.node]
-        rule = rule_of(node)
-        tensor = kernel.weight or ""
-        if rule is None or rule.matrix is None or tensor in self.overrides.weights:
+        layer = layer_of(self._graph, self._topology, kernel)
+        if layer is None or layer.site.tensor in self.overrides.weights:
             return  # a weight with several users keeps what its first user was given
-        before, weight = self._plan.weights[tensor], self._graph.constant(tensor)
-        bias = self._bias(kernel, rule)
-        key = self._chain.key(kernel.node, weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
+        before = self._plan.weights[layer.site.tensor]
+        bias = np.zeros(layer.channels) if layer.bias is None and layer.takes_bias else layer.bias
+        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
+        key = self._chain.key(kernel.node, *arrays)
         found = self._kept.read(key)
         if found is None:
-            found = self._solved(kernel, node, rule.matrix, before, weight, bias)
+            found = self._solved(kernel, layer, before, bias)
             self._kept.write(key, found)
         self._chain.solved(found)
         self._keep(kernel, before, found)
 
     def _solved(
-        self,
-        kernel: Kernel,
-        node: Node,
-        form: MatrixForm,
-        before: WeightTensor,
-        weight: Array,
-        bias: NDArray[np.float64] | None,
+        self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
         """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
-        site = self._topology.weight_of[before.tensor]
-        matrix = form.matrix(node, weight.astype(np.float64))
-        shape = matrix.shape[:2]
-        start = np.broadcast_to(before.scale.reshape(-1), (shape[0] * shape[1],)).reshape(shape)
-        zero = np.broadcast_to(before.zero_point.reshape(-1), (shape[0] * shape[1],)).reshape(shape)
-        _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], before.bits, site.dtype, self._schema.weights)
-        solved = solve(
-            matrix,
-            self._moments(kernel, node, form, matrix.shape[0], matrix.shape[2]),
-            start,
-            self._floor(kernel, site.axis is not None).reshape(shape),
-            before.bits,
-            (qmin - zero, qmax - zero),
-            self._schema.weights,
-            site.axis is not None,
-            self._options,
-        )
-        values = form.weight(node, solved.integers + zero[..., np.newaxis], weight.shape).astype(before.values.dtype)
-        scale = solved.scale.reshape(-1) if site.axis is not None else solved.scale.reshape(-1)[0]
-        found = {
-            "values": values,
-            "scale": np.asarray(scale, np.float32),
-            "errors": np.array([solved.error_before, solved.error_after]),
-        }
+        floor = layer.floor(float(self._plan.quantizers[kernel.operands[0].tensor].scale))
+        made, solved = layer.solved(before, self._moments(kernel, layer), floor, self._schema, self._options)
+        errors = np.array([solved.error_before, solved.error_after])
+        found = {"values": made.values, "scale": made.scale, "errors": errors}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
-    def _moments(self, kernel: Kernel, node: Node, form: MatrixForm, groups: int, width: int) -> Moments:
+    def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
         """Of rows sampled from every batch, each from its own random numbers."""
         data, sizes = kernel.operands[0].tensor, self._forward.sizes
+        groups, _, width = layer.matrix.shape
         collector = MomentCollector(groups, width, self._options.propagate, self._pool)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
         share = rows / max(sum(sizes), 1)
@@ -171,29 +143,11 @@ class _Walk:
         for number, size in enumerate(sizes):
             x, q = self._forward.real(data, number), self._forward.integers(data, number, self._plan)
             rng = np.random.default_rng([self._seed, len(self.layers), number])
-            picked = form.pick(node, self._graph, x.shape, ceil(share * size), rng)
+            picked = layer.form.pick(layer.node, self._graph, x.shape, ceil(share * size), rng)
             real = self._pool.submit(picked.read, x)
             stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
             collector.add(real.result(), stored)
         return collector.finish()
-
-    def _bias(self, kernel: Kernel, rule: OpRule) -> NDArray[np.float64] | None:
-        """The layer's bias `[C]`; zeros where it has none and its op takes one; None where it does not."""
-        if kernel.bias is not None:
-            return self._graph.constant(kernel.bias).astype(np.float64).reshape(-1)
-        tensor = kernel.weight or ""
-        channels = self._graph.shapes[tensor][self._topology.weight_of[tensor].channel_axis]
-        return np.zeros(channels) if rule.bias is not None else None
-
-    def _floor(self, kernel: Kernel, per_channel: bool) -> NDArray[np.float64]:
-        """The least weight scale per output channel at which the bias still fits, `[C]`."""
-        channels = self._graph.shapes[kernel.weight or ""][self._topology.weight_of[kernel.weight or ""].channel_axis]
-        if kernel.bias is None:
-            return np.zeros(channels)
-        bias = np.abs(self._graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        steps = MOST_BIAS_STEPS if per_channel else MOST_BIAS_STEPS * 2**8
-        floor = bias / (steps * float(self._plan.quantizers[kernel.operands[0].tensor].scale))
-        return floor if per_channel else np.full(channels, floor.max())
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
         self.overrides.weights[before.tensor] = replace(before, values=found["values"], scale=found["scale"])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.passes import lacking
 from quantpipe.calibrate.table import ThresholdTable, WeightMethod
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS, along
@@ -31,6 +32,11 @@ from quantpipe.recover.links import Link, links
 from quantpipe.recover.partial import Kept, NothingKept
 from quantpipe.recover.walk import recover
 from quantpipe.types import HardwareSpec, Profile, QuantPlan, Range, Samples, ScaleGroup, Schema, Strategy, Topology
+
+VALUES = 16384
+"""Of a tensor in one sample, at most: histograms of a hundred samples are then those of more than a million values."""
+
+_NOTHING = Profile("", 0, {})
 
 Progress = Callable[[int, int, str], None]
 Measure = Callable[[Graph, Topology, QuantPlan], float]
@@ -57,7 +63,7 @@ class State:
 @dataclass(frozen=True, eq=False)
 class Work:
     """What does not change from step to step. `samples` are those that steps are fitted to; `fitted` measures on the
-    first few of them (None: on all)."""
+    first few of them (None: on all). `profile`: the statistics behind the strategy, where known."""
 
     graph: Graph
     topology: Topology
@@ -72,6 +78,7 @@ class Work:
     fitted: Callable[[int | None], Measure]
     progress: Progress = lambda done, total, note: None
     kept: Kept = NothingKept()  # noqa: RUF009  (without state)
+    profile: Profile | None = None
 
     def start(self, overrides: Overrides = NO_OVERRIDES) -> State:
         """The float model, with what the strategy has already."""
@@ -167,9 +174,9 @@ class Work:
         """Of the float model; changes of channels leave them as they are."""
         return links(self.graph, self.topology)
 
-    def extremes(self, state: State, found: Collection[Link]) -> Mapping[str, ChannelExtremes]:
-        """Per channel, of the state's network."""
-        return channel_extremes(state.graph, list(found), self.samples)
+    def extremes(self, state: State, found: Collection[Link], *, moments: bool) -> Mapping[str, ChannelExtremes]:
+        """Per channel, of the state's network; with mean and deviation where `moments` are wanted."""
+        return channel_extremes(state.graph, list(found), self.samples, moments=moments)
 
     def _moved(self, group: ScaleGroup) -> float:
         """How the strategy's range differs from the estimated one: a search may have halved it, say."""
@@ -180,15 +187,23 @@ class Work:
     def _own(self) -> ThresholdTable:
         tensors = {t for link in self.links[0].values() for t in link.tensors}
         groups = [g for g in self.topology.groups if g.fixed is None and tensors.intersection(g.tensors)]
-        return self._table(self.graph, self.topology, groups)
+        known = self.profile if self.profile is not None else _NOTHING
+        return self._table(self.graph, self.topology, groups, known)
 
-    def _table(self, graph: Graph, topology: Topology, groups: Collection[ScaleGroup]) -> ThresholdTable:
+    def measured(self, graph: Graph, tensors: Collection[str]) -> Profile:
+        """Statistics on the samples; histograms of the VALUES that suffice for a range."""
+        if not tensors:
+            return _NOTHING
+        return measure(graph, list(tensors), self.samples, self.memory_mb, most=VALUES, timed=False)
+
+    def _table(
+        self, graph: Graph, topology: Topology, groups: Collection[ScaleGroup], known: Profile = _NOTHING
+    ) -> ThresholdTable:
         sources = [s for g in groups for s in g.sources if s not in topology.constants]
-        profile = measure(graph, sources, self.samples, self.memory_mb) if sources else _NOTHING
-        return ThresholdTable(graph, topology, self.schema, profile, self.estimator, self.weight_method)
-
-
-_NOTHING = Profile("", 0, {})
+        missing = lacking(graph, known.tensors, sources, extremes_only=not self.estimator.needs_histogram)
+        if known is _NOTHING or missing:
+            known = self.measured(graph, sources)
+        return ThresholdTable(graph, topology, self.schema, known, self.estimator, self.weight_method)
 
 
 def _composed(state: State, changes: Mapping[str, ChannelChange]) -> dict[str, ChannelChange]:

@@ -10,11 +10,13 @@ from quantpipe.recover import Climbed, KeptLayers
 from quantpipe.runfolder import RunFolder
 from quantpipe.runner.job import Found, Job
 from quantpipe.runner.rounded import rounded
+from quantpipe.types import Profile
 
 
-def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
+def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | None = None) -> Found:
     """What was found, with the overrides of the recovery steps that helped; without steps, with those that the search
-    gave its candidates. `files`: where they are kept, if not in the run's own place."""
+    gave its candidates. `profile`: the statistics behind the strategy, if this run has them. `files`: where they are
+    kept, if not in the run's own place."""
     job, settings, options = job.settled(found.strategy), job.settings, job.settings.recover
     files = files or job.files
     if not options.steps and settings.search.weights == "nearest":
@@ -46,6 +48,7 @@ def recover(job: Job, found: Found, files: RunFolder | None = None) -> Found:
         start,
         settings.estimator,
         settings.weight_method,
+        profile,
     )
     recovery = files.write_recovered(climbed, origin)
     kept.clear()

@@ -34,13 +34,13 @@ def refine(job: Job, found: Found, objective: Objective, log: JsonlLog, profile:
         job.console.stage("finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}")
         files = RunFolder(job.files.finalists / str(trial.number))
         mine = Found(strategy, found.report, table.rectified(strategy), start(strategy))
-        recovered = recover(job, mine, files)
+        recovered = recover(job, mine, profile, files)
         metrics = recovered.recovery.get("metrics")
         value = objective_value(objective.metric, metrics) if metrics else trial.score.value
         score = Score(value, trial.score.cost, tuple((metrics or dict(trial.score.metrics)).items()))
         tried.append((trial, replace(trial, score=score), recovered))
     if not tried:
-        return recover(job, found)
+        return recover(job, found, profile)
     best = _best([after for _, after, _ in tried], objective, settings.pick)
     before, after, recovered = next(entry for entry in tried if entry[1] is best)
     rows = [_row(a, b, b is best) for a, b, _ in tried]

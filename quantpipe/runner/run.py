@@ -56,7 +56,7 @@ def _execute(job: Job) -> dict[str, Any]:
         return {}
     if found is not None and aim is not None and profile is not None and job.settings.search.refine:
         return finish(job, judged(job, refine(job, found, aim.objective, aim.log, profile), aim.objective), profile)
-    recovered = recover(job, found or stored_strategy(job))
+    recovered = recover(job, found or stored_strategy(job), profile)
     return finish(job, judged(job, recovered, aim.objective) if aim is not None else recovered, profile)
 
 

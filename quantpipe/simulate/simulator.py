@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.outside import copied
 from quantpipe.graph.view import Graph
 from quantpipe.rendering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
@@ -50,7 +51,12 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Turn the graph inputs named in `weights` into constants, in place."""
+    """A copy of the model in which the graph inputs named in `weights` are constants."""
+    return bind_in_place(copied(model), weights)
+
+
+def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """The same without a copy, which costs as much as a small session: for a rendering that nobody else reads."""
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:
         value.const_value = ir.tensor(weights[value.name or ""])
@@ -83,7 +89,7 @@ class Simulator:
         key = _key(simulation)
         session = self._sessions.get(key)
         if session is None:
-            model = bind(simulation.rendered.model, simulation.weights)
+            model = bind_in_place(simulation.rendered.model, simulation.weights)
             alone = not self._stored  # sections run in turn: cores that one leaves busy would be missing for the next
             session = Session(model, threads=self._threads, spin=alone, where="simulated model")
             self._sessions[key] = session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -236,3 +237,24 @@ def test_state_does_not_grow_with_the_number_of_batches() -> None:
     # Only the digits of a few numbers may take more room.
     assert len(pickle.dumps(collector)) <= size + 64
     assert collector.histogram.counts.nbytes == 8 * BINS
+
+
+@pytest.mark.parametrize(("shape", "most"), [((3, 6, 10), 7), ((2, 64, 7, 7), 500), ((4, 5), 100), ((2, 8), 1)])
+def test_some_values_of_each_sample_are_counted_and_extremes_are_those_of_all(
+    shape: tuple[int, ...], most: int
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=shape).astype(np.float32)
+    collector = StatsCollector("t", most=most)
+    collector.update(data, 0)
+    found = collector.finish()
+    assert (found.minimum, found.maximum) == (data.min(), data.max())
+    assert found.limit == np.abs(data).max()
+    size = data[0].size
+    stride = next(s for s in range(-(-size // most), 10**6) if all(size % p or s % p for p in range(2, size + 1)))
+    taken = data.reshape(-1)[::stride]
+    check_scalars(replace(found, minimum=taken.min(), maximum=taken.max()), taken)
+    assert found.count <= max(shape[0] * most + 1, 1)
+    if most * shape[0] > 3 * size // min(shape[1:]):  # enough of them: every channel is met
+        places = np.arange(data.size)[::stride]
+        assert {int(p) // (size // shape[1]) % shape[1] for p in places} == set(range(shape[1]))

@@ -340,3 +340,11 @@ def test_what_a_sub_graph_reads_stays_in_a_pass() -> None:
     assert "end" not in {o.name for n in model.graph for o in n.outputs}
     (found,) = ort.InferenceSession(model_bytes(model), providers=["CPUExecutionProvider"]).run(None, {"x": values})
     np.testing.assert_array_equal(found, expected)
+
+
+def test_a_measurement_that_is_not_timed(graph: Graph, samples: ArraySamples, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = measure(graph, all_tensors(graph), samples, 64)
+    monkeypatch.delattr("quantpipe.calibrate.measure.float_pass_seconds")
+    found = measure(graph, all_tensors(graph), samples, 64, timed=False)
+    assert found.float_pass_seconds == 0.0 < timed.float_pass_seconds
+    assert all(same(found.tensors[t], timed.tensors[t]) for t in timed.tensors)

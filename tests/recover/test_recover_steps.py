@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 from quantpipe import stages
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
+from quantpipe.evaluate.judge import Judge
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
+from quantpipe.graph.view import Graph
 from quantpipe.plan import Planner
 from quantpipe.recover import STEPS, Climbed, NotApplicable, RecoverOptions, State, Work, changed
 from quantpipe.recover.absorb import Absorption, absorbed
@@ -20,7 +24,7 @@ from quantpipe.recover.equalize import Equalization, equalized
 from quantpipe.recover.links import links
 from quantpipe.recover.ranges import squared_error
 from quantpipe.recover.smooth import smoothed
-from quantpipe.types import Range, Strategy
+from quantpipe.types import Profile, Range, Strategy
 from tests.ops.line import ArraySamples, Line, Net, line, load, set_threshold
 from tests.recover.test_recover_channels import blocks, norm, on, outputs
 
@@ -231,6 +235,60 @@ def test_a_searched_range_stays_as_far_from_the_estimate_as_it_was() -> None:
     )
     found = STEPS["equalize"].run(moved, moved.start(), Equalization())
     assert found.overrides.ranges[key].high == pytest.approx(plain.overrides.ranges[key].high / 2)
+
+
+def test_known_statistics_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = line(uneven(), "vta")
+    asked: list[str] = []
+
+    def watched(graph: Graph, tensors: Sequence[str], *rest: Any, **options: Any) -> Profile:
+        asked.extend(tensors)
+        return measure(graph, tensors, *rest, **options)
+
+    monkeypatch.setattr("quantpipe.recover.work.measure", watched)
+    work = work_on(made)
+    plain = STEPS["equalize"].run(work, work.start(), Equalization())
+    assert len(asked) == 2  # the only pair's tensor, in the network as it is and in the changed one
+    profile = measure(made.graph, list(made.topology.measured), made.samples, 256)
+    asked.clear()
+    known = replace(work, profile=profile)
+    found = STEPS["equalize"].run(known, known.start(), Equalization())
+    assert len(asked) == 1
+    assert dict(found.overrides.ranges) == dict(plain.overrides.ranges)
+
+
+def test_extremes_of_channels_with_and_without_moments() -> None:
+    made = line(blocks(), "vta")
+    found = list(links(made.graph, made.topology)[0].values())
+    session = Session(with_outputs(made.graph.model, [link.tensor for link in found]))
+    whole = [session.run(b.inputs, [link.tensor for link in found]) for b in made.samples.batches(8)]
+    with_moments = channel_extremes(made.graph, found, made.samples)
+    without = channel_extremes(made.graph, found, made.samples, moments=False)
+    for link in found:
+        rows = np.concatenate([np.moveaxis(v[link.tensor], link.axis, 0).reshape(link.channels, -1) for v in whole], 1)
+        for seen in (with_moments[link.tensor], without[link.tensor]):
+            np.testing.assert_array_equal(seen.minimum, rows.min(axis=1))
+            np.testing.assert_array_equal(seen.maximum, rows.max(axis=1))
+        assert np.all(np.isnan(without[link.tensor].mean)) and np.all(np.isnan(without[link.tensor].deviation))
+        np.testing.assert_allclose(with_moments[link.tensor].mean, rows.mean(axis=1, dtype=np.float64), rtol=1e-6)
+        np.testing.assert_allclose(
+            with_moments[link.tensor].deviation, rows.std(axis=1, dtype=np.float64), rtol=1e-5, atol=1e-7
+        )
+
+
+def test_each_state_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = line(uneven(), "vta")
+    calls: list[object] = []
+    outputs_of = Judge.outputs
+
+    def counted(self: Judge, *rest: Any) -> Any:
+        calls.append(rest)
+        return outputs_of(self, *rest)
+
+    monkeypatch.setattr(Judge, "outputs", counted)
+    found = climbed(made, ["equalize", "propagation"])
+    assert len(calls) == 3 and any(row["kept"] for row in found.steps)
+    assert found.metrics["kl"] == min([row["kl_after"] for row in found.steps if row["kept"]])
 
 
 def test_a_range_that_is_wrong_is_mended() -> None:
