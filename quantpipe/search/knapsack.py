@@ -65,6 +65,7 @@ class Knapsack:
         else:
             run.probe_in_parts([(i, o) for i, o in run.model.unmeasured() if o == len(space.choices[i].options) - 1])
             run.plans(_EARLY_ROUNDS)
+            run.move()
             run.probe_in_parts(run.nearest_first(run.model.unmeasured()))
         run.plans(self.rounds)
         descend(*run.best, run.model.table(), evaluate, objective)
@@ -147,9 +148,7 @@ class _Run:
                 for _ in range(_FIRST_PLANS if first else _ATTEMPTS):
                     if self._plan_once() and not first:
                         break
-            self.move()
-            open_still = set(self.model.unmeasured())
-            self.probe([option for option in asked[begin : begin + size] if option in open_still])
+            self.probe(asked[begin : begin + size])
 
     def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """What stands next to the best combination matters most."""
