@@ -163,6 +163,7 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
         0,
         lambda *_: None,
         estimator=MSE(),
+        profile=profile,
     )
     seconds = time.perf_counter() - started
     after_rss = peak_mb()

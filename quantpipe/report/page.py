@@ -36,6 +36,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         recover=_rows(report.get("recover")),
         choices=_rows(report.get("choices")),
         float_nodes=_rows(report.get("float_nodes")),
+        without_kernel=_rows(report.get("without_kernel")),
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),

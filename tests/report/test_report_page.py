@@ -72,6 +72,8 @@ REPORT: dict[str, Any] = {
     },
     "latency": {"float_ms": 9.0, "realized_ms": 3.0, "ratio": 0.333},
     "float_nodes": [{"node": "softmax_0", "op": "Softmax", "reason": "vta runs no Softmax"}],
+    "conversions": {"ends": 2, "inside": 4, "rescales": 1},
+    "without_kernel": [{"node": "conv_3", "op": "Conv", "reasons": ["requantized by shift"]}],
     "rescales": [{"edge": "a->b:0", "scale": 0.01, "reason": "shift beyond 31"}],
     "rectified": ["relu threshold 6 -> 4"],
     "layers": [
@@ -153,6 +155,8 @@ def test_the_page_shows_the_report() -> None:
         "of a space of 10^54.2",
         "softmax_0 Softmax vta runs no Softmax",
         "a->b:0 0.01 shift beyond 31",
+        "Conversions 4 + 2 float ↔ integer",
+        "conv_3 Conv requantized by shift",
         "relu threshold 6 -> 4",
         "bits:w bits 4 w->conv:1",
         "three values were not finite",
