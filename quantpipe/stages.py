@@ -253,7 +253,7 @@ def describe_model(
         "bops": COSTS["bops"](topology, graph, spec, strategy.bits),
         "mean_weight_bits": plan.mean_weight_bits,
         "mean_activation_bits": plan.mean_activation_bits,
-        "float_nodes": len(graph.nodes) - integer,
+        "float_nodes": len(topology.node_conds) - integer,  # of the model's own: recovery may add bounds of channels
         "integer_nodes": integer,
     }
 

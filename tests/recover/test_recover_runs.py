@@ -55,6 +55,7 @@ def test_steps_with_parameters_change_channels_and_replay(program: Program) -> N
     first = good(program.run("hardware=vta", "recover=default", steps))
     rows = {s["step"]: s for s in first.report["recover"]}
     assert rows["equalize"]["kept"] and rows["equalize"]["gain"] > 0 and "pairs" in rows["equalize"]["on"]
+    assert first.report["model"]["float_nodes"] == len(first.report["float_nodes"])  # added bounds do not count
     with np.load(first.folder / "recover" / "weights.npz") as stored:
         kinds = {key.partition("/")[0] for key in stored.files}
     assert {"factor", "offset", "range", "threshold"} <= kinds and "weight" not in kinds
