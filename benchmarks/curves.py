@@ -49,11 +49,11 @@ def drawing(panels: Sequence[Panel], columns: int = 2) -> str:
         ' font-family="sans-serif" font-size="11">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
     ]
-    step = width / max(len(names), 1)
-    for number, name in enumerate(names):
-        x = 8 + number * step
+    x, gap = 8.0, (width - 16 - sum(16 + 5.5 * len(name) for name in names)) / max(len(names), 1)
+    for name in names:
         parts.append(f'<rect x="{x:.0f}" y="8" width="12" height="3" fill="{colour[name]}"/>')
         parts.append(f'<text x="{x + 16:.0f}" y="14" font-size="10">{name}</text>')
+        x += 16 + 5.5 * len(name) + gap
     for number, panel in enumerate(panels):
         x, y = number % columns * WIDTH, LEGEND + number // columns * HEIGHT
         parts += [f'<g transform="translate({x} {y})">', *_panel(panel, colour), "</g>"]
