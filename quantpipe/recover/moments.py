@@ -57,16 +57,14 @@ class MomentCollector:
             self._center_quantized = quantized.mean(axis=2, keepdims=True, dtype=np.float64).astype(np.float32)
         pairs = ((x, self._center_float, self._float), (quantized, self._center_quantized, self._quantized))
         a, b = self._map(_centred, *zip(*pairs, strict=True))
-        parts = _triangle(self._hessian, b) + (_halves(self._cross, a, b) if self._cross.size else [])
+        products = [(self._hessian, b, b)] + [(self._cross, a, b)] * bool(self._cross.size)
+        parts = [part for product in products for part in _halves(*product)]
         list(self._map(_accumulate, *zip(*parts, strict=True)))
         self._rows += count
 
     def finish(self) -> Moments:
         n = max(self._rows, 1)
         mean_float, mean_quantized = self._float / n, self._quantized / n
-        if len(self._hessian) == 1:
-            half = self._hessian.shape[1] // 2
-            self._hessian[:, half:, :half] = self._hessian[:, :half, half:].transpose(0, 2, 1)
         hessian = self._hessian / n - mean_quantized[:, :, None] * mean_quantized[:, None, :]
         cross = np.zeros_like(hessian)
         if self._cross.size:
@@ -93,16 +91,6 @@ def _halves(total: Floats, a: Rows, b: Rows) -> list[tuple[Floats, Rows, Rows]]:
     if groups > 1:
         return [(total[part], a[part], b[part]) for part in (slice(0, groups // 2), slice(groups // 2, None))]
     return [(total[:, part], a[:, part], b) for part in (slice(0, width // 2), slice(width // 2, None))]
-
-
-def _triangle(total: Floats, a: Rows) -> list[tuple[Floats, Rows, Rows]]:
-    """The same for a·aᵀ. Of the one group's lower left part nothing is made: it mirrors the upper right one. (The
-    linear algebra library makes half of a matrix times its own transpose, too.)"""
-    if len(total) > 1:
-        return _halves(total, a, a)
-    half = total.shape[1] // 2
-    low, high = slice(None, half), slice(half, None)
-    return [(total[:, i, j], a[:, i], a[:, j]) for i, j in ((low, high), (low, low), (high, high))]
 
 
 def _accumulate(total: Floats, a: Rows, b: Rows) -> None:

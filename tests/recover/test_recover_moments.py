@@ -56,19 +56,3 @@ def test_constant_inputs_have_no_second_moment(cuts: list[int]) -> None:
 def test_nothing_collected() -> None:
     found = MomentCollector(2, 3).finish()
     assert found.rows == 0 and not found.hessian.any()
-
-
-@pytest.mark.parametrize("width", [1, 2, 5, 8])
-def test_the_mirrored_half_of_the_products(width: int) -> None:
-    rng = np.random.default_rng(width)
-    collector = MomentCollector(1, width)
-    seen = []
-    for count in (7, 3, 11):
-        rows = rng.standard_normal((1, width, count)).astype(np.float32)
-        collector.add(rows, rows)
-        seen.append(rows[0].astype(np.float64))
-        whole = np.concatenate(seen, axis=1)
-        found = collector.finish()  # does not end the collection
-        np.testing.assert_allclose(found.hessian[0], np.cov(whole, bias=True).reshape(width, width), atol=1e-6)
-        np.testing.assert_array_equal(found.hessian, found.hessian.transpose(0, 2, 1))
-        np.testing.assert_allclose(found.cross, found.hessian, atol=1e-6)
