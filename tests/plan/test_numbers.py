@@ -154,25 +154,26 @@ def test_tied_weights_share_one_raised_scale() -> None:
 
 
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta"])
-def test_sums_beyond_float32_take_the_integer_path(spec: str) -> None:
+def test_sums_beyond_float32_are_made_of_digits(spec: str) -> None:
     made = line_of("wide_sums", spec, "auto")
     plan = made.plan()
     kernel = plan.kernels["wide"]
     assert kernel.bound >= 1 << 24 and not kernel.exact_in_float32
     ops = [n.op_type for n in made.simulate(plan).rendered.model.graph]
-    assert ops.count("MatMulInteger") == 1
+    assert ops.count("Gemm") + ops.count("MatMul") > 1 and "MatMulInteger" not in ops
     backends = ["integer"] if spec == "vta" else ["qdq", "qoperator", "integer"]
     assert all(made.agree(plan, b).differing == 0 for b in backends)
 
 
-def test_wide_convolutions_take_the_integer_path() -> None:
+def test_wide_convolutions_are_made_of_digits() -> None:
     net = Net(seed=4)
     weight = net.signs(3, 300, 3, 3, scale=0.01)
     net.output(net.node("Conv", net.input(None, 300, 4, 4), weight, pads=[1, 1, 1, 1], name="conv1"))
     made = line(net)
     plan = made.ties()
     assert not plan.kernels["conv1"].exact_in_float32
-    assert "ConvInteger" in [n.op_type for n in made.simulate(plan).rendered.model.graph]
+    ops = [n.op_type for n in made.simulate(plan).rendered.model.graph]
+    assert ops.count("Conv") > 1 and "ConvInteger" not in ops
     assert all(made.agree(plan, b).differing == 0 for b in ("qdq", "qoperator", "integer"))
 
 
