@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,9 +17,15 @@ def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int
     """Greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
     channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
     others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
-    blocks = (np.abs(weight.centred(rows).astype(np.int64)).sum(axis=others) for rows in row_blocks(weight.values))
+    blocks = (_sizes(weight.centred(rows)).sum(axis=others, dtype=np.int64) for rows in row_blocks(weight.values))
     per_channel = np.concatenate(list(blocks)) if channel_axis == 0 else sum(blocks)
     return np.asarray(per_channel * max(abs(data.low), abs(data.high)), np.int64)
+
+
+def _sizes(values: NDArray[Any]) -> NDArray[Any]:
+    """|v| in the next wider type: that of the least value has no room in its own."""
+    wider = np.promote_types(values.dtype, f"i{min(2 * values.dtype.itemsize, 8)}")
+    return np.asarray(np.abs(values, dtype=wider))
 
 
 def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.float64]:
