@@ -199,7 +199,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 def test_a_late_change_starts_late(runs: list[str]) -> None:
     r = recipe("residual", "ort_cpu")
-    measure, batches = r.make(), -(-70 // 16)
+    measure, batches = r.make(), -(-70 // 8)
     list(measure([r.space.start]))
     first = len(runs)
     assert first == batches * len(measure._parts) >= batches * 4

@@ -63,7 +63,7 @@ def recipe() -> CandidateRecipe:
     graph = found.graph
     for batch in samples.batches(2):
         graph = with_varying(graph, batch.inputs)
-    graph.__dict__["batch_size"] = 2
+    graph.__dict__["batch_size"] = 4  # candidates: 2
     space = choice_space(found.topology, AnnotateOptions())
     reference = reference_of(Session(graph.model), samples, 2)
     assert isinstance(reference.outputs, tuple)
