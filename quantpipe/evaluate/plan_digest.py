@@ -8,14 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from quantpipe.types import QuantPlan, Topology, WeightTensor
+from quantpipe.types import QuantPlan, Topology
 
 
 class PlanDigest:
     """Digests of sections of plans. Weights, which plans share, are read once each."""
-
-    def __init__(self) -> None:
-        self._weights: dict[int, tuple[WeightTensor, bytes]] = {}
 
     def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...], identity: str = "") -> bytes:
         """Every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use.
@@ -27,20 +24,12 @@ class PlanDigest:
         for kernel in topology.kernels:
             names |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output])
             if kernel.weight is not None:
-                digest.update(self._weight(plan.weights[kernel.weight]))
+                digest.update(plan.weights[kernel.weight].digest)
             _feed(digest, plan.kernels.get(kernel.node))
         for name in names:
             for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
                 _feed(digest, numbers.get(name))
         return digest.digest()
-
-    def _weight(self, weight: WeightTensor) -> bytes:
-        known = self._weights.get(id(weight))
-        if known is None:
-            digest = hashlib.blake2b(digest_size=16)
-            _feed(digest, weight)
-            known = self._weights[id(weight)] = (weight, digest.digest())  # held, so that its id stays its own
-        return known[1]
 
 
 def _feed(digest: Any, value: Any) -> None:

@@ -38,7 +38,8 @@ class Session:
     `optimize=False` runs the nodes as written. `threads=None` uses every core. `int8_kernels` fuses int8 Q/DQ where it
     stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
     as integers that are graph outputs. `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
-    other sessions or other multi-threaded code (they would keep its cores for a while).
+    other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
+    refers to and does not hold (`hollow`), by name; the runtime copies them.
 
     All sessions of a process share one arena: what a run leaves is there for the next one, whichever session's it is.
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
@@ -57,6 +58,7 @@ class Session:
         threads: int | None = None,
         int8_kernels: bool = False,
         spin: bool = True,
+        weights: Feeds | None = None,
         where: str = "model",
     ) -> None:
         options = ort.SessionOptions()
@@ -69,6 +71,9 @@ class Session:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
+        if weights:
+            given = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in weights.values()]
+            options.add_external_initializers(list(weights), given)
         with ExitStack() as files:
             data, off = _prepare(model, options, files)
             try:

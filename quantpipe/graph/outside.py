@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from quantpipe.graph.io import SMALL, model_bytes, model_proto
 
 MOST_INSIDE = 1 << 30
 """Bytes of weights that one protobuf may carry; its own limit is 2 GiB, and writing it takes as much again."""
+
+GIVEN = "given"
+"""Where weights lie, by name, that are given to the runtime beside the model."""
 
 PAGE = 4096
 """Weights begin at whole pages of a data file, so that they can be mapped where they lie."""
@@ -191,6 +194,13 @@ def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
         places |= {n: Place(path, *span) for n, span in layout(inside).items()}
     folder = Path(os.path.commonpath([p.path.parent for p in places.values()]))
     return relocated(model, places, folder), folder
+
+
+def hollow(model: ir.Model, names: Collection[str]) -> bytes:
+    """The model's bytes without these initializers, which whoever loads it has to give."""
+    held = {name: model.graph.initializers[name].const_value for name in names}
+    places = {n: Place(Path(GIVEN).resolve(), 0, t.nbytes) for n, t in held.items() if t is not None}
+    return relocated(model, places, Path().resolve())
 
 
 def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:

@@ -42,13 +42,15 @@ from quantpipe.types import (
 
 class Simulated(Arithmetic):
     """The dialect. While a graph is rendered, the values of the inputs it declares are collected:
-    `weights` change with weight bits and thresholds only, `scalars` with everything else."""
+    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: what those of the
+    weights are made of that are integer weights less their zero points."""
 
     name = "simulated"
     integer_accumulators = True
 
     def __init__(self) -> None:
         super().__init__()
+        self.centred: dict[str, WeightTensor] = {}
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
@@ -245,7 +247,9 @@ class Simulated(Arithmetic):
         """q_w - z_w as float32; weights that lie in a file are bound as they are and cast in every run, so that
         a model whose weights do not fit into memory needs one of them at a time."""
         if not is_mapped(weight.values):
-            return self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
+            found = self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
+            self.centred[found.name or ""] = weight
+            return found
         stored = self._weight(context, f"{weight.tensor}.{weight.values.dtype}", weight.values)
         real = context.builder.op("Cast", stored, name=f"{weight.tensor}.q", to=int(ir.DataType.FLOAT))
         if not weight.has_zero_point:

@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
-from quantpipe.graph.io import model_bytes
-from quantpipe.graph.outside import copied
+from quantpipe.graph.outside import copied, hollow, is_heavy
+from quantpipe.graph.structure import structure_digest
 from quantpipe.graph.view import Graph
 from quantpipe.rendering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
-from quantpipe.types import QuantPlan, Topology
+from quantpipe.types import QuantPlan, Topology, WeightTensor
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights
 
@@ -34,12 +35,14 @@ class Simulation:
     """A rendered plan: the graph, its weights (to be bound) and its scalars (to be fed).
 
     `limits`: tensor -> names of its accumulator before and after overflow, where some input can make it overflow.
+    `centred`: the integer weights that `weights` of these names are made of.
     """
 
     rendered: Rendered
     weights: Parameters = field(repr=False)
     scalars: Parameters = field(repr=False)
     limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    centred: Mapping[str, WeightTensor] = field(default_factory=dict, repr=False)
 
 
 def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:
@@ -47,7 +50,7 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
     every number of the plan by name."""
     dialect = Simulated()
     rendered = render(graph, topology, plan, dialect, stored)
-    return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits)
+    return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits, dialect.centred)
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
@@ -82,27 +85,44 @@ class Simulator:
         self._graph, self._topology, self._stored = graph, topology, stored
         self._most, self._threads = sessions, threads
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._skeletons: OrderedDict[bytes, bytes] = OrderedDict()
 
     def prepare(self, plan: QuantPlan) -> tuple[Session, Mapping[str, NDArray[Any]]]:
         """The session of a plan and the parameters to feed beside the samples."""
         simulation = simulate(self._graph, self._topology, plan, self._stored)
-        key = _key(simulation)
+        structure = structure_digest(simulation.rendered.model)
+        key = structure + _weights_digest(simulation)
         session = self._sessions.get(key)
         if session is None:
-            model = bind_in_place(simulation.rendered.model, simulation.weights)
-            alone = not self._stored  # sections run in turn: cores that one leaves busy would be missing for the next
-            session = Session(model, threads=self._threads, spin=alone, where="simulated model")
-            self._sessions[key] = session
-            while len(self._sessions) > self._most:
-                self._sessions.popitem(last=False)
+            session = self._sessions[key] = self._session(simulation, structure)
+            _drop_oldest(self._sessions, self._most)
         self._sessions.move_to_end(key)
         return session, simulation.scalars
 
+    def _session(self, simulation: Simulation, structure: bytes) -> Session:
+        """Of graphs that differ in weights only, the bytes without weights are made once."""
+        # Sections run in turn: cores that one leaves busy would be missing for the next.
+        load = partial(Session, threads=self._threads, spin=not self._stored, where="simulated model")
+        data = self._skeletons.get(structure)
+        if data is None:
+            model = bind_in_place(simulation.rendered.model, simulation.weights)
+            if is_heavy(model):
+                return load(model)
+            data = self._skeletons[structure] = hollow(model, simulation.weights)
+            _drop_oldest(self._skeletons, self._most)
+        self._skeletons.move_to_end(structure)
+        return load(data, weights=simulation.weights)
 
-def _key(simulation: Simulation) -> bytes:
-    """Digest of the graph's structure and of all weights."""
-    digest = hashlib.blake2b(model_bytes(simulation.rendered.model), digest_size=16)
+
+def _weights_digest(simulation: Simulation) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
     for name, array in simulation.weights.items():
         digest.update(name.encode())
-        digest.update(np.ascontiguousarray(array).data)
+        weight = simulation.centred.get(name)
+        digest.update(weight.digest if weight is not None else np.ascontiguousarray(array).data)
     return digest.digest()
+
+
+def _drop_oldest(kept: OrderedDict[bytes, Any], most: int) -> None:
+    while len(kept) > most:
+        kept.popitem(last=False)

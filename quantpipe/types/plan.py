@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -62,6 +63,15 @@ class WeightTensor:
     def zero(self) -> NDArray[Any]:
         """The zero point in the type of the weights and the shape of their scale."""
         return np.broadcast_to(self.zero_point, self.scale.shape).astype(self.dtype.numpy)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Equal for equal numbers of one tensor; plans share weights, so it is made once for many."""
+        names = repr((self.tensor, self.values.shape, self.axis, self.dtype, self.bits))
+        digest = hashlib.blake2b(names.encode(), digest_size=16)
+        for numbers in (self.values, self.scale, self.zero_point):
+            digest.update(np.ascontiguousarray(numbers).data)
+        return digest.digest()
 
     def centred(self, rows: slice = slice(None)) -> NDArray[Any]:
         """q - zero_point of some rows along axis 0, in a signed type that holds it (`values` where all are 0)."""

@@ -1,0 +1,53 @@
+"""Digests of what a graph computes, in a tenth of the time of writing it as a file and hashing that."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import onnx_ir as ir
+
+from quantpipe.graph.outside import place_of
+
+
+def structure_digest(model: ir.Model) -> bytes:
+    """Equal for models without functions whose ports, constants and nodes are the same; notes do not count."""
+    digest = hashlib.blake2b(repr(sorted(model.opset_imports.items())).encode(), digest_size=16)
+    _feed(digest, model.graph)
+    return digest.digest()
+
+
+def _feed(digest: Any, graph: ir.Graph) -> None:
+    ports = [(v.name, str(v.type), str(v.shape)) for v in graph.inputs]
+    digest.update(repr((ports, [v.name for v in graph.outputs])).encode())
+    for name, value in graph.initializers.items():
+        _feed_tensor(digest, name, value.const_value)
+    for node in graph:
+        names = [[v.name if v is not None else None for v in values] for values in (node.inputs, node.outputs)]
+        digest.update(repr((node.domain, node.op_type, names)).encode())
+        for name, attribute in sorted(node.attributes.items()):
+            digest.update(repr((name, int(attribute.type))).encode())
+            _feed_attribute(digest, attribute)
+
+
+def _feed_attribute(digest: Any, attribute: ir.Attr) -> None:
+    value, kinds = attribute.value, ir.AttributeType
+    if attribute.type in (kinds.GRAPH, kinds.GRAPHS):
+        for graph in [value] if attribute.type is kinds.GRAPH else value:
+            _feed(digest, graph)
+    elif attribute.type in (kinds.TENSOR, kinds.TENSORS):
+        for tensor in [value] if attribute.type is kinds.TENSOR else value:
+            _feed_tensor(digest, "", tensor)
+    else:
+        digest.update(repr(value).encode())
+
+
+def _feed_tensor(digest: Any, name: str, tensor: ir.TensorProtocol | None) -> None:
+    """Of one that lies in a file, the place says what it is."""
+    if tensor is None:
+        digest.update(repr((name, None)).encode())
+        return
+    place = place_of(tensor)
+    digest.update(repr((name, int(tensor.dtype), str(tensor.shape), place)).encode())
+    if place is None:
+        digest.update(tensor.tobytes())
