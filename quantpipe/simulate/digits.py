@@ -68,7 +68,7 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
     Raises HardwareError where no such digits exist: sums of millions of products.
     """
     found: tuple[Digits, Digits] | None = None
-    for own in _splits(int(np.iinfo(weight.centred(slice(0, 1)).dtype).max) + 1):
+    for own in _splits(_peak(weight)):
         if found is not None and own.count >= found[0].count * found[1].count:
             break
         room = (EXACT - 1) // max(1, _reach(weight, channel_axis, own))
@@ -83,6 +83,12 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
             where=node,
         )
     return found
+
+
+def _peak(weight: WeightTensor) -> int:
+    """The greatest |q - z| that the weight's type allows."""
+    least, most = weight.dtype.qmin, weight.dtype.qmax
+    return most - least if weight.has_zero_point else max(-least, most)
 
 
 def _splits(peak: int) -> Iterator[Digits]:
