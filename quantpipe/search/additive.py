@@ -68,10 +68,7 @@ class Additive:
         found = Additive(self._space, base, score)
         found._levels = dict(self._levels)
         for i in self.movable:
-            known = {
-                o: self.measured[i, o] for o in range(len(self._space.choices[i].options)) if (i, o) in self.measured
-            }
-            known[self._base[i]] = (0.0, 0.0)
+            known = {**self._known(i), self._base[i]: (0.0, 0.0)}
             here = known.get(base[i]) or self._estimated(i, base[i])
             if here is None or not math.isfinite(here[0]):
                 continue  # what was measured of this choice says nothing about this option
@@ -79,6 +76,10 @@ class Additive:
                 if o != base[i]:
                     found.measured[i, o] = (loss - here[0], saved - here[1])
         return found
+
+    def _known(self, choice: int) -> dict[int, tuple[float, float]]:
+        """Option -> (loss, saved) of what was measured of a choice."""
+        return {option: found for (i, option), found in self.measured.items() if i == choice}
 
     def unmeasured(self) -> list[tuple[int, int]]:
         """(choice, option) in the order of the space."""
@@ -107,8 +108,7 @@ class Additive:
         base = self._base[choice]
         if not self._space.choices[choice].graded or option < base:
             return None
-        every = {o: found for (i, o), found in self.measured.items() if i == choice and o > base}
-        known = {o: found for o, found in every.items() if math.isfinite(found[0])}
+        known = {o: found for o, found in self._known(choice).items() if o > base and math.isfinite(found[0])}
         if not known and not base:
             known = self._levels
         if not known:
