@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.search.quiet import quiet
 from quantpipe.types import ChoiceSpace, Point, Score
 
 FLOOR = 0.01
@@ -199,16 +200,17 @@ def _solve(prices: np.ndarray, uses: np.ndarray, choices: np.ndarray) -> list[in
         return []
     columns = np.arange(len(prices))
     one_each = sparse.csr_array((np.ones(len(prices)), (choices, columns)))
-    found = optimize.milp(
-        prices / (np.abs(prices).max() or 1.0),
-        integrality=np.ones(len(prices)),
-        bounds=optimize.Bounds(0, 1),
-        constraints=[
-            optimize.LinearConstraint(one_each, 1, 1),
-            optimize.LinearConstraint(uses[None, :], -np.inf, 1),
-        ],
-        options={"node_limit": _NODES, "mip_rel_gap": 1e-6},
-    )
+    with quiet():  # HiGHS prints a line where it has to repair a solution, though it is told not to print
+        found = optimize.milp(
+            prices / (np.abs(prices).max() or 1.0),
+            integrality=np.ones(len(prices)),
+            bounds=optimize.Bounds(0, 1),
+            constraints=[
+                optimize.LinearConstraint(one_each, 1, 1),
+                optimize.LinearConstraint(uses[None, :], -np.inf, 1),
+            ],
+            options={"node_limit": _NODES, "mip_rel_gap": 1e-6},
+        )
     if found.x is None:
         return None
     return [int(columns[choices == i][np.argmax(found.x[choices == i])]) for i in range(int(choices[-1]) + 1)]
