@@ -110,9 +110,11 @@ class Measurement:
         self.collectors: dict[str, Collector] = {}
         for one in passes:
             for tensor in one.tensors:
-                axis = channel_axis(graph, tensor) if tensor in by_channel else None
-                full = StatsCollector(tensor, axis, most)
-                self.collectors[tensor] = ExtremesCollector(tensor) if one.reduced else full
+                if one.reduced:
+                    self.collectors[tensor] = ExtremesCollector(tensor)
+                else:
+                    axis = channel_axis(graph, tensor) if tensor in by_channel else None
+                    self.collectors[tensor] = StatsCollector(tensor, axis, most)
         self.seconds = 0.0
         self._pass = self._done = 0
         self._saved = time.perf_counter()

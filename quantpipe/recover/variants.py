@@ -53,17 +53,17 @@ class Variants:
         """For `Planner.plan`: integers and biases that take the place of rounding to the nearest."""
         found = Overrides({}, {})
         for tensor, kernel in self._users.items():
-            made = self._of(tensor, kernel, strategy)
+            layer = layer_of(self._graph, self._topology, kernel)
+            assert layer is not None  # noqa: S101  (chosen so in first_users)
+            made = self._of(tensor, kernel, layer, strategy)
             found.weights[tensor] = made.weight
-            bias = self._layer(kernel).bias
-            if bias is not None:
-                found.biases[kernel.node] = bias + made.shift
+            if layer.bias is not None:
+                found.biases[kernel.node] = layer.bias + made.shift
         return found
 
-    def _of(self, tensor: str, kernel: Kernel, strategy: Strategy) -> _Made:
+    def _of(self, tensor: str, kernel: Kernel, layer: Layer, strategy: Strategy) -> _Made:
         thresholds = np.asarray(strategy.weights[tensor], np.float64)
         start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
-        layer = self._layer(kernel)
         made = self._solved(layer, start, thresholds, np.zeros(layer.channels))
         group = self._topology.group_of[kernel.operands[0].tensor]
         scale, *_ = intmath.scale_zero_point(
@@ -80,8 +80,3 @@ class Variants:
             made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, self._options)
             self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
         return self._made[key]
-
-    def _layer(self, kernel: Kernel) -> Layer:
-        layer = layer_of(self._graph, self._topology, kernel)
-        assert layer is not None  # noqa: S101  (chosen so in first_users)
-        return layer

@@ -56,6 +56,7 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {
         "number": text.number,
+        "power": text.power,
         "count": text.count,
         "percent": text.percent,
         "decibel": text.decibel,

@@ -13,10 +13,15 @@ def number(value: Any, digits: int = 4) -> str:
     if not _is_number(value):
         return _other(value)
     if abs(value) >= 1e15:  # the size of a search space can be beyond what a float holds
-        return f"{'-' if value < 0 else ''}10^{math.log10(abs(value)):.1f}"
+        return f"{'-' if value < 0 else ''}{power(math.log10(abs(value)))}"
     if value == int(value) or abs(value) >= 10**digits:
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
+
+
+def power(exponent: float) -> str:
+    """A number beyond what is written out, by its decimal logarithm: 10^412.3."""
+    return f"10^{exponent:.1f}"
 
 
 def count(value: Any) -> str:

@@ -20,6 +20,7 @@ from quantpipe.filing import file_trials
 from quantpipe.graph.execute import Session
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.rendering import Rendered
+from quantpipe.report.text import number
 from quantpipe.reporting import shortfall
 from quantpipe.runner.job import ANNOTATE, Found, Job
 from quantpipe.runner.pareto import picked, write_front
@@ -91,7 +92,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
         job.branches,
     )
     workers = settings.executor.open(recipe)
-    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {job.space.about:.3g} points")
+    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     with closing(workers):
@@ -181,6 +182,7 @@ def _report(
         "shortfall": shortfall(objective, score),
         "stopped": result.stopped.value,
         "space_size": job.space.about,
+        "space_log10": job.space.log10,
         "metrics": dict(score.metrics),
         "metric": objective.metric.value,
         "cost": objective.cost.value,

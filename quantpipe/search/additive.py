@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from quantpipe.search.quiet import quiet
 from quantpipe.types import ChoiceSpace, Point, Score
 
 FLOOR = 0.01
@@ -68,10 +69,7 @@ class Additive:
         found = Additive(self._space, base, score)
         found._levels = dict(self._levels)
         for i in self.movable:
-            known = {
-                o: self.measured[i, o] for o in range(len(self._space.choices[i].options)) if (i, o) in self.measured
-            }
-            known[self._base[i]] = (0.0, 0.0)
+            known = {**self._known(i), self._base[i]: (0.0, 0.0)}
             here = known.get(base[i]) or self._estimated(i, base[i])
             if here is None or not math.isfinite(here[0]):
                 continue  # what was measured of this choice says nothing about this option
@@ -79,6 +77,10 @@ class Additive:
                 if o != base[i]:
                     found.measured[i, o] = (loss - here[0], saved - here[1])
         return found
+
+    def _known(self, choice: int) -> dict[int, tuple[float, float]]:
+        """Option -> (loss, saved) of what was measured of a choice."""
+        return {option: found for (i, option), found in self.measured.items() if i == choice}
 
     def unmeasured(self) -> list[tuple[int, int]]:
         """(choice, option) in the order of the space."""
@@ -107,8 +109,7 @@ class Additive:
         base = self._base[choice]
         if not self._space.choices[choice].graded or option < base:
             return None
-        every = {o: found for (i, o), found in self.measured.items() if i == choice and o > base}
-        known = {o: found for o, found in every.items() if math.isfinite(found[0])}
+        known = {o: found for o, found in self._known(choice).items() if o > base and math.isfinite(found[0])}
         if not known and not base:
             known = self._levels
         if not known:
@@ -199,16 +200,17 @@ def _solve(prices: np.ndarray, uses: np.ndarray, choices: np.ndarray) -> list[in
         return []
     columns = np.arange(len(prices))
     one_each = sparse.csr_array((np.ones(len(prices)), (choices, columns)))
-    found = optimize.milp(
-        prices / (np.abs(prices).max() or 1.0),
-        integrality=np.ones(len(prices)),
-        bounds=optimize.Bounds(0, 1),
-        constraints=[
-            optimize.LinearConstraint(one_each, 1, 1),
-            optimize.LinearConstraint(uses[None, :], -np.inf, 1),
-        ],
-        options={"node_limit": _NODES, "mip_rel_gap": 1e-6},
-    )
+    with quiet():  # HiGHS prints a line where it has to repair a solution, though it is told not to print
+        found = optimize.milp(
+            prices / (np.abs(prices).max() or 1.0),
+            integrality=np.ones(len(prices)),
+            bounds=optimize.Bounds(0, 1),
+            constraints=[
+                optimize.LinearConstraint(one_each, 1, 1),
+                optimize.LinearConstraint(uses[None, :], -np.inf, 1),
+            ],
+            options={"node_limit": _NODES, "mip_rel_gap": 1e-6},
+        )
     if found.x is None:
         return None
     return [int(columns[choices == i][np.argmax(found.x[choices == i])]) for i in range(int(choices[-1]) + 1)]

@@ -65,10 +65,10 @@ class Digits:
 def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) -> tuple[Digits, Digits]:
     """(of the data, of the weight): the fewest products whose sums float32 holds; `peak` is the greatest |q_x - z_x|.
 
-    Raises HardwareError where no such digits exist: sums of millions of products.
+    Raises HardwareError where no such digits exist (`MOST` of each operand do not do): sums of millions of products.
     """
     found: tuple[Digits, Digits] | None = None
-    for own in _splits(int(np.iinfo(weight.centred(slice(0, 1)).dtype).max) + 1):
+    for own in _splits(_peak(weight)):
         if found is not None and own.count >= found[0].count * found[1].count:
             break
         room = (EXACT - 1) // max(1, _reach(weight, channel_axis, own))
@@ -77,12 +77,19 @@ def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) ->
             found = other, own
     if found is None:
         raise HardwareError(
-            f"its sums of products are too long to be simulated exactly: digits of one bit already reach {EXACT}; "
-            "keep it in float with annotate.float_nodes",
+            "its sums of products are too long to be simulated exactly: with data and weights split into up to "
+            f"{MOST} digits each they still may reach {EXACT}, where float32 no longer holds every whole number; "
+            "keep this node in float with annotate.float_nodes",
             stage="simulate",
             where=node,
         )
     return found
+
+
+def _peak(weight: WeightTensor) -> int:
+    """The greatest |q - z| that the weight's type allows."""
+    least, most = weight.dtype.qmin, weight.dtype.qmax
+    return most - least if weight.has_zero_point else max(-least, most)
 
 
 def _splits(peak: int) -> Iterator[Digits]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log10, prod
 
 Point = tuple[int, ...]
 """An index into each choice's options, in the order of the space's choices."""
@@ -46,9 +46,14 @@ class ChoiceSpace:
         return prod(len(c.options) for c in self.choices)
 
     @property
-    def about(self) -> float:
-        """The size as a float: the largest one where the size is beyond all floats."""
-        return float(min(self.size, int(sys.float_info.max)))
+    def about(self) -> float | None:
+        """The size as a float; None where it is beyond all floats (1.8e308)."""
+        return float(self.size) if self.size <= int(sys.float_info.max) else None
+
+    @property
+    def log10(self) -> float:
+        """The decimal logarithm of the size, whatever the size."""
+        return log10(self.size)
 
     @property
     def start(self) -> Point:

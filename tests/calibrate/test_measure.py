@@ -348,3 +348,13 @@ def test_a_measurement_that_is_not_timed(graph: Graph, samples: ArraySamples, mo
     found = measure(graph, all_tensors(graph), samples, 64, timed=False)
     assert found.float_pass_seconds == 0.0 < timed.float_pass_seconds
     assert all(same(found.tensors[t], timed.tensors[t]) for t in timed.tensors)
+
+
+def test_extremes_make_no_histograms(graph: Graph, samples: ArraySamples, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = all_tensors(graph)
+    full = measure(graph, tensors, samples, 64)
+    monkeypatch.delattr("quantpipe.calibrate.measure.StatsCollector")
+    found = measure(graph, tensors, samples, 64, extremes_only=True)
+    for tensor in tensors:
+        assert found.tensors[tensor].minimum == full.tensors[tensor].minimum
+        assert found.tensors[tensor].maximum == full.tensors[tensor].maximum

@@ -10,8 +10,12 @@ import pytest
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
+from quantpipe.graph.view import Graph
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
+from quantpipe.recover import variants as module
+from quantpipe.recover.prepare import Layer, layer_of
+from quantpipe.types import Kernel, Topology
 from tests.ops.line import Line
 from tests.recover.test_recover_walk import digits, kl, same
 
@@ -87,3 +91,18 @@ def test_biases_fit_at_any_width_of_the_activations() -> None:
         both = {**full.bits, **{k: b for k, b in few.bits.items() if k in groups}}
         strategy = replace(full, bits=both, ranges=few.ranges)
         assert made.planner.plan(strategy, found.overrides(strategy)).weights
+
+
+def test_layers_are_looked_up_once_per_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, found = variants("ort_cpu")
+    asked: list[str | None] = []
+
+    def counted(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
+        asked.append(kernel.weight)
+        return layer_of(graph, topology, kernel)
+
+    monkeypatch.setattr(module, "layer_of", counted)
+    for bits in (8, 4, 8):
+        asked.clear()
+        found.overrides(made.strategy(bits))
+        assert sorted(map(str, asked)) == sorted(moments("ort_cpu"))

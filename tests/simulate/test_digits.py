@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,8 +15,25 @@ from quantpipe.simulate.digits import EXACT, Digits, _splits, digits_for
 from quantpipe.types import DType, WeightTensor
 
 
-def weight_of(values: np.ndarray, dtype: DType) -> WeightTensor:
-    return WeightTensor("w", values, np.float32(1), None, dtype, dtype.bits, np.zeros((), np.int64))
+def weight_of(values: np.ndarray, dtype: DType, zero: int | list[int] = 0) -> WeightTensor:
+    """Weights whose zero points are one for all, or one per row."""
+    axis = 0 if isinstance(zero, list) else None
+    scale = np.ones(len(zero) if isinstance(zero, list) else (), np.float32)
+    return WeightTensor("w", values, scale, axis, dtype, dtype.bits, np.array(zero, np.int64))
+
+
+def exact_sum(of_data: Digits, of_weight: Digits, x: np.ndarray, w: np.ndarray) -> int:
+    """Σ x·w by digits, each sum of products in float32, where it must stay below EXACT."""
+    total = 0
+    for i, xj in enumerate(of_data.of(x)):
+        for k, wk in enumerate(of_weight.of(w)):
+            part = np.float32(0)
+            for a, b in zip(xj.astype(np.float32), wk.astype(np.float32), strict=True):
+                part = np.float32(part + a * b)
+                assert abs(float(part)) < EXACT
+            shift = of_data.bits * (of_data.count - 1 - i) + of_weight.bits * (of_weight.count - 1 - k)
+            total += int(part) * 2**shift
+    return total
 
 
 @given(st.integers(1, 6), st.integers(1, 16), st.lists(st.integers(-65535, 65535), min_size=1, max_size=20))
@@ -51,17 +69,7 @@ def test_sums_of_digits_are_exact_in_float32(data: st.DataObject) -> None:
         values[:] = dtype.qmin
     of_data, of_weight = digits_for(weight_of(values, dtype), 0, peak, "node")
     x = np.where(values[0] < 0, -peak, peak).astype(np.int64)
-    total = 0
-    xs = [d.astype(np.float32) for d in of_data.of(x)]
-    ws = [d.astype(np.float32) for d in of_weight.of(values[0].astype(np.int64))]
-    for i, xj in enumerate(xs):
-        for k, wk in enumerate(ws):
-            part = np.float32(0)
-            for a, b in zip(xj, wk, strict=True):
-                part = np.float32(part + a * b)
-                assert abs(float(part)) < EXACT
-            shift = of_data.bits * (of_data.count - 1 - i) + of_weight.bits * (of_weight.count - 1 - k)
-            total += int(part) * 2**shift
+    total = exact_sum(of_data, of_weight, x, values[0].astype(np.int64))
     assert total == sum(int(a) * int(b) for a, b in zip(x.tolist(), values[0].tolist(), strict=True))
 
 
@@ -73,6 +81,57 @@ def test_as_few_products_as_possible() -> None:
     assert np.prod([d.count for d in digits_for(long, 0, 255, "n")]) == 2
 
 
+def fewest_products(rows: list[list[int]], peak: int) -> int:
+    """The same in plain Python integers, by trying all numbers and widths of digits."""
+
+    def digits_of(number: int, count: int, bits: int) -> list[int]:
+        found = []
+        for place in range(count - 1, 0, -1):
+            found.append(round(Fraction(number, 1 << (place * bits))))
+            number -= found[-1] << (place * bits)
+        return [*found, number]
+
+    def reach(count: int, bits: int) -> int:
+        split = [[digits_of(w, count, bits) for w in row] for row in rows]
+        return max(sum(abs(w[place]) for w in row) for row in split for place in range(count))
+
+    widths = [(1, 0), *itertools.product(range(2, 7), range(1, 17))]
+    peaks = {w: max(abs(d) for d in [*digits_of(peak, *w), 1 << (w[1] - 1) if w[1] else 0]) for w in widths}
+    reaches = {w: reach(*w) for w in widths}
+    return min(d[0] * w[0] for d, w in itertools.product(widths, widths) if peaks[d] * reaches[w] < EXACT)
+
+
+@pytest.mark.parametrize("peak", [255, 65535])
+@pytest.mark.parametrize(
+    ("dtype", "zero"),
+    [
+        (DType.INT4, 0),
+        (DType.UINT8, 0),
+        (DType.UINT8, 131),
+        (DType.UINT8, [0, 255]),
+        (DType.INT8, -128),
+        (DType.INT16, 0),
+        (DType.INT16, [-32768, 1000]),
+        (DType.UINT16, 0),
+        (DType.UINT16, 32768),
+        (DType.UINT16, [65535, 7]),
+    ],
+)
+def test_weights_with_zero_points(dtype: DType, zero: int | list[int], peak: int) -> None:
+    """Sums and the number of products, both against plain Python integers."""
+    rng = np.random.default_rng(1)
+    terms = 600
+    values = rng.integers(dtype.qmin, dtype.qmax + 1, (2, terms)).astype(dtype.numpy)
+    values[:, :2] = dtype.qmin, dtype.qmax
+    zeros = zero if isinstance(zero, list) else [zero, zero]
+    rows = [[q - z for q in row] for row, z in zip(values.tolist(), zeros, strict=True)]
+    of_data, of_weight = digits_for(weight_of(values, dtype, zero), 0, peak, "node")
+    assert of_data.count * of_weight.count == fewest_products(rows, peak)
+    for row in rows:
+        signs = np.where(np.array(row) < 0, -peak, peak)
+        assert exact_sum(of_data, of_weight, signs, np.array(row)) == sum(peak * abs(w) for w in row)
+
+
 def test_channels_of_the_second_axis() -> None:
     columns = np.zeros((600, 3), np.int8)
     columns[:, 2] = 127
@@ -82,8 +141,7 @@ def test_channels_of_the_second_axis() -> None:
 
 
 def test_sums_beyond_all_digits_are_refused() -> None:
-    huge = WeightTensor(
-        "w", np.broadcast_to(np.int8(1), (1, 1 << 25)), np.float32(1), None, DType.INT8, 8, np.zeros((), np.int64)
-    )
-    with pytest.raises(HardwareError, match="float_nodes"):
-        digits_for(huge, 0, 255, "node")
+    """Six digits of 65535 are at most 4 in magnitude: 2^22 weights of 1 reach 2^24."""
+    huge = weight_of(np.broadcast_to(np.int8(1), (1, 1 << 22)), DType.INT8)
+    with pytest.raises(HardwareError, match="up to 6 digits each they still may reach"):
+        digits_for(huge, 0, 65535, "node")
