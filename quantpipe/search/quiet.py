@@ -33,5 +33,6 @@ def quiet() -> Iterator[None]:
 
 
 def _flush() -> None:
-    """Write what C's streams hold."""
-    ctypes.CDLL(None).fflush(None)
+    """Write what C's streams hold (Windows gives no handle on those of the libraries)."""
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)
