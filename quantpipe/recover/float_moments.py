@@ -63,7 +63,7 @@ def float_moments(
                 rng = np.random.default_rng([seed, number[weight], batch_number])
                 data = values[kernel.operands[0].tensor]
                 found = rule.matrix.pick(node, graph, data.shape, count, rng).read(data)
-                collector.sums.add(found, found)
+                collector.sums.add(found)
     return {w: c.sums.finish() for w, c in collectors.items()}
 
 

@@ -7,6 +7,7 @@ and on disk beyond it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.execute import Session, release_memory
+from quantpipe.graph.execute import Session, available_cores, release_memory
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.recover.segments import Segment
@@ -25,11 +26,17 @@ from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
 
+LANES = 4
+"""Batches that run at once, at most; each holds what its layer makes."""
+
 
 class Forward:
     """Both models' tensors at the cut that has been reached, for all batches of `samples`. A quarter of `memory_mb` is
     what they may take in memory together: the rest is for what runs on them, and files cost little (the system caches
-    them)."""
+    them).
+
+    Batches run side by side, with the cores divided among them: layers are too short for threads to share each.
+    """
 
     def __init__(self, graph: Graph, topology: Topology, samples: Samples, memory_mb: int) -> None:
         self._graph, self._topology = graph, topology
@@ -41,6 +48,9 @@ class Forward:
             for name, array in batch.inputs.items():
                 self._real.put(name, number, array)
                 self._stored.put(name, number, array)
+        lanes = max(1, min(LANES, available_cores(), len(self.sizes)))
+        self._threads = max(1, available_cores() // lanes)
+        self._pool = ThreadPoolExecutor(lanes)
 
     def __enter__(self) -> Self:
         return self
@@ -48,6 +58,7 @@ class Forward:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown(cancel_futures=True)
         self._real.close()
         self._stored.close()
 
@@ -77,16 +88,19 @@ class Forward:
         kernels = tuple(k for k in self._topology.kernels if k.node in part.nodes)
         simulation = simulate(ports, self._topology.restricted(kernels), plan, stored)
         model = bind_in_place(simulation.rendered.model, simulation.weights)
-        simulated = Session(model, spin=False, where="simulated layer")
-        plain = Session(piece.model, spin=False, where=part.nodes[-1])
+        simulated = Session(model, threads=self._threads, spin=False, where="simulated layer")
+        plain = Session(piece.model, threads=self._threads, spin=False, where=part.nodes[-1])
         inputs = {t: f"{t}_stored" if t in stored else t for t in part.inputs}
-        for number in range(len(self.sizes)):
+
+        def advance(number: int) -> None:
             x = plain.run({t: self._real.get(t, number) for t in part.inputs}, wanted)
             feeds = {port: self._stored.get(t, number) for t, port in inputs.items()}
             y = simulated.run({**feeds, **simulation.scalars})
             for tensor, made in zip((i.name for i in ports.outputs), y.values(), strict=True):
                 self._real.put(tensor, number, x[tensor])
                 self._stored.put(tensor, number, made)
+
+        list(self._pool.map(advance, range(len(self.sizes))))
 
     def drop(self, tensors: Sequence[str]) -> None:
         """Forget tensors that nobody reads any more, and give their memory back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +16,8 @@ Array = NDArray[Any]
 
 
 class Spool:
-    """Keyed by (tensor, batch). What does not fit into `limit` bytes goes to files that vanish with the spool."""
+    """Keyed by (tensor, batch). What does not fit into `limit` bytes goes to files that vanish with the spool. Several
+    threads may put and get."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
@@ -23,6 +25,7 @@ class Spool:
         self._files: dict[tuple[str, int], Path] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-")
         self._number = 0
+        self._lock = Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -39,12 +42,13 @@ class Spool:
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
-        if self._used + array.nbytes <= self._limit:
-            self._memory[tensor, batch] = np.asarray(array, order="C")
-            self._used += array.nbytes
-            return
-        self._number += 1
-        path = Path(self._folder.name) / f"{self._number}.npy"
+        with self._lock:
+            if self._used + array.nbytes <= self._limit:
+                self._memory[tensor, batch] = np.asarray(array, order="C")
+                self._used += array.nbytes
+                return
+            self._number += 1
+            path = Path(self._folder.name) / f"{self._number}.npy"
         np.save(path, array)
         self._files[tensor, batch] = path
 

@@ -6,8 +6,9 @@ simulated pass plus the layers' algebra, whatever the depth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -140,13 +141,16 @@ class _Walk:
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
         share = rows / max(sum(sizes), 1)
         quantizer = self._plan.quantizers[data]
-        for number, size in enumerate(sizes):
+
+        def read(number: int, size: int) -> tuple[Array, Array]:
             x, q = self._forward.real(data, number), self._forward.integers(data, number, self._plan)
             rng = np.random.default_rng([self._seed, len(self.layers), number])
             picked = layer.form.pick(layer.node, self._graph, x.shape, ceil(share * size), rng)
-            real = self._pool.submit(picked.read, x)
             stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
-            collector.add(real.result(), stored)
+            return stored, picked.read(x)
+
+        for stored, real in _ahead(self._pool, read, list(enumerate(sizes))):
+            collector.add(stored, real)
         return collector.finish()
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
@@ -159,9 +163,24 @@ class _Walk:
         )
 
 
+def _ahead(
+    pool: ThreadPoolExecutor, call: Callable[[int, int], tuple[Array, Array]], wanted: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Array, Array]]:
+    """The results in order, while the next one is in the making."""
+    coming: deque[Future[tuple[Array, Array]]] = deque()
+    for arguments in wanted:
+        coming.append(pool.submit(call, *arguments))
+        if len(coming) > 1:
+            yield coming.popleft().result()
+    yield from (found.result() for found in coming)
+
+
 def _dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
     """The real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits."""
-    return (rows.astype(np.float32) - np.float32(quantizer.zero_point)) * np.float32(quantizer.scale)
+    real = rows.astype(np.float32)
+    real -= np.float32(quantizer.zero_point)
+    real *= np.float32(quantizer.scale)
+    return real
 
 
 def _layer_data(part: Segment) -> list[str]:

@@ -11,7 +11,7 @@ from quantpipe.recover.moments import MomentCollector, Moments
 def collected(x: np.ndarray, quantized: np.ndarray, cuts: list[int]) -> Moments:
     collector = MomentCollector(x.shape[1], x.shape[2])
     for a, b in zip(np.split(x, cuts), np.split(quantized, cuts), strict=True):
-        collector.add(np.moveaxis(a, 0, 2), np.moveaxis(b, 0, 2))
+        collector.add(np.moveaxis(b, 0, 2).copy(), np.moveaxis(a, 0, 2).copy())
     return collector.finish()
 
 
@@ -51,6 +51,17 @@ def test_constant_inputs_have_no_second_moment(cuts: list[int]) -> None:
     found = collected(constant, constant, cuts)
     assert not found.hessian.any() and not found.cross.any()
     np.testing.assert_allclose(found.mean_quantized[0], values[0, 0], rtol=1e-6)
+
+
+def test_alone_the_quantized_input_is_the_float_one() -> None:
+    _, quantized = rows()
+    collector = MomentCollector(2, 5, cross=False)
+    for part in np.split(quantized, [80]):
+        collector.add(np.moveaxis(part, 0, 2).copy())
+    found = collector.finish()
+    np.testing.assert_array_equal(found.mean_float, found.mean_quantized)
+    np.testing.assert_array_equal(found.hessian, collected(quantized, quantized, [80]).hessian)
+    assert not found.cross.any()
 
 
 def test_nothing_collected() -> None:
