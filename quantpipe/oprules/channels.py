@@ -111,6 +111,7 @@ def _flattened(node: Node, graph: Graph) -> int:
 
 _PLACES = Passage()
 _VIEW = Passage(offsets=lambda node: True, repeats=_flattened)
+_SLOPES = Passage(offsets=lambda node: False, anywhere=True)  # f(a·x) = a·f(x) for a > 0
 
 PASSAGES: Mapping[str, Passage] = {
     "Identity": Passage(offsets=lambda node: True, anywhere=True),
@@ -121,6 +122,8 @@ PASSAGES: Mapping[str, Passage] = {
     "Flatten": _VIEW,
     "Reshape": _VIEW,
     "Squeeze": _VIEW,
+    "LeakyRelu": _SLOPES,
+    "PRelu": _SLOPES,
 }
 """Ops that let a change of channels pass. Clamps do, too, with bounds per channel (their family says so)."""
 

@@ -94,7 +94,7 @@ class _Finder:
                 if clamp is not None:
                     return f"{tensor} is bounded twice, by {clamp} and {node.name}"
                 clamp = node.name
-            elif passage is not None and (passage.anywhere or axis == 1) and passage.repeats(node, graph):
+            elif passage is not None and self._passes(node, tensor, axis) and passage.repeats(node, graph):
                 repeats *= passage.repeats(node, graph)
                 offsets = offsets and passage.offsets(node)
             else:
@@ -129,6 +129,11 @@ class _Finder:
             return False
         there = COLUMNS[node.op].axis % len(self._graph.shapes[tensor])
         return there == axis and node.inputs[0] == tensor and tensor not in node.inputs[1:]
+
+    def _passes(self, node: Node, tensor: str, axis: int) -> bool:
+        """Whether the node takes the tensor for its data, and its channels for channels."""
+        passage = PASSAGES[node.op]
+        return (passage.anywhere or axis == 1) and node.inputs[0] == tensor and tensor not in node.inputs[1:]
 
     def _own(self, node: Node) -> str:
         """Why a layer's constants cannot be changed, if so."""

@@ -103,3 +103,26 @@ def test_an_instance_normalization_along_time_has_its_channels_second(length: in
     (link,) = links(made.graph, made.topology)[0].values()
     assert (link.axis, link.channels) == (1, 4)
     same_function(made)
+
+
+@pytest.mark.parametrize("op", ["PRelu", "LeakyRelu"])
+def test_slopes_keep_what_is_scaled(op: str) -> None:
+    """f(a·x) = a·f(x) for a > 0; with an offset there is no such rule."""
+    net = Net(8)
+    x = net.conv(net.input(None, 2, 6, 6), 2, 4, 3, 3, name="first")
+    x = net.node(op, x, *([net.floats(4, 1, 1)] if op == "PRelu" else []), name="slopes")
+    net.output(net.conv(net.node("MaxPool", x, kernel_shape=[2, 2]), 4, 3, name="second"))
+    made = line(net, "ort_cpu")
+    (link,) = links(made.graph, made.topology)[0].values()
+    assert (link.maker, link.readers, link.offsets) == ("first", ("second",), False)
+    same_function(made)
+
+
+def test_a_tensor_of_slopes_is_no_data() -> None:
+    net = Net(9)
+    data = net.input(None, 4, 4, 4)
+    slopes = net.conv(data, 4, 4, name="slopes")
+    net.output(net.conv(net.node("PRelu", data, slopes, name="prelu"), 4, 3, name="second"))
+    made = line(net, "ort_cpu")
+    found, refused = links(made.graph, made.topology)
+    assert not found and "prelu" in refused["slopes"]
