@@ -11,16 +11,18 @@ from quantpipe.recover import changed
 from quantpipe.recover.channel_stats import channel_extremes
 from quantpipe.recover.links import links
 from tests.ops.line import Line, Net, line, normal_samples
-from tests.recover.test_recover_channels import norm, outputs, some_change
+from tests.recover.test_recover_channels import norm, on, outputs, some_change
 
 
 def same_function(made: Line, *, offsets: bool = True) -> None:
-    """Every link of the network changed at once leaves the function as it was."""
+    """Every link of the network changed at once leaves the function as it was, and the integers are those planned."""
     found, _ = links(made.graph, made.topology)
     assert found
     changes = {t: some_change(k.channels, n, k.offsets and offsets) for n, (t, k) in enumerate(found.items())}
-    graph, _ = changed(made.graph, made.topology, changes)
+    graph, topology = changed(made.graph, made.topology, changes)
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
+    other = on(made, graph, topology)
+    assert other.agree(other.plan(), "integer" if made.spec.name == "vta" else "qdq").differing == 0
 
 
 @pytest.mark.parametrize("length", [3, 5, 12])
