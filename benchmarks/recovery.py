@@ -1,10 +1,10 @@
 """Accuracy recovery on the models of the zoo: top-1 and KL before and after, seconds, float passes, peak memory.
 
-Each line is a process of its own, so that its peak memory is its own. `--calibration N` images are taken from the
-calibration set; the search split, which judges the steps, comes from the rest of it where there is a rest, else from
-the last quarter of the N. Top-1 on the validation images, which play no part before, with its 95 % interval (Wilson),
-and image by image against the float model: how many were lost and won, and the probability of so uneven a split if
-both were as good (exact sign test).
+Each line is a process of its own, so that its peak memory is its own. The search split, which judges the steps, is a
+seeded quarter of the calibration set (at most 128 images); `--calibration N` images, at most, are taken from the rest.
+Top-1 on the validation images, which play no part before, with its 95 % interval (Wilson), and image by image against
+the float model: how many were lost and won, and the probability of so uneven a split if both were as good (exact sign
+test).
 
     python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...]
         > benchmarks/results/recovery.md

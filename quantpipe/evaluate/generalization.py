@@ -51,7 +51,8 @@ class Generalization:
             f"the result does not carry over from the search samples to the report samples: by {self.metric} the loss "
             f"is {self.search:.4g} on the {self.search_samples} samples it was chosen by and {self.report:.4g} on "
             f"{self.report_samples} others, a difference of {self.difference:.3g} with a standard error of "
-            f"{self.standard_error:.2g}; take more search samples (dataset.samples.search)"
+            f"{self.standard_error:.2g}; take more search samples (dataset.samples.search), and of the same kind as "
+            "the others"
         )
 
 

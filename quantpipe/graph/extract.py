@@ -13,23 +13,16 @@ from quantpipe.types import TensorInfo
 
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The nodes between `inputs` and `outputs`, as a model with exactly these ports (batch axis free)."""
+    """The nodes between `inputs` and `outputs`, as a model with exactly these ports, their axes free: the batch may
+    lie along any of them, or be part of one (a reader may have turned it over, or split it)."""
     extracted = ir.convenience.extract(graph.model.graph, list(inputs), list(outputs))  # a copy that shares weights
     copy = ir.Model(extracted, ir_version=graph.model.ir_version)
     for value in [*copy.graph.inputs, *copy.graph.outputs]:
         name = value.name or ""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
-        value.shape = _shape(graph, name)
+        value.shape = ir.Shape([None] * len(graph.shapes[name]))
     found = view(copy, graph.model_hash, graph.source)
     return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying)
-
-
-def _shape(graph: Graph, tensor: str) -> ir.Shape:
-    """As measured, but for axes that may differ: the first, and all of a tensor that follows the sample."""
-    shape = graph.shapes[tensor]
-    if tensor in graph.varying:
-        return ir.Shape([None] * len(shape))
-    return ir.Shape([None, *shape[1:]] if shape else [])
 
 
 def section_of(

@@ -23,6 +23,9 @@ Array = NDArray[Any]
 class ColumnForm(Protocol):
     """How an op's weight meets the channels of its input. `values` have one entry per input channel."""
 
+    axis: int
+    """Where the channels of the input are; negative from behind."""
+
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         """Largest |w| that each input channel is multiplied by, `[channels]`."""
         ...
@@ -38,6 +41,8 @@ class ColumnForm(Protocol):
 
 class ConvColumns:
     """Convolutions of any group count, weight `[O, I / groups, *kernel]`."""
+
+    axis = 1
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         grouped = self._grouped(node, weight)
@@ -59,6 +64,8 @@ class ConvColumns:
 
 class DenseColumns:
     """Gemm and MatMul by a constant matrix: input channels are its rows, or its columns where it is transposed."""
+
+    axis = -1
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         return np.asarray(np.abs(self._turned(node, weight)).max(axis=1, initial=0.0))
@@ -87,10 +94,11 @@ def takes_offsets(node: Node) -> bool:
 class Passage:
     """An op on the way that works on each channel alone: a change of channels in front of it is the same change behind
     it. `offsets`: whether offsets pass too. `repeats`: how many channels of the result each channel becomes (0: the op
-    mixes channels here)."""
+    mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second."""
 
     offsets: Callable[[Node], bool] = takes_offsets
     repeats: Callable[[Node, Graph], int] = lambda node, graph: 1
+    anywhere: bool = False
 
 
 def _flattened(node: Node, graph: Graph) -> int:
@@ -103,9 +111,10 @@ def _flattened(node: Node, graph: Graph) -> int:
 
 _PLACES = Passage()
 _VIEW = Passage(offsets=lambda node: True, repeats=_flattened)
+_SLOPES = Passage(offsets=lambda node: False, anywhere=True)  # f(a·x) = a·f(x) for a > 0
 
 PASSAGES: Mapping[str, Passage] = {
-    "Identity": Passage(offsets=lambda node: True),
+    "Identity": Passage(offsets=lambda node: True, anywhere=True),
     "MaxPool": Passage(offsets=lambda node: True),
     "GlobalMaxPool": Passage(offsets=lambda node: True),
     "AveragePool": _PLACES,
@@ -113,25 +122,32 @@ PASSAGES: Mapping[str, Passage] = {
     "Flatten": _VIEW,
     "Reshape": _VIEW,
     "Squeeze": _VIEW,
+    "LeakyRelu": _SLOPES,
+    "PRelu": _SLOPES,
 }
 """Ops that let a change of channels pass. Clamps do, too, with bounds per channel (their family says so)."""
 
-AFFINE: Mapping[str, tuple[int, int]] = {
-    "LayerNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "BatchNormalization": (1, 2),
+
+@dataclass(frozen=True)
+class Affine:
+    """Ports of gain and offset, and the axis along which they lie; negative from behind."""
+
+    gain: int
+    offset: int
+    axis: int
+
+
+AFFINE: Mapping[str, Affine] = {
+    "LayerNormalization": Affine(1, 2, -1),
+    "InstanceNormalization": Affine(1, 2, 1),
+    "BatchNormalization": Affine(1, 2, 1),
 }
-"""Ops that end with a gain and an offset per channel: the ports of the two. They are as good as a layer for making a
-changed tensor, wherever they run."""
+"""Ops that end with a gain and an offset per channel. They are as good as a layer for making a changed tensor, wherever
+they run."""
 
 
 CLAMP, MAX, MIN = "Clip", "Max", "Min"
 """What a clamp becomes whose limits change: for all channels alike, or (the last two) with a constant per channel."""
-
-
-def channel_position(shape: tuple[int, ...]) -> int:
-    """The axis of the channels of an activation: the last of a matrix or a sequence of vectors, else the second."""
-    return len(shape) - 1 if len(shape) <= 3 else 1
 
 
 def along(values: Array, rank: int, axis: int) -> Array:

@@ -24,7 +24,7 @@ from quantpipe.errors import ArtifactError
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph, Node, view
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import AFFINE, CLAMP, COLUMNS, MAX, MIN, along, channel_position
+from quantpipe.oprules.channels import AFFINE, CLAMP, COLUMNS, MAX, MIN, along
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.links import Link, links
 from quantpipe.types import Kernel, Topology
@@ -83,7 +83,7 @@ def _change_constants(
     """New weight and bias, or gain and offset, of one node."""
     if node.op in AFFINE:
         assert made is not None  # noqa: S101  (such nodes are changed as makers only)
-        for port, moved in zip(AFFINE[node.op], (False, True), strict=True):
+        for port, moved in ((AFFINE[node.op].gain, False), (AFFINE[node.op].offset, True)):
             if port < len(node.inputs) and node.inputs[port]:
                 old = graph.constant(node.inputs[port])
                 new = old.astype(np.float64) - made[1].offset if moved else old.astype(np.float64)
@@ -124,8 +124,7 @@ def _change_clamps(
         return
     node = graph.by_name[link.clamp]
     low, high = clamp_limits(graph, node)
-    shape = graph.shapes[node.outputs[0]]
-    repeats = shape[channel_position(shape)] // link.channels
+    repeats = graph.shapes[node.outputs[0]][link.axis] // link.channels
     factor, offset = np.repeat(change.factor, repeats), np.repeat(change.offset, repeats)
     limits = (low - offset) / factor, (high - offset) / factor
     if change.limits is not None:
@@ -133,12 +132,12 @@ def _change_clamps(
     same = all(np.all(bound == bound[0]) for bound in limits)
     owner = topology.swallowed.get(node.name, node.name)
     if owner not in kernels:
-        writer.clamp(node, limits, same)
+        writer.clamp(node, limits, None if same else link.axis)
         return
     kernel = kernels[owner]
     if not same and not link.swallowed:
         raise ArtifactError(f"bounds the channels of {link.tensor} one by one, outside its layer", stage="recover")
-    added = writer.clamp(node, limits, same)
+    added = writer.clamp(node, limits, None if same else link.axis)
     kernels[owner] = replace(
         kernel,
         fused=tuple(n for f in kernel.fused for n in ((*added, f) if f == node.name else (f,))),
@@ -172,21 +171,21 @@ class _Writer:
             return
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
 
-    def clamp(self, node: Node, limits: Limits, same: bool) -> tuple[str, ...]:
-        """Other limits for a clamp; names of nodes that were put in front of it."""
+    def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
+        """Other limits for a clamp, one for each place of an axis (None: all are the same); names of nodes that were
+        put in front of it."""
         tensor = node.outputs[0]
         rank, dtype = len(self._graph.shapes[tensor]), np.dtype(self._graph.dtypes[tensor])
-        axis = channel_position(self._graph.shapes[tensor])
         own = self._nodes[node.name]
         data, result = own.inputs[0], own.outputs[0]
         ports = [
-            self._added(f"{node.name}/{side}", (bound[0] if same else along(bound, rank, axis)).astype(dtype))
+            self._added(f"{node.name}/{side}", (bound[0] if axis is None else along(bound, rank, axis)).astype(dtype))
             if np.all(np.isfinite(bound))
             else None
             for side, bound in zip(("low", "high"), limits, strict=True)
         ]
         added: list[str] = []
-        if same:
+        if axis is None:
             last = ir.Node("", CLAMP, [data, *ports], name=node.name)
         elif ports[0] is None or ports[1] is None:
             last = ir.Node("", MAX if ports[1] is None else MIN, [data, ports[0] or ports[1]], name=node.name)

@@ -24,8 +24,9 @@ SHARES = np.linspace(1.0, 0.35, 28)
 class LayerOptions:
     """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian | coordinate.
     `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate
-    shares of the range. `own_bias`: the bias answers for what rounding does to this layer, not for what earlier layers
-    did to the mean of its input.
+    shares of the range. `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken
+    about zero instead of the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding
+    does to this layer, not for what earlier layers did to the mean of its input.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
     damped ten times as much: there the moments describe the samples, not the model.
@@ -66,12 +67,14 @@ def solve(
 ) -> Solved:
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
     and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
+    unit = _mean_diagonal(moments.hessian)
     thin = moments.rows < options.rows_per_input * weight.shape[2]
-    target = regression(weight, moments, options.ridge) if options.propagate and not thin else weight
+    about = moments if options.correct_bias else moments.about_zero
+    target = regression(weight, about, options.ridge * unit) if options.propagate and not thin else weight
     low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
-    found = _candidates(target, moments.hessian, start, bits, (low, high), schema, per_channel, options)
+    found = _candidates(target, about.hessian, start, bits, (low, high), schema, per_channel, options)
     scales = np.stack([_at_least(s, floor, schema) for s in found])
-    damped = _damped(moments.hessian, options.damping * (10.0 if thin else 1.0))
+    damped = _damped(about.hessian, options.damping * unit * (10.0 if thin else 1.0))
     integers, errors = ROUNDINGS[options.rounding](target, scales.astype(np.float64), (low, high), damped)
     best = errors.argmin(axis=0) if per_channel else np.full(start.shape, errors.sum(axis=(1, 2)).argmin())
     chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
@@ -79,13 +82,13 @@ def solve(
     real = chosen * scale[..., None].astype(np.float64)
     wanted = moments.mean_quantized if options.own_bias else moments.mean_float
     shift = np.einsum("gok,gk->go", weight, wanted) - np.einsum("gok,gk->go", real, moments.mean_quantized)
-    plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), moments.hessian)[1]
+    plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), about.hessian)[1]
     return Solved(
         chosen,
         scale,
         shift if options.correct_bias else np.zeros_like(shift),
         float(plain.sum()),
-        quadratic(real - target, moments.hessian),
+        quadratic(real - target, about.hessian),
     )
 
 
@@ -94,10 +97,10 @@ def quadratic(difference: Floats, hessian: Floats) -> float:
     return float(row_errors(difference, hessian).sum())
 
 
-def regression(weight: Floats, moments: Moments, ridge: float) -> Floats:
-    """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input."""
-    amount = ridge * _mean_diagonal(moments.hessian)
-    left = weight @ moments.cross + amount[:, None, None] * weight
+def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
+    """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input. `ridge`: λ per
+    group `[G]`."""
+    left = weight @ moments.cross + ridge[:, None, None] * weight
     right = _damped(moments.hessian, ridge)
     return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
 
@@ -159,11 +162,11 @@ def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -
     return np.maximum(scale, floor).astype(np.float32)
 
 
-def _damped(hessian: Floats, share: float) -> Floats:
-    """H + share · h̄ · I."""
+def _damped(hessian: Floats, amount: Floats) -> Floats:
+    """H + amount · I, one amount per group `[G]`."""
     found = hessian.copy()
     width = hessian.shape[1]
-    found[:, np.arange(width), np.arange(width)] += (share * _mean_diagonal(hessian))[:, None]
+    found[:, np.arange(width), np.arange(width)] += amount[:, None]
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
-from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, channel_position, takes_offsets
+from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, takes_offsets
 from quantpipe.types import Form, Topology
 
 
@@ -21,8 +21,9 @@ class Link:
     channels of the tensor (a map flattened into features).
 
     `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
-    values, and `swallowed` whether it is part of the maker's kernel. `offsets`: whether channels may also be moved, or
-    only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight.
+    values, and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
+    the way. `offsets`: whether channels may also be moved, or only scaled. `affine`: the maker ends with gain and
+    offset per channel instead of a weight.
     """
 
     tensor: str
@@ -73,7 +74,7 @@ class _Finder:
         if reason:
             return reason
         tensor = maker.outputs[0]
-        axis = channel_position(graph.shapes[tensor]) if affine else self._output_axis(maker)
+        axis = self._axis(maker)
         channels = graph.shapes[tensor][axis]
         tensors, repeats = [tensor], 1
         clamp: str | None = None
@@ -82,10 +83,10 @@ class _Finder:
             if tensor in graph.output_names:
                 return f"{tensor} is an output of the model"
             readers = [node for node, _ in graph.consumers.get(tensor, ())]
-            if readers and all(self._reads(node, tensor) for node in readers):
+            others = [node.name for node in readers if not self._reads(node, tensor, axis)]
+            if readers and not others:
                 break
             if len(readers) != 1:
-                others = [n.name for n in readers if not self._reads(n, tensor)]
                 return f"{tensor} is also read by {', '.join(others)}" if readers else f"nothing reads {tensor}"
             (node,) = readers
             rule, passage = rule_of(node), PASSAGES.get(node.op)
@@ -93,7 +94,7 @@ class _Finder:
                 if clamp is not None:
                     return f"{tensor} is bounded twice, by {clamp} and {node.name}"
                 clamp = node.name
-            elif passage is not None and passage.repeats(node, graph):
+            elif passage is not None and self._passes(node, tensor, axis) and passage.repeats(node, graph):
                 repeats *= passage.repeats(node, graph)
                 offsets = offsets and passage.offsets(node)
             else:
@@ -114,18 +115,25 @@ class _Finder:
             clamp,
             self._swallows(maker, clamp),
             channels,
-            channel_position(graph.shapes[tensor]) if len(tensors) > 1 or affine else axis,
+            axis,
             repeats,
             offsets,
             affine,
         )
 
-    def _reads(self, node: Node, tensor: str) -> bool:
-        """Whether the node is a layer in integers that reads the tensor as its data, and as nothing else."""
+    def _reads(self, node: Node, tensor: str, axis: int) -> bool:
+        """Whether the node is a layer in integers that reads the tensor as its data, its channels along `axis`, and as
+        nothing else."""
         kernel = self._topology.kernel_of.get(node.name)
         if kernel is None or kernel.weight is None or node.op not in COLUMNS:
             return False
-        return node.inputs[0] == tensor and tensor not in node.inputs[1:]
+        there = COLUMNS[node.op].axis % len(self._graph.shapes[tensor])
+        return there == axis and node.inputs[0] == tensor and tensor not in node.inputs[1:]
+
+    def _passes(self, node: Node, tensor: str, axis: int) -> bool:
+        """Whether the node takes the tensor for its data, and its channels for channels."""
+        passage = PASSAGES[node.op]
+        return (passage.anywhere or axis == 1) and node.inputs[0] == tensor and tensor not in node.inputs[1:]
 
     def _own(self, node: Node) -> str:
         """Why a layer's constants cannot be changed, if so."""
@@ -136,12 +144,11 @@ class _Finder:
         return ""
 
     def _affine_reason(self, node: Node) -> str:
-        gain = AFFINE[node.op][0]
+        gain = AFFINE[node.op].gain
         if len(node.inputs) <= gain or not self._graph.is_constant(node.inputs[gain]):
             return f"the gain of {node.name} is no constant"
-        shape = self._graph.shapes[node.outputs[0]]
-        axis = channel_position(shape)
-        if self._graph.shapes[node.inputs[gain]] != (shape[axis],):
+        channels = self._graph.shapes[node.outputs[0]][self._axis(node)]
+        if self._graph.shapes[node.inputs[gain]] != (channels,):
             return f"the gain of {node.name} has another shape than its channels"
         return ""
 
@@ -152,10 +159,11 @@ class _Finder:
     def _has_bias(self, node: Node) -> bool:
         return self._topology.kernel_of[node.name].bias is not None
 
-    def _output_axis(self, node: Node) -> int:
-        rule = rule_of(node)
-        axis = rule.output_axis if rule is not None else 1
-        return axis % len(self._graph.shapes[node.outputs[0]])
+    def _axis(self, maker: Node) -> int:
+        """Where the channels of a maker's result are."""
+        rule = rule_of(maker)
+        axis = AFFINE[maker.op].axis if maker.op in AFFINE else rule.output_axis if rule is not None else 1
+        return axis % len(self._graph.shapes[maker.outputs[0]])
 
 
 def _uses(graph: Graph) -> Mapping[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,13 @@ class Moments:
     mean_float: Floats = field(repr=False)
     mean_quantized: Floats = field(repr=False)
     rows: int
+
+    @property
+    def about_zero(self) -> Moments:
+        """H = E[x̂ᵀx̂] and C = E[xᵀx̂], means included; what a layer without bias has to go by."""
+        column, row = self.mean_float[:, :, None], self.mean_quantized[:, None, :]
+        hessian = self.hessian + self.mean_quantized[:, :, None] * row
+        return replace(self, hessian=hessian, cross=self.cross + column * row)
 
 
 class MomentCollector:

@@ -75,7 +75,7 @@ class Layer:
             (qmin - zero, qmax - zero),
             schema.weights,
             self.per_channel,
-            options,
+            options if self.takes_bias else replace(options, correct_bias=False),
         )
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
         scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]

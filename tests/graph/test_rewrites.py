@@ -85,6 +85,38 @@ def test_what_is_almost_a_gelu_is_left_alone(fault: str) -> None:
     assert found["Erf"] == 1 and found["Gelu"] == 0
 
 
+def normed(net: Net, x: str, *, power: bool = True, offset: bool = True, axis: int = -1, by: str | None = None) -> str:
+    """Layer normalization of the last axis, in nine nodes. `by`: what the deviation is divided by, if not its own."""
+    centred = net.node("Sub", x, net.node("ReduceMean", x, axes=[-1]), output="centred")
+    squared = net.node("Pow", centred, number(net, 2.0)) if power else net.node("Mul", centred, centred)
+    spread = net.node("Sqrt", net.node("Add", net.node("ReduceMean", squared, axes=[axis]), number(net, 1e-3)))
+    y = net.node("Mul", net.node("Div", by or centred, spread), net.floats(8))
+    return net.node("Add", net.floats(8), y, name="norm") if offset else y
+
+
+@pytest.mark.parametrize("offset", [True, False])
+@pytest.mark.parametrize("power", [True, False])
+@pytest.mark.parametrize("opset", [12, 17])
+def test_a_written_out_layer_normalization_is_one_op(opset: int, power: bool, offset: bool) -> None:
+    net = Net(opset=opset)
+    x = net.node("MatMul", net.input(None, 3, 6), net.floats(6, 8))
+    net.output(net.node("MatMul", normed(net, x, power=power, offset=offset), net.floats(8, 4)))
+    assert ops(checked(net)) == {"MatMul": 2, "LayerNormalization": 1}
+
+
+@pytest.mark.parametrize("fault", ["another axis", "another deviation", "read elsewhere"])
+def test_what_is_almost_a_layer_normalization_is_left_alone(fault: str) -> None:
+    net = Net()
+    x = net.node("MatMul", net.input(None, 8, 6), net.floats(6, 8))
+    y = normed(net, x, axis=-2 if fault == "another axis" else -1, by=x if fault == "another deviation" else None)
+    net.output(net.node("MatMul", y, net.floats(8, 4)), *(["centred"] if fault == "read elsewhere" else []))
+    found = ops(checked(net))
+    if fault == "read elsewhere":  # the deviation is still there for whoever reads it
+        assert found["LayerNormalization"] == 1 and found["Sub"] == 1 and found["Sqrt"] == 0
+    else:
+        assert found["LayerNormalization"] == 0 and found["Sqrt"] == 1
+
+
 def test_split_becomes_slices() -> None:
     net = Net()
     net.split(net.input(None, 7, 4, 4), ["a", "b", "c"], [2, 1, 4], 1)

@@ -147,12 +147,14 @@ def test_the_target_is_ridge_regression() -> None:
     left = np.vstack([b, np.sqrt(amount) * np.eye(width)])
     right = np.vstack([a @ weight[0].T, np.sqrt(amount) * weight[0].T])
     expected = np.linalg.lstsq(left, right, rcond=None)[0].T
-    np.testing.assert_allclose(regression(weight, found, ridge)[0], expected, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(
+        regression(weight, found, np.asarray([amount / rows]))[0], expected, rtol=1e-8, atol=1e-10
+    )
 
 
 def test_without_input_error_the_target_is_the_weight() -> None:
     found, weight = moments(2, 7, 0, noise=0.0), weights(2, 3, 7, 0)
-    np.testing.assert_allclose(regression(weight, found, 0.05), weight, atol=1e-10)
+    np.testing.assert_allclose(regression(weight, found, np.asarray([0.05, 0.1])), weight, atol=1e-10)
 
 
 def test_the_bias_takes_the_mean_error_away() -> None:
@@ -162,6 +164,22 @@ def test_the_bias_takes_the_mean_error_away() -> None:
     quantized_mean = np.einsum("gok,gk->go", real(result), found.mean_quantized)
     np.testing.assert_allclose(quantized_mean + result.bias_shift, float_mean, atol=1e-10)
     assert not solved(weight, found, LayerOptions(correct_bias=False), 3).bias_shift.any()
+
+
+@pytest.mark.parametrize("step", ["rounding", "propagation"])
+def test_without_a_bias_the_weights_answer_for_the_mean(step: str) -> None:
+    """Against the rows themselves: inputs whose mean is far from zero, as behind a Relu or a Sigmoid."""
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((4000, 24)) @ rng.standard_normal((24, 24)) * 0.2 + rng.uniform(1, 3, 24)
+    y = x + 0.05 * rng.standard_normal(x.shape) + 0.02
+    a, b = x - x.mean(axis=0), y - y.mean(axis=0)
+    found = Moments((b.T @ b / len(x))[None], (a.T @ b / len(x))[None], x.mean(0)[None], y.mean(0)[None], len(x))
+    weight = weights(1, 6, 24, 8)
+    errors = []
+    for corrected in (True, False):
+        options = LayerOptions(propagate=step == "propagation", own_bias=step == "rounding", correct_bias=corrected)
+        errors.append(float(np.mean((x @ weight[0].T - y @ real(solved(weight, found, options))[0].T) ** 2)))
+    assert errors[1] < 0.3 * errors[0]
 
 
 def test_a_layer_may_answer_for_its_own_rounding_only() -> None:

@@ -156,3 +156,31 @@ def test_a_device_that_cannot_shift_further_keeps_its_plain_weights() -> None:
     (step,) = climbed.steps
     assert not step["kept"] and step["kl_after"] is None and "right shift" in step["reason"]
     assert climbed.overrides is NO_OVERRIDES
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_batch_along_another_axis(merged: bool) -> None:
+    """Queries and keys of all heads in one tensor, turned over so that the batch is its second axis; or heads and batch
+    as one axis."""
+    net = Net(9)
+
+    def shaped(x: str, *sizes: int) -> str:
+        return net.node("Reshape", x, net.constant(np.asarray(sizes, np.int64)))
+
+    x = net.node("MatMul", net.input(None, 5, 6), net.floats(6, 16, scale=0.4), name="both")
+    if merged:
+        x = net.node("Transpose", shaped(x, -1, 5, 2, 8), perm=[0, 2, 1, 3])
+        x = net.node("MatMul", shaped(x, -1, 5, 8), net.floats(8, 4, scale=0.4), name="head")
+        x = shaped(x, -1, 2 * 5 * 4)
+        net.output(net.node("MatMul", x, net.floats(40, 3, scale=0.4), name="last"))
+    else:
+        x = net.node("Transpose", shaped(x, 0, 5, 2, 2, 4), perm=[2, 0, 3, 1, 4])
+        parts = [net.node("Gather", x, net.constant(np.int64(n)), axis=0) for n in (0, 1)]
+        scores = net.node("MatMul", parts[0], net.node("Transpose", parts[1], perm=[0, 1, 3, 2]))
+        y = net.node("MatMul", net.node("Softmax", scores, axis=-1), parts[1])
+        y = shaped(net.node("Transpose", y, perm=[0, 2, 1, 3]), 0, 5, 8)
+        net.output(net.node("MatMul", y, net.floats(8, 3, scale=0.4), name="last"))
+    made = line(net)
+    found = walk(made)
+    assert [entry["node"] for entry in found.layers] == ["both", *["head"] * merged, "last"]
+    assert made.agree(made.planner.plan(made.strategy(), found.overrides), "qdq").differing == 0

@@ -11,6 +11,7 @@ from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_differe
 from quantpipe.graph.rewrites.branch import inline_known_branch
 from quantpipe.graph.rewrites.gelu import gelu
 from quantpipe.graph.rewrites.hard_swish import hard_swish
+from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
 from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
 
@@ -29,6 +30,7 @@ REWRITES: tuple[Rewrite, ...] = (
     fold_to_pairs,
     extreme_to_clip,
     hard_swish,
+    layer_norm,
     constant_difference,
     constant_quotient,
     spatial_mean,
