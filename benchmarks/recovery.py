@@ -6,7 +6,7 @@ Top-1 on the validation images, which play no part before, with its 95 % interva
 the float model: how many were lost and won, and the probability of so uneven a split if both were as good (exact sign
 test).
 
-    python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...]
+    python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...] [--steps NAME ...]
         > benchmarks/results/recovery.md
 """
 
@@ -56,7 +56,7 @@ MODELS_CALIBRATION = {"cifar10_resnet20": 512, "imagenet_efficientnet_lite0": 12
 
 @dataclass(frozen=True)
 class Setting:
-    """A device, a schema, the output form, and bits."""
+    """A device, a schema, the output form, and bits; `image_bits`: those of the model's input, where it has others."""
 
     hardware: str
     schema: str
@@ -64,6 +64,7 @@ class Setting:
     weight_bits: int = 8
     activation_bits: int = 8
     per_tensor: bool = False
+    image_bits: int = 0
 
 
 SETTINGS = {
@@ -71,6 +72,7 @@ SETTINGS = {
     "W8A8 per tensor, symmetric (ort_cpu)": Setting("ort_cpu", "symmetric", "qdq", per_tensor=True),
     "W4A8, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", weight_bits=4),
     "W4A4, weights per channel (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", 4, 4),
+    "W4A4, 8 bits for the image (ort_cpu)": Setting("ort_cpu", "asymmetric", "qdq", 4, 4, image_bits=8),
 }
 MEMORY_MB = 512
 
@@ -126,7 +128,7 @@ def sign_test(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
+def one(model: str, setting: str, calibration: int, steps: list[str] | None = None) -> dict[str, Any]:
     """One line of the table."""
     made: list[Any] = []
 
@@ -138,7 +140,8 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
     splits = made[0]
     chosen = SETTINGS[setting]
     data, schema_data = option(f"hardware/{chosen.hardware}"), option(f"schema/{chosen.schema}")
-    data["weights"]["bits"], data["activations"]["bits"] = chosen.weight_bits, chosen.activation_bits
+    wanted = {chosen.activation_bits, chosen.image_bits or chosen.activation_bits}
+    data["weights"]["bits"], data["activations"]["bits"] = chosen.weight_bits, sorted(wanted, reverse=True)
     if chosen.per_tensor:
         schema_data["weights"]["granularity"] = "per_tensor"
     spec = load_hardware(data)
@@ -146,10 +149,11 @@ def one(model: str, setting: str, calibration: int) -> dict[str, Any]:
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = calibrate(graph, topology, splits.calibrate, MEMORY_MB, lambda *_: None)
     table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
-    strategy = table.strategy(space.decode(space.start))
+    wide = {f"bits:{graph.inputs[0].name}"} if chosen.image_bits else {c.key for c in space}
+    strategy = table.strategy(space.decode(tuple(0 if c.key in wide else len(c.options) - 1 for c in space)))
     before_rss = peak_mb()
     started = time.perf_counter()
-    options = RecoverOptions(**option("recover/default"))
+    options = RecoverOptions(**option("recover/default") | ({"steps": steps, "enough": 0} if steps else {}))
     climbed = recover(
         graph,
         topology,
@@ -211,12 +215,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--calibration", nargs="+", type=int, default=[128])
+    parser.add_argument("--steps", nargs="+", help="instead of those of recover=default, with recover.enough=0")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.models[0], options.settings[0], options.calibration[0])))
+        print(json.dumps(one(options.models[0], options.settings[0], options.calibration[0], options.steps)))
         return
-    print("# Accuracy recovery, recover=default\n")
+    print(f"# Accuracy recovery, {f'steps {options.steps}' if options.steps else 'recover=default'}\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
     print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed 0. Samples: calibration/search split.")
     print(
@@ -228,6 +233,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for model, setting, calibration in itertools.product(options.models, options.settings, options.calibration):
         which = ["--models", model, "--settings", setting, "--calibration", str(calibration)]
+        which += ["--steps", *options.steps] if options.steps else []
         done = subprocess.run(
             [sys.executable, __file__, "--one", *which], check=True, stdout=subprocess.PIPE, text=True
         )

@@ -315,6 +315,7 @@ def recover(
         options.items(),
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
         measured,
+        options.enough,
     )
     if climbed.overrides is NO_OVERRIDES:
         return climbed

@@ -35,10 +35,12 @@ def climb(
     steps: Sequence[StepItem],
     run: Callable[[StepItem, State], State],
     measure: Callable[[State], float],
+    enough: float = 0.0,
 ) -> tuple[State, Climbed]:
     """Try the steps in order. `measure` gives the KL of a state (lower is better).
 
-    A step that cannot apply, or whose numbers the device cannot express, is not kept, and its row says why.
+    A step that cannot apply, or whose numbers the device cannot express, is not kept, and its row says why. Where KL is
+    `enough` behind a walk, steps that would repeat it in other units are left out.
     """
     state, best = start, measure(start)
     table: list[Mapping[str, Any]] = []
@@ -46,6 +48,12 @@ def climb(
         started = time.perf_counter()
         row: dict[str, Any] = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
         table.append(row)
+        if state.walk is not None and best <= enough and step.rescales:
+            reason = (
+                f"KL is {best:.2g}, no more than recover.enough={enough:g}: the walk is not repeated in other units"
+            )
+            row |= {"seconds": 0.0, "reason": reason}
+            continue
         try:
             found = run(step, replace(state, note=""))
             value = measure(found)

@@ -19,17 +19,24 @@ class StepItem:
     name: str
     parameters: Any
 
+    @property
+    def rescales(self) -> bool:
+        """Whether it puts channels in other units, which behind a walk costs another one."""
+        return STEPS[self.name].rescales
+
 
 @dataclass(frozen=True)
 class RecoverOptions:
     """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
-    `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise."""
+    `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise. `enough`: the KL
+    at which no walk is repeated in other units."""
 
     steps: Sequence[str | Mapping[str, Any]] = ()
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.01
+    enough: float = 0.02
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps) if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else None
@@ -41,7 +48,7 @@ class RecoverOptions:
                 f"is {self.rounding!r}{nearest(str(self.rounding), SEARCHED)}; legal are {', '.join(SEARCHED)}",
                 where="recover.rounding",
             )
-        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6)):
+        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6), ("enough", 0)):
             value = getattr(self, name)
             if not value >= least:
                 raise ConfigError(f"is {value}; at least {least}", where=f"recover.{name}")

@@ -35,10 +35,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class StepKind:
-    """`parameters` is the class of what `run` takes as its third argument."""
+    """`parameters` is the class of what `run` takes as its third argument. `rescales`: behind a walk it repeats it."""
 
     parameters: type[Any]
     run: Callable[[Work, State, Any], State]
+    rescales: bool = False
 
 
 def layer_options(step: str, options: Walk) -> LayerOptions:
@@ -129,8 +130,8 @@ STEPS: Mapping[str, StepKind] = {
     "bias": _walk("bias"),
     "rounding": _walk("rounding"),
     "propagation": _walk("propagation"),
-    "equalize": StepKind(Equalization, _equalize),
-    "absorb": StepKind(Absorption, _absorb),
-    "smooth": StepKind(Smoothing, _smooth),
+    "equalize": StepKind(Equalization, _equalize, rescales=True),
+    "absorb": StepKind(Absorption, _absorb, rescales=True),
+    "smooth": StepKind(Smoothing, _smooth, rescales=True),
     "ranges": StepKind(Ranges, _ranges),
 }

@@ -12,6 +12,7 @@ from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, climb
 from quantpipe.recover.equalize import Equalization
+from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.steps import Walk, layer_options
 
 
@@ -42,6 +43,29 @@ def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
     ]
     assert list(found.overrides.biases) == ["step 0", "step 1", "step 2"] and state.overrides is found.overrides
     assert all(s["seconds"] >= 0 for s in found.steps)
+
+
+@pytest.mark.parametrize("second", ["equalize", "absorb", "smooth", "ranges", "propagation"])
+@pytest.mark.parametrize(("kl", "enough"), [(0.02, 0.02), (0.0201, 0.02), (0.001, 0.0)])
+def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, enough: float) -> None:
+    ran: list[str] = []
+
+    def run(item: StepItem, state: State) -> State:
+        ran.append(item.name)
+        return replace(state, walk=(LayerOptions(), 64))
+
+    def measure(state: State) -> float:
+        return 1.0 if state.walk is None else kl
+
+    items = [StepItem("equalize", None), StepItem("propagation", None), StepItem(second, None)]
+    start = State(cast(Any, None), cast(Any, None))
+    _, found = climb(start, items[1:], run, measure, enough)
+    left_out = second in ("equalize", "absorb", "smooth") and kl <= enough
+    assert ran == ["propagation"] + [second] * (not left_out)
+    assert ("recover.enough" in found.steps[1].get("reason", "")) == left_out
+    ran.clear()
+    climb(start, items[:1], run, lambda state: kl, enough)
+    assert ran == ["equalize"], "without a walk there is none to repeat"
 
 
 @pytest.mark.parametrize("bad", [2.0, 0.5, float("inf"), float("nan")])

@@ -40,7 +40,7 @@ def climbed(made: Line, steps: list[Any], strategy: Strategy | None = None, judg
         strategy or made.strategy(),
         made.samples,
         judged or made.samples,
-        RecoverOptions(tuple(steps)),
+        RecoverOptions(tuple(steps), enough=0.0),
         256,
         0,
         lambda *_: None,
