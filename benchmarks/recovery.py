@@ -140,8 +140,8 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None = No
     splits = made[0]
     chosen = SETTINGS[setting]
     data, schema_data = option(f"hardware/{chosen.hardware}"), option(f"schema/{chosen.schema}")
-    wanted = {chosen.activation_bits, chosen.image_bits or chosen.activation_bits}
-    data["weights"]["bits"], data["activations"]["bits"] = chosen.weight_bits, sorted(wanted, reverse=True)
+    data["weights"]["bits"] = chosen.weight_bits
+    data["activations"]["bits"] = max(chosen.activation_bits, chosen.image_bits)
     if chosen.per_tensor:
         schema_data["weights"]["granularity"] = "per_tensor"
     spec = load_hardware(data)
@@ -149,8 +149,9 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None = No
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = calibrate(graph, topology, splits.calibrate, MEMORY_MB, lambda *_: None)
     table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
-    wide = {f"bits:{graph.inputs[0].name}"} if chosen.image_bits else {c.key for c in space}
-    strategy = table.strategy(space.decode(tuple(0 if c.key in wide else len(c.options) - 1 for c in space)))
+    narrow = {f"bits:{g.key}" for g in topology.groups if chosen.image_bits and graph.inputs[0].name not in g.tensors}
+    point = tuple(c.options.index(chosen.activation_bits) if c.key in narrow else 0 for c in space)
+    strategy = table.strategy(space.decode(point))
     before_rss = peak_mb()
     started = time.perf_counter()
     options = RecoverOptions(**option("recover/default") | ({"steps": steps, "enough": 0} if steps else {}))
