@@ -16,14 +16,9 @@ from quantpipe.recover.rounding import ROUNDINGS, row_errors
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
 Floats = NDArray[np.float64]
-FEW_BITS = 6
 AROUND = (0.9, 1.0, 1.1)
-"""Neighbours of a scale that are tried with so few bits; with more of them none was better (efficientnet_lite0,
-resnet20, 8 bits)."""
-
-NARROW = 64
-AROUND_NARROW = (0.7, 0.76, 0.82, 0.88, 0.94, 1.0, 1.06, 1.12, 1.2)
-"""Those of layers with so few inputs, where few weights make up for one another's error, and rounding costs little."""
+FEW_BITS = 6
+"""With more of them no neighbour was better (efficientnet_lite0, resnet20, 8 bits)."""
 
 SHARES = np.linspace(1.0, 0.35, 28)
 """Shares of the full range that a scale is chosen from by the diagonal of H."""
@@ -151,8 +146,8 @@ def _candidates(
             error = np.full(error.shape, error.sum())
         better = error < best
         best, chosen = np.where(better, error, best), np.where(better, scale, chosen)
-    around = AROUND_NARROW if target.shape[2] <= NARROW else AROUND
-    return [(chosen * factor).astype(np.float32) for factor in (around if bits <= FEW_BITS else (1.0,))]
+    around = AROUND if bits <= FEW_BITS else (1.0,)
+    return [(chosen * factor).astype(np.float32) for factor in around]
 
 
 def _least_scale(

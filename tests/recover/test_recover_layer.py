@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.recover.layer import AROUND_NARROW, LayerOptions, Solved, quadratic, regression, solve
+from quantpipe.recover.layer import AROUND, LayerOptions, Solved, quadratic, regression, solve
 from quantpipe.recover.moments import Moments
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
@@ -273,4 +273,4 @@ def test_a_zero_point_that_stays_shifts_the_bounds_of_the_integers(scale_search:
         wanted = textbook(weight[0, row], result.scale[0, row], found.hessian[0], options.damping, 15)
         np.testing.assert_array_equal(result.integers[0, row], wanted)
     if scale_search:
-        assert np.all(result.scale <= start * AROUND_NARROW[-1] * 1.0001) and result.error_after <= result.error_before
+        assert np.all(result.scale <= start * AROUND[-1] * 1.0001) and result.error_after <= result.error_before
