@@ -7,7 +7,7 @@ the float model: how many were lost and won, and the probability of so uneven a 
 test).
 
     python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...] [--steps NAME ...]
-        > benchmarks/results/recovery.md
+        [--seed N] > benchmarks/results/recovery.md
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def sign_test(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def one(model: str, setting: str, calibration: int, steps: list[str] | None = None) -> dict[str, Any]:
+def one(model: str, setting: str, calibration: int, steps: list[str] | None, seed: int) -> dict[str, Any]:
     """One line of the table."""
     made: list[Any] = []
 
@@ -165,7 +165,7 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None = No
         splits.search,
         options,
         MEMORY_MB,
-        0,
+        seed,
         lambda *_: None,
         estimator=MSE(),
         profile=profile,
@@ -217,14 +217,17 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--calibration", nargs="+", type=int, default=[128])
     parser.add_argument("--steps", nargs="+", help="instead of those of recover=default, with recover.enough=0")
+    parser.add_argument("--seed", type=int, default=0, help="of the walks; the samples stay")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.models[0], options.settings[0], options.calibration[0], options.steps)))
+        print(
+            json.dumps(one(options.models[0], options.settings[0], options.calibration[0], options.steps, options.seed))
+        )
         return
     print(f"# Accuracy recovery, {f'steps {options.steps}' if options.steps else 'recover=default'}\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
-    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed 0. Samples: calibration/search split.")
+    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed {options.seed}. Samples: calibration/search split.")
     print(
         "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"
     )
@@ -233,7 +236,16 @@ def main() -> None:
     print(f"| {' | '.join([*columns, 'float passes', 'peak RSS, MiB'])} |")
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for model, setting, calibration in itertools.product(options.models, options.settings, options.calibration):
-        which = ["--models", model, "--settings", setting, "--calibration", str(calibration)]
+        which = [
+            "--models",
+            model,
+            "--settings",
+            setting,
+            "--calibration",
+            str(calibration),
+            "--seed",
+            str(options.seed),
+        ]
         which += ["--steps", *options.steps] if options.steps else []
         done = subprocess.run(
             [sys.executable, __file__, "--one", *which], check=True, stdout=subprocess.PIPE, text=True
