@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from threading import Lock
 from typing import Any
 
 import cloudpickle
@@ -18,11 +21,11 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.bound import Bound
-from quantpipe.evaluate.chain import SAMPLES, Chain
+from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
 from quantpipe.evaluate.sections import Section, sections
 from quantpipe.evaluate.tensor_cache import State, TensorCache
-from quantpipe.graph.execute import joined
+from quantpipe.graph.execute import available_cores, joined
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
 from quantpipe.hardware.cost import COSTS
@@ -41,6 +44,10 @@ from quantpipe.types import (
     Structure,
     Topology,
 )
+
+LANES = 4
+"""Batches of a candidate that run at once, at most, each with its share of the cores. Layers are too short for several
+threads, but every batch under way holds its tensors."""
 
 CHAINS = 4
 """Kept, one per structure: each holds sessions, and what two have in common is kept in both."""
@@ -117,12 +124,16 @@ class CandidateMeasure:
     """Measures points on the search split, one after the other."""
 
     def __init__(self, recipe: CandidateRecipe, threads: int | None = None, memory: int = 1 << 30) -> None:
-        self._recipe, self._threads = recipe, threads
+        self._recipe = recipe
         self._planner = Planner(recipe.graph, recipe.topology, recipe.spec, recipe.schema)
         self._variants = recipe.variants(self._planner)
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, _batch_size(recipe.graph), self._cache)
+        cores = threads or available_cores()
+        self._lanes = max(1, min(LANES, cores, self._batches.least))
+        self._threads = max(1, cores // self._lanes)
+        self._pool = ThreadPoolExecutor(self._lanes)
         self._parts = self._sections(recipe.topology)
         self._chains: OrderedDict[Structure, Chain] = OrderedDict()
         self.kind = EvaluatorKind(recipe.kind)
@@ -157,14 +168,39 @@ class CandidateMeasure:
         self._cache.begin([SAMPLES])
         candidate = self._chain(strategy.structure, topology, plan, batches).candidate(plan)
         outputs = []
-        for number in batches.numbers():
-            if hopeless is not None and bound is not None and hopeless(Score(bound.best(), cost)):
-                return Score(bound.best(), cost, pruned=True)
-            outputs.append(candidate.run(number, batches))
-            if bound is not None:
-                bound.add(outputs[-1])
+
+        def given_up() -> Score | None:
+            if bound is None or hopeless is None or not hopeless(Score(bound.best(), cost)):
+                return None
+            return Score(bound.best(), cost, pruned=True)
+
+        if lost := given_up():
+            return lost
+        with closing(self._running(candidate, batches)) as running:
+            for coming in running:
+                if lost := given_up():
+                    return lost
+                outputs.append(coming.result())
+                if bound is not None:
+                    bound.add(outputs[-1])
         metrics = output_metrics(r.reference, joined(outputs))
         return Score(objective_value(r.metric, metrics), cost, tuple(metrics.items()))
+
+    def _running(self, candidate: Candidate, batches: _Batches) -> Generator[Future[NDArray[Any]], None, None]:
+        """The batches' outputs in order, each while the next ones are under way. Whoever stops early waits for those
+        that have begun."""
+        under_way: deque[Future[NDArray[Any]]] = deque()
+        try:
+            for number in batches.numbers():
+                under_way.append(self._pool.submit(candidate.run, number, batches))
+                if len(under_way) == self._lanes:
+                    yield under_way.popleft()
+            while under_way:
+                yield under_way.popleft()
+        finally:
+            for future in under_way:
+                future.cancel()
+            wait(under_way)
 
     def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan | None:
         """All numbers of a point; None where the device cannot express the weights that recovery gave it."""
@@ -214,20 +250,20 @@ class CandidateMeasure:
         if not runs_fast(self._recipe.backend, topology, parts):
             return simulated
         integer = self._in_form(EvaluatorKind.INTEGER, parts)
-        (expected, slow), (found, fast) = (_timed(c, plan, batches) for c in (simulated, integer))
+        (expected, slow), (found, fast) = (_timed(c, plan, batches, self._lanes) for c in (simulated, integer))
         if fast < slow and np.array_equal(expected, found, equal_nan=True):
             return integer
         self.kind = EvaluatorKind.SIMULATED
         return simulated
 
 
-def _timed(chain: Chain, plan: QuantPlan, batches: _Batches) -> tuple[NDArray[Any], float]:
+def _timed(chain: Chain, plan: QuantPlan, batches: _Batches, lanes: int) -> tuple[NDArray[Any], float]:
     """The output of the first batch, and the seconds that all batches would take, making the sessions included."""
     candidate, begin = chain.candidate(plan), time.perf_counter()
     output = candidate.run(0, batches)
     ready = time.perf_counter()
     candidate.run(0, batches)
-    return output, ready - begin + (time.perf_counter() - ready) * (batches.least - 1)
+    return output, ready - begin + (time.perf_counter() - ready) * (batches.least - 1) / lanes
 
 
 def _batch_size(graph: Graph) -> int:
@@ -238,7 +274,8 @@ def _batch_size(graph: Graph) -> int:
 
 
 class _Batches:
-    """The samples by batch number, read in order and at need; those that fit the memory are read once."""
+    """The samples by batch number, read in order and at need; those that fit the memory are read once. Several threads
+    may ask, for batches near one another."""
 
     def __init__(self, samples: Samples, size: int, cache: TensorCache) -> None:
         self._samples, self._size, self._cache = samples, size, cache
@@ -247,7 +284,8 @@ class _Batches:
         self._count: int | None = None
         self._reader: Iterator[Batch] | None = None
         self._next = 0
-        self._latest: tuple[int, State] = (-1, {})
+        self._latest: OrderedDict[int, State] = OrderedDict()
+        self._lock = Lock()
 
     def numbers(self) -> Iterator[int]:
         """0 to the last one. The first time, how many there are shows at their end only."""
@@ -263,18 +301,20 @@ class _Batches:
             number += 1
 
     def __call__(self, number: int) -> State:
-        if self._latest[0] == number:
-            return self._latest[1]
-        known = self._cache.get(SAMPLES, number)
-        if known is not None:
-            return known
+        with self._lock:
+            found = self._latest.get(number) or self._cache.get(SAMPLES, number)
+            return found if found is not None else self._read(number)
+
+    def _read(self, number: int) -> State:
         if self._reader is None or number < self._next:
             self._reader, self._next = self._samples.batches(self._size), 0
         while self._next <= number:
-            self._latest = (self._next, next(self._reader).inputs)
+            self._latest[self._next] = next(self._reader).inputs
             self._next += 1
-        self._cache.put(SAMPLES, number, self._latest[1])
-        return self._latest[1]
+        while len(self._latest) > LANES:
+            self._latest.popitem(last=False)
+        self._cache.put(SAMPLES, number, self._latest[number])
+        return self._latest[number]
 
 
 def runs_fast(backend: str, topology: Topology, parts: Sequence[Section]) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from numpy.typing import NDArray
@@ -42,7 +43,8 @@ class Ready:
 
 class Chain:
     """Runs plans on the batches of one list of samples. `backend`: the realized form for the sections that are integers
-    throughout; None: every section is simulated. Both give the same. `cache` None: nothing is kept."""
+    throughout; None: every section is simulated. Both give the same. `cache` None: nothing is kept. Several threads may
+    run batches of one candidate."""
 
     def __init__(
         self, parts: Sequence[Section], cache: TensorCache | None, backend: str | None, threads: int | None = None
@@ -50,6 +52,7 @@ class Chain:
         self._parts, self.cache, self._backend, self._threads = tuple(parts), cache, backend, threads
         self._digests = PlanDigest()
         self._ready: list[OrderedDict[bytes, Ready]] = [OrderedDict() for _ in parts]
+        self._lock = Lock()
         self._simulators = [Simulator(p.graph, p.topology, p.stored, SESSIONS, threads) for p in parts]
 
     def candidate(self, plan: QuantPlan) -> Candidate:
@@ -88,13 +91,14 @@ class Chain:
 
     def _prepared(self, index: int, of: Candidate) -> Ready:
         kept, key = self._ready[index], of.own[index]
-        found = kept.get(key)
-        if found is None:
-            found = kept[key] = self._prepare(index, of.plan)
-            while len(kept) > SESSIONS:
-                kept.popitem(last=False)
-        kept.move_to_end(key)
-        return found
+        with self._lock:
+            found = kept.get(key)
+            if found is None:
+                found = kept[key] = self._prepare(index, of.plan)
+                while len(kept) > SESSIONS:
+                    kept.popitem(last=False)
+            kept.move_to_end(key)
+            return found
 
     def _prepare(self, index: int, plan: QuantPlan) -> Ready:
         part, count = self._parts[index], len(self._parts[index].feeds) + len(self._parts[index].reads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from threading import Lock
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ PROTECTED = 0.8
 
 
 class TensorCache:
-    """States by (key, batch number). A key is a digest of all that its tensors depend on."""
+    """States by (key, batch number). A key is a digest of all that its tensors depend on. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -29,6 +30,7 @@ class TensorCache:
         self._protected: OrderedDict[bytes, dict[int, State]] = OrderedDict()
         self._bytes: dict[bytes, int] = {}
         self._seen: set[bytes] = set()
+        self._lock = Lock()
 
     @property
     def used(self) -> int:
@@ -52,20 +54,22 @@ class TensorCache:
         self._seen.update(keys)
 
     def get(self, key: bytes, batch: int) -> State | None:
-        states = self._protected.get(key) or self._probation.get(key) or {}
-        return states.get(batch)
+        with self._lock:
+            states = self._protected.get(key) or self._probation.get(key) or {}
+            return states.get(batch)
 
     def put(self, key: bytes, batch: int, state: State) -> None:
         """Keep a state; older entries go where it does not fit, or it is not kept at all."""
         size = sum(array.nbytes for array in state.values())
-        place = self._protected if key in self._protected else self._probation
-        if batch in place.get(key, ()):
-            return
-        while self.used + size > self._limit:
-            if not (self._evict(self._probation, key) or (place is self._protected and self._evict(place, key))):
+        with self._lock:
+            place = self._protected if key in self._protected else self._probation
+            if batch in place.get(key, ()):
                 return
-        place.setdefault(key, {})[batch] = state
-        self._bytes[key] = self._bytes.get(key, 0) + size
+            while self.used + size > self._limit:
+                if not (self._evict(self._probation, key) or (place is self._protected and self._evict(place, key))):
+                    return
+            place.setdefault(key, {})[batch] = state
+            self._bytes[key] = self._bytes.get(key, 0) + size
 
     def _evict(self, place: OrderedDict[bytes, dict[int, State]], but: bytes) -> bool:
         """Drop the oldest entry that holds anything; False where there is none."""

@@ -223,6 +223,22 @@ def test_threads_change_no_bit(threads: int, kind: EvaluatorKind) -> None:
     assert list(r.make(threads, 2)(asked)) == list(recipe("residual", "ort_cpu").make(1)(asked))
 
 
+@pytest.mark.parametrize("threads", [2, 4])
+def test_candidates_are_given_up_after_the_same_batch_however_many_run_at_once(threads: int) -> None:
+    r = replace(recipe("residual", "ort_cpu"), kind=SIMULATED)
+    asked = points(r, 6)
+    exact = [score.value for score in r.make(1)(asked)]
+
+    def hopeless(best: Score) -> bool:
+        return best.value < sorted(exact)[-2]
+
+    alone, at_once = (list(r.make(count)(asked, hopeless)) for count in (1, threads))
+    assert at_once == alone
+    assert {score.pruned for score in alone} == {True, False}
+    early = [score.value > value for score, value in zip(alone, exact, strict=True) if score.pruned]
+    assert any(early), "some were given up before their last batch"
+
+
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta"])
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("count", [1, 3, 8, 100])
