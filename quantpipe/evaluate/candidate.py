@@ -25,7 +25,7 @@ from quantpipe.evaluate.chain import SAMPLES, Candidate, Chain
 from quantpipe.evaluate.reference import Reference, output_metrics
 from quantpipe.evaluate.sections import Section, sections
 from quantpipe.evaluate.tensor_cache import State, TensorCache
-from quantpipe.graph.execute import available_cores, joined
+from quantpipe.graph.execute import LANES, joined, side_by_side
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
 from quantpipe.hardware.cost import COSTS
@@ -44,10 +44,6 @@ from quantpipe.types import (
     Structure,
     Topology,
 )
-
-LANES = 4
-"""Batches of a candidate that run at once, at most, each with its share of the cores. Layers are too short for several
-threads, but every batch under way holds its tensors."""
 
 CHAINS = 4
 """Kept, one per structure: each holds sessions, and what two have in common is kept in both."""
@@ -130,9 +126,7 @@ class CandidateMeasure:
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, _batch_size(recipe.graph), self._cache)
-        cores = threads or available_cores()
-        self._lanes = max(1, min(LANES, cores, self._batches.least))
-        self._threads = max(1, cores // self._lanes)
+        self._lanes, self._threads = side_by_side(self._batches.least, threads)
         self._pool = ThreadPoolExecutor(self._lanes)
         self._parts = self._sections(recipe.topology)
         self._chains: OrderedDict[Structure, Chain] = OrderedDict()
@@ -311,8 +305,8 @@ class _Batches:
         while self._next <= number:
             self._latest[self._next] = next(self._reader).inputs
             self._next += 1
-        while len(self._latest) > LANES:
-            self._latest.popitem(last=False)
+            while len(self._latest) > LANES:
+                self._latest.popitem(last=False)
         self._cache.put(SAMPLES, number, self._latest[number])
         return self._latest[number]
 

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 Feeds = Mapping[str, NDArray[Any]]
 
+LANES = 4
+"""Batches of one model that run at once, at most."""
+
 COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "MatMul_BatchNormalization_Fusion")
 """onnxruntime's optimizers, by its own names, that make new weights from old ones."""
 
@@ -174,6 +177,14 @@ def joined(found: Sequence[NDArray[Any]]) -> Outputs:
 def available_cores() -> int:
     """Cores this process may use (containers and taskset respected)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def side_by_side(batches: int, cores: int | None = None) -> tuple[int, int]:
+    """(how many batches to run at once, threads for each), for layers that are too short to share each among threads.
+    Every batch under way holds its tensors, so they are at most `LANES`; `cores` None: all there are."""
+    cores = cores or available_cores()
+    lanes = max(1, min(LANES, cores, batches))
+    return lanes, max(1, cores // lanes)
 
 
 def _short(error: Exception) -> str:

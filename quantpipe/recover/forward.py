@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.execute import Session, available_cores, release_memory
+from quantpipe.graph.execute import Session, release_memory, side_by_side
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.recover.segments import Segment
@@ -25,9 +25,6 @@ from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
-
-LANES = 4
-"""Batches that run at once, at most; each holds what its layer makes."""
 
 
 class Forward:
@@ -48,8 +45,7 @@ class Forward:
             for name, array in batch.inputs.items():
                 self._real.put(name, number, array)
                 self._stored.put(name, number, array)
-        lanes = max(1, min(LANES, available_cores(), len(self.sizes)))
-        self._threads = max(1, available_cores() // lanes)
+        lanes, self._threads = side_by_side(len(self.sizes))
         self._pool = ThreadPoolExecutor(lanes)
 
     def __enter__(self) -> Self:

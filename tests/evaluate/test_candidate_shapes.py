@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.evaluate.bound import Bound
-from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind
+from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, _Batches
 from quantpipe.evaluate.generalization import generalization
 from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
-from quantpipe.graph.execute import Session
+from quantpipe.evaluate.tensor_cache import TensorCache
+from quantpipe.graph.execute import LANES, Session
 from quantpipe.graph.normalize import with_varying
 from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import Batch, Outputs, Score
@@ -147,3 +148,18 @@ def test_a_function_of_the_users_is_a_candidates_value(recipe: CandidateRecipe) 
     session, parameters = Simulator(r.graph, r.topology).prepare(plan)
     assert score.value == worst_row(r.reference.outputs, outputs_of(session, r.samples, 2, parameters), None) < 0
     assert isinstance(score, Score)
+
+
+def test_batches_that_are_passed_over_are_not_held() -> None:
+    """A candidate that starts behind them from kept states asks for a late one first."""
+    held: list[int] = []
+
+    class Watched(Rows):
+        def batches(self, size: int) -> Iterator[Batch]:
+            for batch in super().batches(size):
+                held.append(len(asked._latest))
+                yield batch
+
+    asked = _Batches(Watched(tuple(np.zeros((4, 3), np.float32) for _ in range(20))), 1, TensorCache(0))
+    asked(19)
+    assert len(held) == 20 and max(held) <= LANES
