@@ -12,7 +12,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
-from quantpipe.recover.moments import HoldingCollector, Moments
+from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.walk import LEAST_ROWS, ROWS_PER_INPUT
 from quantpipe.types import Kernel, Samples, Topology
 
@@ -43,7 +43,7 @@ def float_moments(
     """
     users = first_users(topology, graph)
     number = {weight: i for i, weight in enumerate(users)}
-    collectors = {w: _collector(graph, kernel, len(samples)) for w, kernel in users.items()}
+    collectors = {w: _collector(graph, kernel) for w, kernel in users.items()}
     groups = _groups(graph, users, memory_mb)
     for done, group in enumerate(groups):
         progress(done, len(groups), users[group[0]].node)
@@ -63,23 +63,23 @@ def float_moments(
                 rng = np.random.default_rng([seed, number[weight], batch_number])
                 data = values[kernel.operands[0].tensor]
                 found = rule.matrix.pick(node, graph, data.shape, count, rng).read(data)
-                collector.sums.add(len(batch), found)
+                collector.sums.add(found)
     return {w: c.sums.finish() for w, c in collectors.items()}
 
 
 class _Collecting:
     """Sums for one weight of `groups` times `width` inputs."""
 
-    def __init__(self, groups: int, width: int, samples: int) -> None:
-        self.sums, self.width = HoldingCollector(groups, width, samples, cross=False), width
+    def __init__(self, groups: int, width: int) -> None:
+        self.sums, self.width = MomentCollector(groups, width, cross=False), width
 
 
-def _collector(graph: Graph, kernel: Kernel, samples: int) -> _Collecting:
+def _collector(graph: Graph, kernel: Kernel) -> _Collecting:
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
     assert rule is not None and rule.matrix is not None  # noqa: S101  (chosen so in first_users)
     groups, _, width = rule.matrix.matrix(node, graph.constant(kernel.weight or "")).shape
-    return _Collecting(groups, width, samples)
+    return _Collecting(groups, width)
 
 
 def _groups(graph: Graph, users: Mapping[str, Kernel], memory_mb: int) -> list[Sequence[str]]:

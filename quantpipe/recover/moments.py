@@ -17,12 +17,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
 
-SCARCE = 8
-"""Rows per input below which some are held apart. With more, less than a twentieth of the error is to be had."""
-
-HELD = 4
-"""Then one batch of so many is."""
-
 SHARES = 4
 """Parts of a product of two: one that is made with itself takes as long as two of them."""
 
@@ -30,14 +24,13 @@ SHARES = 4
 @dataclass(frozen=True, eq=False)
 class Moments:
     """`hessian`, `cross` `[G, K, K]`; `mean_float`, `mean_quantized` `[G, K]`; `rows` is how many samples they are
-    from. `held`: the moments of other rows, by which to tell how far these can be trusted (None: they are many)."""
+    from."""
 
     hessian: Floats = field(repr=False)
     cross: Floats = field(repr=False)
     mean_float: Floats = field(repr=False)
     mean_quantized: Floats = field(repr=False)
     rows: int
-    held: Moments | None = None
 
     @property
     def about_zero(self) -> Moments:
@@ -45,11 +38,6 @@ class Moments:
         column, row = self.mean_float[:, :, None], self.mean_quantized[:, None, :]
         hessian = self.hessian + self.mean_quantized[:, :, None] * row
         return replace(self, hessian=hessian, cross=self.cross + column * row)
-
-
-def whole(moments: Moments) -> Moments:
-    """Of all rows, those that are held apart included."""
-    return moments if moments.held is None else merged(moments, moments.held)
 
 
 def merged(first: Moments, second: Moments) -> Moments:
@@ -106,30 +94,6 @@ class MomentCollector:
         if self._cross is not None:
             cross = self._cross / n - off[1][:, :, None] * off[0][:, None, :]
         return Moments(hessian, cross, means[-1], means[0], self._rows)
-
-
-class HoldingCollector:
-    """Moments of rows that come batch by batch. Where all of them are few, those of every fourth batch are held apart:
-    `held` of the result. `samples`: of all batches."""
-
-    def __init__(
-        self, groups: int, width: int, samples: int, cross: bool = True, pool: ThreadPoolExecutor | None = None
-    ) -> None:
-        self._fitted, self._held = (MomentCollector(groups, width, cross, pool) for _ in range(2))
-        self._few, self._samples, self._batches = SCARCE * width, samples, 0
-        self._scarce = False
-
-    def add(self, samples: int, quantized: Rows, x: Rows | None = None) -> None:
-        """The rows of the next batch, from so many samples; else as `MomentCollector.add`."""
-        if not self._batches:
-            self._scarce = quantized.shape[2] * self._samples < self._few * samples
-        collector = self._held if self._scarce and self._batches % HELD == 1 else self._fitted
-        collector.add(quantized, x)
-        self._batches += 1
-
-    def finish(self) -> Moments:
-        found = self._fitted.finish()
-        return replace(found, held=self._held.finish()) if self._scarce and self._batches > 1 else found
 
 
 def _centre(rows: Rows, center: Rows, total: Floats) -> None:

@@ -14,9 +14,9 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS
-from quantpipe.recover.layer import LayerOptions, Problem, Solved
+from quantpipe.recover.layer import LayerOptions, Problem, Solved, solve
 from quantpipe.recover.moments import Moments
-from quantpipe.recover.trust import trusting
+from quantpipe.recover.trust import solve_held
 from quantpipe.types import Kernel, Schema, Topology, WeightSite, WeightTensor
 
 Array = NDArray[Any]
@@ -56,10 +56,16 @@ class Layer:
         return floor if self.per_channel else np.full(self.channels, floor.max())
 
     def solved(
-        self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, options: LayerOptions
+        self,
+        before: WeightTensor,
+        moments: Moments,
+        held: Moments | None,
+        floor: Floats,
+        schema: Schema,
+        options: LayerOptions,
     ) -> tuple[WeightTensor, Solved]:
         """The weight with other integers and another scale (at least `floor` `[C]`) in place of those of `before`, and
-        the whole solution."""
+        the whole solution. `held`: moments of other samples, by which to tell how far `moments` can be trusted."""
         groups, outs, _ = self.matrix.shape
 
         def spread(array: Array) -> Array:
@@ -77,7 +83,7 @@ class Layer:
             self.per_channel,
         )
         options = options if self.takes_bias else replace(options, correct_bias=False)
-        found = trusting(problem, moments, options)
+        found = solve(problem, moments, options) if held is None else solve_held(problem, moments, held, options)
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
         scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
         made = replace(before, values=values.astype(before.values.dtype), scale=np.asarray(scale, np.float32))

@@ -14,9 +14,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quantpipe.recover.layer import LayerOptions, Problem, Solved, solve
-from quantpipe.recover.moments import Moments, whole
+from quantpipe.recover.moments import Moments, merged
 
 Floats = NDArray[np.float64]
+SCARCE = 8.0
+"""Rows per input below which samples are held out. With more, less than a twentieth of the error is to be had."""
+
 DOUBTS = (1.0, 10.0, 100.0, 1000.0)
 """Strengths: damping times this, ridge times its square root."""
 
@@ -24,20 +27,16 @@ OUTPUTS = 32
 """That the strength is chosen by, at most: each is a problem of its own."""
 
 
-def trusting(problem: Problem, moments: Moments, options: LayerOptions) -> Solved:
-    """Solved on all rows, those that are held apart included, with the regularization that is best for these when it is
-    fitted to the others alone."""
-    held = moments.held
-    if held is None:
-        return solve(problem, moments, options)
+def solve_held(problem: Problem, fitted: Moments, held: Moments, options: LayerOptions) -> Solved:
+    """Solved on the rows of both, with the regularization that is best on `held` when fitted to `fitted` alone."""
     part = _some(problem)
     tried = [_doubted(options, doubt) for doubt in DOUBTS]
-    solutions = [solve(part, moments, tried[0])]
+    solutions = [solve(part, fitted, tried[0])]
     # The scale hardly depends on the regularization.
     known = replace(part, start=solutions[0].scale)
-    solutions += [solve(known, moments, replace(o, scale_search=False)) for o in tried[1:]]
+    solutions += [solve(known, fitted, replace(o, scale_search=False)) for o in tried[1:]]
     errors = [held_error(part.weight, solved, held, options) for solved in solutions]
-    return solve(problem, whole(moments), tried[int(np.argmin(errors))])
+    return solve(problem, merged(fitted, held), tried[int(np.argmin(errors))])
 
 
 def held_error(weight: Floats, solved: Solved, held: Moments, options: LayerOptions) -> float:

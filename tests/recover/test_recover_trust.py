@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quantpipe.recover.layer import LayerOptions, solve
-from quantpipe.recover.moments import HELD, SCARCE, HoldingCollector, Moments, merged
-from quantpipe.recover.trust import DOUBTS, held_error, trusting
+from quantpipe.recover.moments import Moments, merged
+from quantpipe.recover.trust import DOUBTS, held_error, solve_held
 from tests.recover.test_recover_layer import problem, real, weights
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -79,10 +79,10 @@ def test_few_rows_are_trusted_less_and_serve_other_rows_better() -> None:
     found, plain = [], []
     for seed in range(5):
         x, y = rows(60, seed, noise=0.1)
-        held = trusting(asked, replace(moments_of(x[:40], y[:40]), held=moments_of(x[40:], y[40:])), options)
-        all_of_it = solve(asked, moments_of(x, y), replace(options, rows_per_input=0.0))
+        held = solve_held(asked, moments_of(x[:40], y[:40]), moments_of(x[40:], y[40:]), options)
+        trusting = solve(asked, moments_of(x, y), replace(options, rows_per_input=0.0))
         found.append(output_error(weight, real(held), *fresh))
-        plain.append(output_error(weight, real(all_of_it), *fresh))
+        plain.append(output_error(weight, real(trusting), *fresh))
     assert np.mean(found) < 0.9 * np.mean(plain)
 
 
@@ -90,7 +90,7 @@ def test_many_rows_are_trusted_as_ever() -> None:
     weight = weights(1, OUTS, WIDTH, 3)
     (x, y), (a, b) = rows(20000, 0, noise=0.1), rows(6000, 1, noise=0.1)
     fitted, held = moments_of(x, y), moments_of(a, b)
-    found = trusting(problem(weight), replace(fitted, held=held), LayerOptions())
+    found = solve_held(problem(weight), fitted, held, LayerOptions())
     np.testing.assert_array_equal(found.integers, solve(problem(weight), merged(fitted, held), LayerOptions()).integers)
     assert DOUBTS[0] == 1.0
 
@@ -108,27 +108,6 @@ def test_more_outputs_than_are_looked_at_give_the_same_choice_for_each_group() -
 
     zero = rng.integers(-2, 3, (2, 70)).astype(np.float64)
     asked = replace(problem(weight), bounds=(-7 - zero, 7 - zero))
-    found = trusting(asked, replace(twice(one), held=twice(two)), LayerOptions())
+    found = solve_held(asked, twice(one), twice(two), LayerOptions())
     assert found.integers.shape == (2, 70, WIDTH)
     assert np.all(found.integers >= (-7 - zero)[..., None]) and np.all(found.integers <= (7 - zero)[..., None])
-
-
-@pytest.mark.parametrize(("per_batch", "batches"), [(20, 8), (20, 2), (20, 1), (400, 8)])
-@pytest.mark.parametrize("cross", [True, False])
-def test_every_fourth_batch_is_held_where_rows_are_few(per_batch: int, batches: int, cross: bool) -> None:
-    collector = HoldingCollector(1, WIDTH, 2 * batches, cross)
-    parts = [rows(per_batch, seed) for seed in range(batches)]
-    for x, y in parts:
-        inputs = [np.ascontiguousarray(r.T[None].astype(np.float32)) for r in ((y, x) if cross else (y,))]
-        collector.add(2, *inputs)
-    found = collector.finish()
-    few = per_batch * batches < SCARCE * WIDTH and batches > 1
-    apart = [p for i, p in enumerate(parts) if few and i % HELD == 1]
-    kept = [p for p in parts if not any(p is a for a in apart)]
-    assert (found.held is not None) == few
-    for moments, expected in [(found, kept), *([(found.held, apart)] if found.held is not None else [])]:
-        x, y = (np.concatenate(part) for part in zip(*expected, strict=True))
-        wanted = moments_of(x, y)
-        np.testing.assert_allclose(moments.hessian, wanted.hessian, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(moments.mean_quantized, wanted.mean_quantized, rtol=1e-5, atol=1e-5)
-        assert moments.rows == wanted.rows
