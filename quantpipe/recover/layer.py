@@ -33,8 +33,7 @@ class LayerOptions:
     does to this layer, not for what earlier layers did to the mean of its input.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
-    damped ten times as much: there the moments describe the samples, not the model. (Where samples can be held out,
-    those decide instead: `trust`.)
+    damped ten times as much: there the moments describe the samples, not the model.
     """
 
     propagate: bool = True
@@ -45,21 +44,6 @@ class LayerOptions:
     damping: float = 0.01
     rows_per_input: float = 2.0
     scale_search: bool = True
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """What a layer's integers are to be like. `start`: the scale that the plan would use; `floor`: the least that the
-    bias allows, both `[G, O]`. `bounds`: least and greatest integer less the zero point (which stays as it is), scalars
-    or `[G, O]`."""
-
-    weight: Floats
-    start: NDArray[np.float32]
-    floor: Floats
-    bits: int
-    bounds: tuple[ArrayLike, ArrayLike]
-    schema: TensorSchema
-    per_channel: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +58,26 @@ class Solved:
     error_after: float
 
 
-def solve(problem: Problem, moments: Moments, options: LayerOptions) -> Solved:
-    """The integers of one layer, and what goes with them."""
-    weight, start, schema, per_channel = problem.weight, problem.start, problem.schema, problem.per_channel
+def solve(
+    weight: Floats,
+    moments: Moments,
+    start: NDArray[np.float32],
+    floor: Floats,
+    bits: int,
+    bounds: tuple[ArrayLike, ArrayLike],
+    schema: TensorSchema,
+    per_channel: bool,
+    options: LayerOptions,
+) -> Solved:
+    """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
+    and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
     unit = _mean_diagonal(moments.hessian)
     thin = moments.rows < options.rows_per_input * weight.shape[2]
     about = moments if options.correct_bias else moments.about_zero
     target = regression(weight, about, options.ridge * unit) if options.propagate and not thin else weight
-    low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in problem.bounds)
-    found = _candidates(target, about.hessian, start, problem.bits, (low, high), schema, per_channel, options)
-    scales = np.stack([_at_least(s, problem.floor, schema) for s in found])
+    low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
+    found = _candidates(target, about.hessian, start, bits, (low, high), schema, per_channel, options)
+    scales = np.stack([_at_least(s, floor, schema) for s in found])
     damped = _damped(about.hessian, options.damping * unit * (10.0 if thin else 1.0))
     integers, errors = ROUNDINGS[options.rounding](target, scales.astype(np.float64), (low, high), damped)
     best = errors.argmin(axis=0) if per_channel else np.full(start.shape, errors.sum(axis=(1, 2)).argmin())

@@ -40,21 +40,6 @@ class Moments:
         return replace(self, hessian=hessian, cross=self.cross + column * row)
 
 
-def merged(first: Moments, second: Moments) -> Moments:
-    """Of the rows of both."""
-    rows = first.rows + second.rows
-    share, other = first.rows / rows, second.rows / rows
-    moved = [a - b for a, b in ((first.mean_float, second.mean_float), (first.mean_quantized, second.mean_quantized))]
-    between = share * other * moved[1][:, None, :]
-    return Moments(
-        share * first.hessian + other * second.hessian + moved[1][:, :, None] * between,
-        share * first.cross + other * second.cross + moved[0][:, :, None] * between,
-        share * first.mean_float + other * second.mean_float,
-        share * first.mean_quantized + other * second.mean_quantized,
-        rows,
-    )
-
-
 class MomentCollector:
     """Sums rows, as they differ from the first batch's mean: large means cost no precision, constants leave exactly
     0. The state has the size of one layer's moments. `cross=False` leaves C out (it is then zero).

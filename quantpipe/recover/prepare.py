@@ -14,9 +14,8 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS
-from quantpipe.recover.layer import LayerOptions, Problem, Solved, solve
+from quantpipe.recover.layer import LayerOptions, Solved, solve
 from quantpipe.recover.moments import Moments
-from quantpipe.recover.trust import solve_held
 from quantpipe.types import Kernel, Schema, Topology, WeightSite, WeightTensor
 
 Array = NDArray[Any]
@@ -56,16 +55,10 @@ class Layer:
         return floor if self.per_channel else np.full(self.channels, floor.max())
 
     def solved(
-        self,
-        before: WeightTensor,
-        moments: Moments,
-        held: Moments | None,
-        floor: Floats,
-        schema: Schema,
-        options: LayerOptions,
+        self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, options: LayerOptions
     ) -> tuple[WeightTensor, Solved]:
         """The weight with other integers and another scale (at least `floor` `[C]`) in place of those of `before`, and
-        the whole solution. `held`: moments of other samples, by which to tell how far `moments` can be trusted."""
+        the whole solution."""
         groups, outs, _ = self.matrix.shape
 
         def spread(array: Array) -> Array:
@@ -73,17 +66,17 @@ class Layer:
 
         zero = spread(before.zero_point).astype(np.int64)
         _, _, qmin, qmax = intmath.scales_zero_points([-1.0], [1.0], before.bits, self.site.dtype, schema.weights)
-        problem = Problem(
+        found = solve(
             self.matrix,
+            moments,
             spread(before.scale).astype(np.float32),
             spread(floor),
             before.bits,
             (qmin - zero, qmax - zero),
             schema.weights,
             self.per_channel,
+            options if self.takes_bias else replace(options, correct_bias=False),
         )
-        options = options if self.takes_bias else replace(options, correct_bias=False)
-        found = solve(problem, moments, options) if held is None else solve_held(problem, moments, held, options)
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
         scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
         made = replace(before, values=values.astype(before.values.dtype), scale=np.asarray(scale, np.float32))

@@ -77,6 +77,6 @@ class Variants:
     def _solved(self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats) -> _Made:
         key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes())
         if key not in self._made:
-            made, solved = layer.solved(start, self._moments[start.tensor], None, floor, self._schema, self._options)
+            made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, self._options)
             self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
         return self._made[key]

@@ -26,14 +26,10 @@ from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
-from quantpipe.recover.trust import SCARCE
 from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
-HELD = 4
-"""One batch of so many is held out where a layer's rows are few."""
-
 Progress = Callable[[int, int, str], None]
 
 
@@ -132,17 +128,16 @@ class _Walk:
     ) -> Mapping[str, Array]:
         """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
         floor = layer.floor(float(self._plan.quantizers[kernel.operands[0].tensor].scale))
-        made, solved = layer.solved(before, *self._moments(kernel, layer), floor, self._schema, self._options)
+        made, solved = layer.solved(before, self._moments(kernel, layer), floor, self._schema, self._options)
         errors = np.array([solved.error_before, solved.error_after])
         found = {"values": made.values, "scale": made.scale, "errors": errors}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
-    def _moments(self, kernel: Kernel, layer: Layer) -> tuple[Moments, Moments | None]:
-        """Of rows sampled from every batch, each from its own random numbers; where they are few, those of some batches
-        apart."""
+    def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
+        """Of rows sampled from every batch, each from its own random numbers."""
         data, sizes = kernel.operands[0].tensor, self._forward.sizes
         groups, _, width = layer.matrix.shape
-        collectors = [MomentCollector(groups, width, self._options.propagate, self._pool) for _ in range(2)]
+        collector = MomentCollector(groups, width, self._options.propagate, self._pool)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
         share = rows / max(sum(sizes), 1)
         quantizer = self._plan.quantizers[data]
@@ -154,13 +149,9 @@ class _Walk:
             stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
             return stored, picked.read(x)
 
-        apart, scarce = min(HELD, len(sizes)) - 1, False
-        for number, (stored, real) in enumerate(_ahead(self._pool, read, list(enumerate(sizes)))):
-            if number == 0:
-                scarce = len(sizes) > 1 and stored.shape[2] * sum(sizes) < SCARCE * width * sizes[0]
-            collectors[scarce and number % HELD == apart].add(stored, real)
-        fitted, held = (c.finish() for c in collectors)
-        return fitted, held if scarce else None
+        for stored, real in _ahead(self._pool, read, list(enumerate(sizes))):
+            collector.add(stored, real)
+        return collector.finish()
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
         self.overrides.weights[before.tensor] = replace(before, values=found["values"], scale=found["scale"])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.recover.layer import AROUND, LayerOptions, Problem, Solved, quadratic, regression, solve
+from quantpipe.recover.layer import AROUND, LayerOptions, Solved, quadratic, regression, solve
 from quantpipe.recover.moments import Moments
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
@@ -49,19 +49,22 @@ def solved(
     per_channel: bool = True,
     floor: float = 0.0,
 ) -> Solved:
-    return solve(problem(weight, bits, schema, per_channel, floor), found, options)
-
-
-def problem(
-    weight: Floats, bits: int = 4, schema: TensorSchema = PLAIN, per_channel: bool = True, floor: float = 0.0
-) -> Problem:
     top = (1 << (bits - 1)) - 1
     peak = np.abs(weight).max(axis=2) if per_channel else np.full(weight.shape[:2], np.abs(weight).max())
     start = np.where(peak > 0, peak / top, 1.0)
     if schema.power_of_two is not PowerOfTwo.NONE:
         start = 2.0 ** np.ceil(np.log2(start))
-    floors = np.full(weight.shape[:2], floor)
-    return Problem(weight, start.astype(np.float32), floors, bits, (-top, top), schema, per_channel)
+    return solve(
+        weight,
+        found,
+        start.astype(np.float32),
+        np.full(weight.shape[:2], floor),
+        bits,
+        (-top, top),
+        schema,
+        per_channel,
+        options,
+    )
 
 
 def real(found: Solved) -> Floats:
@@ -264,8 +267,7 @@ def test_a_zero_point_that_stays_shifts_the_bounds_of_the_integers(scale_search:
     options = LayerOptions(propagate=False, scale_search=scale_search)
     schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
     zero = np.full((1, 3), -8.0)
-    asked = Problem(weight, start, np.zeros((1, 3)), 4, (-8 - zero, 7 - zero), schema, True)
-    result = solve(asked, found, options)
+    result = solve(weight, found, start, np.zeros((1, 3)), 4, (-8 - zero, 7 - zero), schema, True, options)
     assert result.integers.min() >= 0 and 7 < result.integers.max() <= 15
     for row in range(3):
         wanted = textbook(weight[0, row], result.scale[0, row], found.hessian[0], options.damping, 15)
