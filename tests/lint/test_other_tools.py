@@ -61,12 +61,12 @@ def test_a_static_model_with_attention_fits_the_device_it_was_made_for(tmp_path:
 
 
 def test_weights_of_four_bits_are_seen_wherever_they_stand(tmp_path: Path) -> None:
-    """The tool uses -8, too. A device that takes it has nothing to refuse but the op that it lacks."""
+    """The tool uses -8, as the device does: nothing is refused but the op that it lacks. One without -8 refuses it."""
     model = static(tmp_path, "attention", QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt4)
     weights = hardware_data("int4_weights")["weights"]
-    full = hardware("int4_weights", weights=weights | {"narrow": False})
+    full, narrow = hardware("int4_weights"), hardware("int4_weights", weights=weights | {"narrow": True})
     assert [(f.rule, f.where) for f in findings(model, full).refused] == [("op", "up")]
-    refused = [f for f in findings(model, hardware("int4_weights")).refused if f.rule != "op"]
+    refused = [f for f in findings(model, narrow).refused if f.rule != "op"]
     assert len(refused) == 7
     assert {f.message for f in refused} == {"integers from -8 to 7; legal is -7 to 7 (4 bits)"}
     eight = static(tmp_path, "attention", QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt8)
