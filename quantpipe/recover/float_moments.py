@@ -71,7 +71,7 @@ class _Collecting:
     """Sums for one weight of `groups` times `width` inputs."""
 
     def __init__(self, groups: int, width: int) -> None:
-        self.sums, self.width = MomentCollector(groups, width, cross=False), width
+        self.sums, self.width = MomentCollector(groups, width), width
 
 
 def _collector(graph: Graph, kernel: Kernel) -> _Collecting:

@@ -45,6 +45,11 @@ class LayerOptions:
     rows_per_input: float = 2.0
     scale_search: bool = True
 
+    @property
+    def wants_float(self) -> bool:
+        """Whether a layer answers for its output in the float model, and not for its own rounding alone."""
+        return self.propagate or not self.own_bias
+
 
 @dataclass(frozen=True, eq=False)
 class Solved:
@@ -84,8 +89,7 @@ def solve(
     chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
     real = chosen * scale[..., None].astype(np.float64)
-    wanted = moments.mean_quantized if options.own_bias else moments.mean_float
-    shift = np.einsum("gok,gk->go", weight, wanted) - np.einsum("gok,gk->go", real, moments.mean_quantized)
+    shift = _mean_output(weight, moments, options) - np.einsum("gok,gk->go", real, moments.mean)
     plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), about.hessian)[1]
     return Solved(
         chosen,
@@ -104,9 +108,17 @@ def quadratic(difference: Floats, hessian: Floats) -> float:
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
     """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input. `ridge`: λ per
     group `[G]`."""
-    left = weight @ moments.cross + ridge[:, None, None] * weight
+    assert moments.output is not None  # noqa: S101  (only walks propagate, and they collect it)
+    left = moments.output.cross + ridge[:, None, None] * weight
     right = _damped(moments.hessian, ridge)
     return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
+
+
+def _mean_output(weight: Floats, moments: Moments, options: LayerOptions) -> Floats:
+    """What the layer gives on average, `[G, O]`: of its float input, or of the one that it has."""
+    if moments.output is None or options.own_bias:
+        return np.asarray(np.einsum("gok,gk->go", weight, moments.mean))
+    return moments.output.mean
 
 
 def _candidates(

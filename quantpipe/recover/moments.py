@@ -1,6 +1,7 @@
-"""Second moments of a layer's input, in the float model (x) and in the quantized one (x̂), streamed over sampled rows.
+"""Second moments of a layer's quantized input x̂, and of its float output y = W x with them, streamed over sampled rows.
 
-Per group: H = E[x̂ᵀx̂], C = E[xᵀx̂], both centred on their own means. Memory is that of one layer: 2·G·K² float64.
+Per group: H = E[x̂ᵀx̂], W C = E[yᵀx̂], both centred on their own means. Memory is that of one layer: G·K² float64, and as
+much again at most.
 """
 
 from __future__ import annotations
@@ -22,63 +23,83 @@ SHARES = 4
 
 
 @dataclass(frozen=True, eq=False)
+class OutputMoments:
+    """Of the float output y at the same rows: `cross` `[G, O, K]` is W C, `mean` `[G, O]` is W μ."""
+
+    cross: Floats = field(repr=False)
+    mean: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Moments:
-    """`hessian`, `cross` `[G, K, K]`; `mean_float`, `mean_quantized` `[G, K]`; `rows` is how many samples they are
-    from."""
+    """`hessian` `[G, K, K]`, `mean` `[G, K]` of x̂; `rows` is how many samples they are from. `output` is None where
+    x̂ is the float input itself."""
 
     hessian: Floats = field(repr=False)
-    cross: Floats = field(repr=False)
-    mean_float: Floats = field(repr=False)
-    mean_quantized: Floats = field(repr=False)
+    mean: Floats
     rows: int
+    output: OutputMoments | None = None
 
     @property
     def about_zero(self) -> Moments:
-        """H = E[x̂ᵀx̂] and C = E[xᵀx̂], means included; what a layer without bias has to go by."""
-        column, row = self.mean_float[:, :, None], self.mean_quantized[:, None, :]
-        hessian = self.hessian + self.mean_quantized[:, :, None] * row
-        return replace(self, hessian=hessian, cross=self.cross + column * row)
+        """H and W C with the means included; what a layer without bias has to go by."""
+        row = self.mean[:, None, :]
+        hessian = self.hessian + self.mean[:, :, None] * row
+        if self.output is None:
+            return replace(self, hessian=hessian)
+        cross = self.output.cross + self.output.mean[:, :, None] * row
+        return replace(self, hessian=hessian, output=replace(self.output, cross=cross))
 
 
 class MomentCollector:
     """Sums rows, as they differ from the first batch's mean: large means cost no precision, constants leave exactly
-    0. The state has the size of one layer's moments. `cross=False` leaves C out (it is then zero).
+    0. The state has the size of one layer's moments. The output counts where the float `weight` `[G, O, K]` is given.
 
     Products of one batch are made in float32 by one thread each, so that the sums do not depend on the machine; `pool`
     shares the products among threads.
     """
 
-    def __init__(self, groups: int, width: int, cross: bool = True, pool: ThreadPoolExecutor | None = None) -> None:
-        self._hessian = np.zeros((groups, width, width))
-        self._cross = np.zeros_like(self._hessian) if cross else None
-        self._sums = [np.zeros((groups, width)) for _ in range(2)]
-        self._centers: list[Rows] = [np.zeros((groups, width, 1), np.float32) for _ in self._sums]
+    def __init__(
+        self, groups: int, width: int, weight: Floats | None = None, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        self._weight = weight
+        self._projection = weight.astype(np.float32) if weight is not None and 2 * weight.shape[1] < width else None
+        seen = [width] if weight is None else [width, width if self._projection is None else weight.shape[1]]
+        self._products = [np.zeros((groups, size, width)) for size in seen]
+        self._sums = [np.zeros((groups, size)) for size in seen]
+        self._centers: list[Rows] = [np.zeros((groups, size, 1), np.float32) for size in seen]
         self._rows = 0
         self._map: Callable[..., Iterable[Any]] = pool.map if pool is not None else map
 
-    def add(self, quantized: Rows, x: Rows | None = None) -> None:
-        """Include rows `[G, K, n]` of x̂ and x, which are overwritten; without x, x̂ is the float input itself."""
+    def seen(self, x: Rows) -> Rows:
+        """What `add` takes of rows x `[G, K, n]` of the float input: the output where that is narrow, as W x and its
+        product with x̂ are less work then than the product of x with x̂; else x."""
+        return x if self._projection is None else np.asarray(self._projection @ x)
+
+    def add(self, quantized: Rows, seen: Rows | None = None) -> None:
+        """Include rows `[G, K, n]` of x̂, and what is `seen` of x, which are overwritten."""
         if not quantized.shape[2]:
             return
-        inputs = [rows for rows in (quantized, x) if rows is not None]
+        inputs = [rows for rows in (quantized, seen) if rows is not None]
         if not self._rows:
             self._centers = [r.mean(axis=2, keepdims=True, dtype=np.float64).astype(np.float32) for r in inputs]
         list(self._map(_centre, inputs, self._centers, self._sums))
-        products = _products(self._hessian, quantized, quantized)
-        if x is not None and self._cross is not None:
-            products += _products(self._cross, x, quantized)
-        list(self._map(_accumulate, *zip(*products, strict=True)))
+        sums = zip(self._products, inputs, strict=True)
+        parts = [part for total, rows in sums for part in _parts(total, rows, quantized)]
+        list(self._map(_accumulate, *zip(*parts, strict=True)))
         self._rows += quantized.shape[2]
 
     def finish(self) -> Moments:
         n = max(self._rows, 1)
         off = [sums / n for sums in self._sums]
-        means = [mean + center[:, :, 0] for mean, center in zip(off, self._centers, strict=False)]
-        hessian = self._hessian / n - off[0][:, :, None] * off[0][:, None, :]
-        cross = np.zeros_like(hessian)
-        if self._cross is not None:
-            cross = self._cross / n - off[1][:, :, None] * off[0][:, None, :]
-        return Moments(hessian, cross, means[-1], means[0], self._rows)
+        means = [mean + center[:, :, 0] for mean, center in zip(off, self._centers, strict=True)]
+        sums = zip(self._products, off, strict=True)
+        found = [total / n - mean[:, :, None] * off[0][:, None, :] for total, mean in sums]
+        if self._weight is None:
+            return Moments(found[0], means[0], self._rows)
+        if self._projection is None:
+            found[1], means[1] = self._weight @ found[1], np.einsum("gok,gk->go", self._weight, means[1])
+        return Moments(found[0], means[0], self._rows, OutputMoments(found[1], means[1]))
 
 
 def _centre(rows: Rows, center: Rows, total: Floats) -> None:
@@ -87,16 +108,16 @@ def _centre(rows: Rows, center: Rows, total: Floats) -> None:
     total += rows.sum(axis=2)
 
 
-def _products(total: Floats, a: Rows, b: Rows) -> list[tuple[Floats, Rows, Rows]]:
+def _parts(total: Floats, a: Rows, b: Rows) -> list[tuple[Floats, Rows, Rows]]:
     """A sum of products in parts of about the same work, whichever threads take them. A product with itself is whole,
     as the library then makes half of it only."""
-    groups, width = total.shape[:2]
+    groups, height = total.shape[:2]
     if groups > 1:
         cuts = [slice(0, groups // 2), slice(groups // 2, None)]
         return [(total[part], a[part], b[part]) for part in cuts]
     if a is b:
         return [(total, a, b)]
-    edges = [width * i // SHARES for i in range(SHARES + 1)]
+    edges = [height * i // SHARES for i in range(SHARES + 1)]
     cuts = [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
     return [(total[:, part], a[:, part], b) for part in cuts]
 

@@ -31,6 +31,8 @@ from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strat
 Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
 Progress = Callable[[int, int, str], None]
+Read = tuple[Array, Array | None]
+"""Rows of x̂, and of what counts of x."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,20 +139,21 @@ class _Walk:
         """Of rows sampled from every batch, each from its own random numbers."""
         data, sizes = kernel.operands[0].tensor, self._forward.sizes
         groups, _, width = layer.matrix.shape
-        collector = MomentCollector(groups, width, self._options.propagate, self._pool)
+        wanted = layer.matrix if self._options.wants_float else None
+        collector = MomentCollector(groups, width, wanted, self._pool)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
         share = rows / max(sum(sizes), 1)
         quantizer = self._plan.quantizers[data]
 
-        def read(number: int, size: int) -> tuple[Array, Array]:
-            x, q = self._forward.real(data, number), self._forward.integers(data, number, self._plan)
+        def read(number: int, size: int) -> Read:
+            q = self._forward.integers(data, number, self._plan)
             rng = np.random.default_rng([self._seed, len(self.layers), number])
-            picked = layer.form.pick(layer.node, self._graph, x.shape, ceil(share * size), rng)
+            picked = layer.form.pick(layer.node, self._graph, q.shape, ceil(share * size), rng)
             stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
-            return stored, picked.read(x)
+            return stored, None if wanted is None else collector.seen(picked.read(self._forward.real(data, number)))
 
-        for stored, real in _ahead(self._pool, read, list(enumerate(sizes))):
-            collector.add(stored, real)
+        for stored, seen in _ahead(self._pool, read, list(enumerate(sizes))):
+            collector.add(stored, seen)
         return collector.finish()
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
@@ -164,10 +167,10 @@ class _Walk:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, call: Callable[[int, int], tuple[Array, Array]], wanted: Sequence[tuple[int, int]]
-) -> Iterator[tuple[Array, Array]]:
+    pool: ThreadPoolExecutor, call: Callable[[int, int], Read], wanted: Sequence[tuple[int, int]]
+) -> Iterator[Read]:
     """The results in order, while the next one is in the making."""
-    coming: deque[Future[tuple[Array, Array]]] = deque()
+    coming: deque[Future[Read]] = deque()
     for arguments in wanted:
         coming.append(pool.submit(call, *arguments))
         if len(coming) > 1:

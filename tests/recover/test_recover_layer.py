@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.recover.layer import AROUND, LayerOptions, Solved, quadratic, regression, solve
-from quantpipe.recover.moments import Moments
+from quantpipe.recover.moments import Moments, OutputMoments
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -20,20 +21,22 @@ ROUNDING = LayerOptions(propagate=False, scale_search=False)
 NEAREST = LayerOptions(propagate=False, scale_search=False, rounding="nearest")
 
 
-def moments(groups: int, width: int, seed: int, rows: int = 4000, noise: float = 0.1) -> Moments:
+def moments(weight: Floats, seed: int, rows: int = 4000, noise: float = 0.1) -> Moments:
     """Of correlated rows x and x̂ = x + noise, well-conditioned."""
+    groups, _, width = weight.shape
     rng = np.random.default_rng(seed)
     mix = rng.standard_normal((groups, width, width)) + np.eye(width)
     x = np.einsum("ngk,gkj->ngj", rng.standard_normal((rows, groups, width)), mix) + rng.standard_normal(width)
     y = x + noise * rng.standard_normal(x.shape) + 0.05
+    return of_rows(weight, x, y)
+
+
+def of_rows(weight: Floats, x: Floats, y: Floats) -> Moments:
+    """Rows `[n, G, K]` of the float and of the quantized input."""
     a, b = x - x.mean(axis=0), y - y.mean(axis=0)
-    return Moments(
-        np.einsum("ngi,ngj->gij", b, b) / rows,
-        np.einsum("ngi,ngj->gij", a, b) / rows,
-        x.mean(axis=0),
-        y.mean(axis=0),
-        rows,
-    )
+    cross = np.einsum("ngi,ngj->gij", a, b) / len(x)
+    output = OutputMoments(weight @ cross, np.einsum("gok,gk->go", weight, x.mean(axis=0)))
+    return Moments(np.einsum("ngi,ngj->gij", b, b) / len(x), y.mean(axis=0), len(x), output)
 
 
 def weights(groups: int, outs: int, width: int, seed: int) -> Floats:
@@ -99,8 +102,7 @@ def test_hessian_rounding_is_no_worse_than_nearest(groups: int, outs: int, width
     # Inputs that share a common part (so that errors can cancel), with a condition number below a hundred.
     common = rng.uniform(0.5, 1.0, (groups, width))
     hessian = np.eye(width) + 2 * common[:, :, None] * common[:, None, :] / common.mean()
-    zero = np.zeros((groups, width))
-    found = Moments(hessian, hessian, zero, zero, 100 * width)
+    found = Moments(hessian, np.zeros((groups, width)), 100 * width)
     weight = weights(groups, outs, width, seed)
     result, nearest = (solved(weight, found, options, bits) for options in (ROUNDING, NEAREST))
     assert nearest.error_after == pytest.approx(nearest.error_before)
@@ -115,7 +117,7 @@ def test_hessian_rounding_is_no_worse_than_nearest(groups: int, outs: int, width
 def test_uncorrelated_inputs_round_to_the_nearest(width: int, seed: int, bits: int) -> None:
     diagonal = np.random.default_rng(seed).uniform(0.1, 5.0, (2, width))
     hessian = np.einsum("gk,kl->gkl", diagonal, np.eye(width))
-    found = Moments(hessian, hessian, np.zeros((2, width)), np.zeros((2, width)), 100 * width)
+    found = Moments(hessian, np.zeros((2, width)), 100 * width)
     weight = weights(2, 3, width, seed)
     np.testing.assert_array_equal(
         solved(weight, found, ROUNDING, bits).integers, solved(weight, found, NEAREST, bits).integers
@@ -125,7 +127,8 @@ def test_uncorrelated_inputs_round_to_the_nearest(width: int, seed: int, bits: i
 @pytest.mark.parametrize(("groups", "width"), [(1, 5), (3, 9), (1, 64), (1, 65), (2, 150)])
 @pytest.mark.parametrize("bits", [3, 8])
 def test_blocks_give_the_integers_of_the_textbook(groups: int, width: int, bits: int) -> None:
-    found, weight = moments(groups, width, width), weights(groups, 4, width, width)
+    weight = weights(groups, 4, width, width)
+    found = moments(weight, width)
     result = solved(weight, found, ROUNDING, bits)
     top = (1 << (bits - 1)) - 1
     for g in range(groups):
@@ -141,7 +144,7 @@ def test_the_target_is_ridge_regression() -> None:
     y = x + 0.3 * rng.standard_normal(x.shape)
     a, b = x - x.mean(axis=0), y - y.mean(axis=0)
     weight = weights(1, outs, width, 5)
-    found = Moments((b.T @ b / rows)[None], (a.T @ b / rows)[None], x.mean(0)[None], y.mean(0)[None], rows)
+    found = of_rows(weight, x[:, None], y[:, None])
     amount = ridge * np.mean(b**2) * rows
     # min Σ |y·v - x·w|² + λ|v - w|², as plain least squares with rows √λ·I added
     left = np.vstack([b, np.sqrt(amount) * np.eye(width)])
@@ -153,16 +156,18 @@ def test_the_target_is_ridge_regression() -> None:
 
 
 def test_without_input_error_the_target_is_the_weight() -> None:
-    found, weight = moments(2, 7, 0, noise=0.0), weights(2, 3, 7, 0)
+    weight = weights(2, 3, 7, 0)
+    found = moments(weight, 0, noise=0.0)
     np.testing.assert_allclose(regression(weight, found, np.asarray([0.05, 0.1])), weight, atol=1e-10)
 
 
 def test_the_bias_takes_the_mean_error_away() -> None:
-    found, weight = moments(2, 7, 1), weights(2, 3, 7, 1)
+    weight = weights(2, 3, 7, 1)
+    found = moments(weight, 1)
     result = solved(weight, found, LayerOptions(), 3)
-    float_mean = np.einsum("gok,gk->go", weight, found.mean_float)
-    quantized_mean = np.einsum("gok,gk->go", real(result), found.mean_quantized)
-    np.testing.assert_allclose(quantized_mean + result.bias_shift, float_mean, atol=1e-10)
+    quantized_mean = np.einsum("gok,gk->go", real(result), found.mean)
+    assert found.output is not None
+    np.testing.assert_allclose(quantized_mean + result.bias_shift, found.output.mean, atol=1e-10)
     assert not solved(weight, found, LayerOptions(correct_bias=False), 3).bias_shift.any()
 
 
@@ -172,9 +177,8 @@ def test_without_a_bias_the_weights_answer_for_the_mean(step: str) -> None:
     rng = np.random.default_rng(8)
     x = rng.standard_normal((4000, 24)) @ rng.standard_normal((24, 24)) * 0.2 + rng.uniform(1, 3, 24)
     y = x + 0.05 * rng.standard_normal(x.shape) + 0.02
-    a, b = x - x.mean(axis=0), y - y.mean(axis=0)
-    found = Moments((b.T @ b / len(x))[None], (a.T @ b / len(x))[None], x.mean(0)[None], y.mean(0)[None], len(x))
     weight = weights(1, 6, 24, 8)
+    found = of_rows(weight, x[:, None], y[:, None])
     errors = []
     for corrected in (True, False):
         options = LayerOptions(propagate=step == "propagation", own_bias=step == "rounding", correct_bias=corrected)
@@ -183,9 +187,10 @@ def test_without_a_bias_the_weights_answer_for_the_mean(step: str) -> None:
 
 
 def test_a_layer_may_answer_for_its_own_rounding_only() -> None:
-    found, weight = moments(2, 7, 1), weights(2, 3, 7, 1)
+    weight = weights(2, 3, 7, 1)
+    found = moments(weight, 1)
     result = solved(weight, found, LayerOptions(propagate=False, own_bias=True), 3)
-    lost = np.einsum("gok,gk->go", weight - real(result), found.mean_quantized)
+    lost = np.einsum("gok,gk->go", weight - real(result), found.mean)
     np.testing.assert_allclose(result.bias_shift, lost, atol=1e-10)
 
 
@@ -203,8 +208,9 @@ OPTIONS = {
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_what_every_result_keeps(options: LayerOptions, schema: TensorSchema, per_channel: bool, bits: int) -> None:
-    found, weight = moments(2, 20, 3, noise=0.5), weights(2, 5, 20, 3)
+    weight = weights(2, 5, 20, 3)
     weight[0, 0] *= 0.01
+    found = moments(weight, 3, noise=0.5)
     result = solved(weight, found, options, bits, schema, per_channel)
     top = (1 << (bits - 1)) - 1
     np.testing.assert_array_equal(result.integers, np.rint(result.integers))
@@ -218,7 +224,8 @@ def test_what_every_result_keeps(options: LayerOptions, schema: TensorSchema, pe
 @pytest.mark.parametrize("schema", [PLAIN, POWER2], ids=["plain", "power2"])
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_the_floor_is_respected(schema: TensorSchema, per_channel: bool) -> None:
-    found, weight = moments(1, 20, 3), weights(1, 5, 20, 3)
+    weight = weights(1, 5, 20, 3)
+    found = moments(weight, 3)
     for floor in (1e-3, 0.3, 2.7):
         result = solved(weight, found, LayerOptions(), 8, schema, per_channel, floor)
         assert (result.scale >= np.float32(floor)).all()
@@ -231,26 +238,29 @@ def test_the_floor_is_respected(schema: TensorSchema, per_channel: bool) -> None
 @pytest.mark.parametrize("schema", [PLAIN, POWER2], ids=["plain", "power2"])
 @pytest.mark.parametrize("dead", ["all", "some"])
 def test_constant_inputs_do_not_blow_up(options: LayerOptions, schema: TensorSchema, dead: str) -> None:
-    found, weight = moments(2, 10, 4), weights(2, 3, 10, 4)
+    weight = weights(2, 3, 10, 4)
+    found = moments(weight, 4)
     which = slice(None) if dead == "all" else slice(0, 4)
-    found.hessian[0, which], found.cross[0, which] = 0.0, 0.0
-    found.hessian[0, :, which], found.cross[0, :, which] = 0.0, 0.0
+    assert found.output is not None
+    found.hessian[0, which], found.hessian[0, :, which], found.output.cross[0, :, which] = 0.0, 0.0, 0.0
     result = solved(weight, found, options, 8, schema)
     assert np.isfinite(result.integers).all() and np.isfinite(result.bias_shift).all()
     assert np.abs(real(result) - weight)[0, :, which].max() <= 1.01 * result.scale[0].max()
 
 
 def test_weights_of_zero_stay_zero() -> None:
-    found, weight = moments(1, 6, 0), weights(1, 3, 6, 0)
+    weight = weights(1, 3, 6, 0)
     weight[0, 1] = 0.0
+    found = moments(weight, 0)
     for schema in (PLAIN, POWER2):
         result = solved(weight, found, LayerOptions(), 8, schema)
         assert not result.integers[0, 1].any() and np.isfinite(result.scale).all()
 
 
 def test_few_rows_keep_the_float_weights_asregression() -> None:
-    found, weight = moments(1, 12, 2, noise=1.0), weights(1, 3, 12, 2)
-    thin = Moments(found.hessian, found.cross, found.mean_float, found.mean_quantized, 23)
+    weight = weights(1, 3, 12, 2)
+    found = moments(weight, 2, noise=1.0)
+    thin = replace(found, rows=23)
     np.testing.assert_array_equal(
         solved(weight, thin, LayerOptions()).integers,
         solved(weight, thin, LayerOptions(propagate=False)).integers,
@@ -263,7 +273,7 @@ def test_a_zero_point_that_stays_shifts_the_bounds_of_the_integers(scale_search:
     """Weights of one sign use all 16 steps above their zero point; the textbook's rounding on the same bounds."""
     weight = np.abs(weights(1, 3, 6, seed=2)) + 0.1
     start = (weight.max(axis=2) / 15).astype(np.float32)
-    found = moments(1, 6, seed=2)
+    found = moments(weight, seed=2)
     options = LayerOptions(propagate=False, scale_search=scale_search)
     schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
     zero = np.full((1, 3), -8.0)

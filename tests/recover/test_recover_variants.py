@@ -42,7 +42,7 @@ def test_moments_of_a_dense_layer_are_its_inputs_covariance() -> None:
     found = moments("ort_cpu")[node.inputs[1]]
     assert found.rows == len(x)
     np.testing.assert_allclose(found.hessian[0], np.cov(x.astype(np.float64).T, bias=True), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(found.mean_float[0], x.mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.mean[0], x.mean(axis=0), rtol=1e-5, atol=1e-6)
 
 
 def test_moments_do_not_depend_on_the_memory() -> None:
