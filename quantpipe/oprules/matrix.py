@@ -40,14 +40,19 @@ class Rows(Protocol):
         """`[G, K, n]` in the array's own type; `zero` stands where a window reaches beyond the data."""
         ...
 
+    def read_output(self, array: Array) -> Array:
+        """`[G, O, n]` of a tensor that has the shape of the op's output: what stands at the rows' own places."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class WindowRows:
     """Per sample of a batch: where the taps of each chosen window lie in its flattened map, `[T, n]`; one place behind
-    the end stands for what is not there."""
+    the end stands for what is not there. `outputs`: where the windows' results lie in theirs, `[n]`."""
 
     groups: int
     places: tuple[Places, ...]
+    outputs: tuple[Places, ...]
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
         channels, size = array.shape[1], int(np.prod(array.shape[2:]))
@@ -63,6 +68,11 @@ class WindowRows:
             start = stop
         return found.reshape(self.groups, -1, count)
 
+    def read_output(self, array: Array) -> Array:
+        channels = array.shape[1]
+        parts = [a.reshape(channels, -1)[:, p] for a, p in zip(array, self.outputs, strict=True)]
+        return np.concatenate(parts, axis=1).reshape(self.groups, channels // self.groups, -1)
+
 
 @dataclass(frozen=True, eq=False)
 class VectorRows:
@@ -72,6 +82,9 @@ class VectorRows:
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
         return np.ascontiguousarray(array.reshape(-1, array.shape[-1])[self.picks].T)[np.newaxis]
+
+    def read_output(self, array: Array) -> Array:
+        return self.read(array)
 
 
 class ConvForm:
@@ -203,7 +216,9 @@ def _window_rows(
             inside &= (at >= 0) & (at < n) & there
             flat = flat * n + at
         row[:] = np.where(inside, flat, beyond)
-    return WindowRows(window.groups, tuple(np.split(taps, np.searchsorted(sample, np.arange(1, samples)), axis=1)))
+    cuts = np.searchsorted(sample, np.arange(1, samples))
+    outputs = np.ravel_multi_index(tuple(place), tuple(out))
+    return WindowRows(window.groups, tuple(np.split(taps, cuts, axis=1)), tuple(np.split(outputs, cuts)))
 
 
 def _some(samples: int, out: Sequence[int], count: int, rng: np.random.Generator) -> Places:

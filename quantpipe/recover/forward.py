@@ -22,7 +22,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.recover.segments import Segment
 from quantpipe.recover.spool import Spool
 from quantpipe.simulate.simulator import bind_in_place, simulate
-from quantpipe.types import Form, QuantPlan, Samples, TensorInfo, Topology
+from quantpipe.types import Form, Quantizer, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
 
@@ -69,6 +69,17 @@ class Forward:
             return array
         return intmath.quantize(array, q.scale, q.zero_point, q.qmin, q.qmax, q.dtype)
 
+    def error(self, tensor: str, batch: int, plan: QuantPlan) -> Array:
+        """The float model's values less the quantized model's."""
+        quantizer = plan.quantizers.get(tensor)
+        if quantizer is None:
+            return np.asarray(self.real(tensor, batch) - self._stored.get(tensor, batch))
+        return np.asarray(self.real(tensor, batch) - dequantized(self.integers(tensor, batch, plan), quantizer))
+
+    def knows(self, tensor: str) -> bool:
+        """Whether the cut that has been reached holds a tensor."""
+        return tensor in self._real
+
     def run(self, part: Segment, plan: QuantPlan) -> None:
         """Take both models through one segment."""
         wanted = [t for t in part.outputs if t in self._graph.consumers]
@@ -107,3 +118,11 @@ class Forward:
 
 def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
     return replace(info, dtype=np.dtype(plan.quantizers[info.name].dtype.numpy).name)
+
+
+def dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
+    """The real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits."""
+    real = rows.astype(np.float32)
+    real -= np.float32(quantizer.zero_point)
+    real *= np.float32(quantizer.scale)
+    return real

@@ -1,7 +1,7 @@
-"""Second moments of a layer's quantized input x̂, and of its float output y = W x with them, streamed over sampled rows.
+"""Second moments of a layer's quantized input x̂, and of its wanted output y with them, streamed over sampled rows.
 
-Per group: H = E[x̂ᵀx̂], W C = E[yᵀx̂], both centred on their own means. Memory is that of one layer: G·K² float64, and as
-much again at most.
+Per group: H = E[x̂ᵀx̂] and E[yᵀx̂] (W C, with C = E[xᵀx̂], where y = W x), both centred on their own means. Memory is that
+of one layer: G·K² float64, and as much again at most.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SHARES = 4
 
 @dataclass(frozen=True, eq=False)
 class OutputMoments:
-    """Of the float output y at the same rows: `cross` `[G, O, K]` is W C, `mean` `[G, O]` is W μ."""
+    """Of the wanted output y at the same rows, which is W x, or that and a shortcut's error: `cross` `[G, O, K]` is
+    E[yᵀx̂] about the means, `mean` `[G, O]` that of y."""
 
     cross: Floats = field(repr=False)
     mean: Floats
@@ -42,7 +43,7 @@ class Moments:
 
     @property
     def about_zero(self) -> Moments:
-        """H and W C with the means included; what a layer without bias has to go by."""
+        """Both with the means included; what a layer without bias has to go by."""
         row = self.mean[:, None, :]
         hessian = self.hessian + self.mean[:, :, None] * row
         if self.output is None:
@@ -53,17 +54,25 @@ class Moments:
 
 class MomentCollector:
     """Sums rows, as they differ from the first batch's mean: large means cost no precision, constants leave exactly
-    0. The state has the size of one layer's moments. The output counts where the float `weight` `[G, O, K]` is given.
+    0. The state has the size of one layer's moments. The output counts where the float `weight` `[G, O, K]` is given;
+    `shortcut`: and what it is added to.
 
     Products of one batch are made in float32 by one thread each, so that the sums do not depend on the machine; `pool`
     shares the products among threads.
     """
 
     def __init__(
-        self, groups: int, width: int, weight: Floats | None = None, pool: ThreadPoolExecutor | None = None
+        self,
+        groups: int,
+        width: int,
+        weight: Floats | None = None,
+        pool: ThreadPoolExecutor | None = None,
+        *,
+        shortcut: bool = False,
     ) -> None:
         self._weight = weight
-        self._projection = weight.astype(np.float32) if weight is not None and 2 * weight.shape[1] < width else None
+        projected = weight is not None and (shortcut or 2 * weight.shape[1] < width)
+        self._projection = weight.astype(np.float32) if weight is not None and projected else None
         seen = [width] if weight is None else [width, width if self._projection is None else weight.shape[1]]
         self._products = [np.zeros((groups, size, width)) for size in seen]
         self._sums = [np.zeros((groups, size)) for size in seen]
@@ -71,10 +80,14 @@ class MomentCollector:
         self._rows = 0
         self._map: Callable[..., Iterable[Any]] = pool.map if pool is not None else map
 
-    def seen(self, x: Rows) -> Rows:
+    def seen(self, x: Rows, shortcut: Rows | None = None) -> Rows:
         """What `add` takes of rows x `[G, K, n]` of the float input: the output where that is narrow, as W x and its
-        product with x̂ are less work then than the product of x with x̂; else x."""
-        return x if self._projection is None else np.asarray(self._projection @ x)
+        product with x̂ are less work then than the product of x with x̂; else x. With `shortcut` `[G, O, n]` it is the
+        output and that."""
+        if self._projection is None:
+            return x
+        output = np.asarray(self._projection @ x)
+        return output if shortcut is None else output + shortcut
 
     def add(self, quantized: Rows, seen: Rows | None = None) -> None:
         """Include rows `[G, K, n]` of x̂, and what is `seen` of x, which are overwritten."""

@@ -56,6 +56,9 @@ class Spool:
         found = self._memory.get((tensor, batch))
         return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
 
+    def __contains__(self, tensor: str) -> bool:
+        return any(name == tensor for name, _ in (*self._memory, *self._files))
+
     def drop(self, tensors: Iterable[str]) -> None:
         """Forget tensors that nobody reads any more."""
         names = set(tensors)

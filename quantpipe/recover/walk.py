@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.execute import available_cores
 from quantpipe.graph.view import Graph
+from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Planner
-from quantpipe.recover.forward import Forward
+from quantpipe.recover.forward import Forward, dequantized
 from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
-from quantpipe.types import Kernel, Quantizer, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
+from quantpipe.types import Kernel, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
@@ -140,7 +141,8 @@ class _Walk:
         data, sizes = kernel.operands[0].tensor, self._forward.sizes
         groups, _, width = layer.matrix.shape
         wanted = layer.matrix if self._options.wants_float else None
-        collector = MomentCollector(groups, width, wanted, self._pool)
+        shortcut = self._shortcut(kernel)
+        collector = MomentCollector(groups, width, wanted, self._pool, shortcut=shortcut is not None)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
         share = rows / max(sum(sizes), 1)
         quantizer = self._plan.quantizers[data]
@@ -149,12 +151,35 @@ class _Walk:
             q = self._forward.integers(data, number, self._plan)
             rng = np.random.default_rng([self._seed, len(self.layers), number])
             picked = layer.form.pick(layer.node, self._graph, q.shape, ceil(share * size), rng)
-            stored = _dequantized(picked.read(q, quantizer.zero_point), quantizer)
-            return stored, None if wanted is None else collector.seen(picked.read(self._forward.real(data, number)))
+            stored = dequantized(picked.read(q, quantizer.zero_point), quantizer)
+            if wanted is None:
+                return stored, None
+            x = picked.read(self._forward.real(data, number))
+            if shortcut is None:
+                return stored, collector.seen(x)
+            tensor, sign = shortcut
+            error = picked.read_output(self._forward.error(tensor, number, self._plan))
+            return stored, collector.seen(x, error * np.float32(sign))
 
         for stored, seen in _ahead(self._pool, read, list(enumerate(sizes))):
             collector.add(stored, seen)
         return collector.finish()
+
+    def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:
+        """What the layer's result is added to (or, sign -1, subtracted from), if it is known by now: its error is then
+        regressed together with the layer's own, for all that follows sees their sum."""
+        graph, made = self._graph, kernel.output
+        readers = graph.consumers.get(made, ())
+        if not self._options.propagate or kernel.fused or len(readers) != 1 or made in graph.output_names:
+            return None
+        node, _ = readers[0]
+        rule = rule_of(node)
+        if rule is None or rule.family is not Family.SUM:
+            return None
+        other = next((t for t in node.inputs if t != made), made)
+        if graph.shapes[other] != graph.shapes[made] or not self._forward.knows(other):
+            return None
+        return other, rule.sign
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
         self.overrides.weights[before.tensor] = replace(before, values=found["values"], scale=found["scale"])
@@ -176,14 +201,6 @@ def _ahead(
         if len(coming) > 1:
             yield coming.popleft().result()
     yield from (found.result() for found in coming)
-
-
-def _dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
-    """The real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits."""
-    real = rows.astype(np.float32)
-    real -= np.float32(quantizer.zero_point)
-    real *= np.float32(quantizer.scale)
-    return real
 
 
 def _layer_data(part: Segment) -> list[str]:

@@ -42,6 +42,7 @@ def check(net: Net, channels: int) -> None:
         number = rows.shape[2]
         assert number == min(count, len(places))
         found = np.einsum("gkn,gok->ngo", rows.astype(np.float64), matrix).reshape(number, -1)
+        np.testing.assert_allclose(picked.read_output(out).transpose(2, 0, 1).reshape(number, -1), found, atol=1e-4)
         far = np.abs(found[:, None] - places).max(axis=2)
         assert far.min(axis=1).max() < 1e-4
         hits = far.argmin(axis=1)

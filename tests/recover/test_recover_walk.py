@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from quantpipe.evaluate.metrics import kl_divergence
 from quantpipe.graph.normalize import load_graph
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
+from quantpipe.recover.moments import Moments
+from quantpipe.recover.prepare import Layer
+from quantpipe.types import WeightTensor
 from tests.ops.cases import CASES
-from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, normal_samples, schema_for
+from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load, normal_samples, schema_for
 from tests.ops.test_every_op import NOTHING_TO_DO, graph_of
 
 DIGITS = Path(__file__).resolve().parents[2] / "quantpipe" / "assets" / "digits.onnx"
@@ -94,6 +98,39 @@ def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
         assert np.abs(weight.values.astype(int)).max() < 1 << (weight.bits - 1)
     backend = "qdq" if hw == "ort_cpu" else "integer"
     assert made.agree(plan, backend).differing == 0
+
+
+@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
+@pytest.mark.parametrize("step", ["propagation", "rounding"])
+def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
+    hw: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """conv(x) + x on a coarse x: the moments of the wanted output, from the rows themselves in float64."""
+    seen: list[Moments] = []
+
+    def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any) -> Any:
+        seen.append(moments)
+        return plain(layer, before, moments, *rest)
+
+    plain = Layer.solved
+    monkeypatch.setattr(Layer, "solved", solved)
+    net = Net()
+    x = net.input(None, 4, 6, 6)
+    net.output(net.node("Add", net.conv(x, 4, 4, name="conv"), x))
+    made = line(net, hw, samples=normal_samples(load(net), 24))
+    walk(made, LayerOptions() if step == "propagation" else LayerOptions(propagate=False), bits=4)
+    q = made.plan(4).quantizers[x]
+    (batch,) = made.samples.batches(24)
+    rows = np.moveaxis(batch.inputs[x], 1, -1).reshape(-1, 4).astype(np.float64)
+    codes = np.clip(np.rint(rows / float(q.scale)) + q.zero_point, q.qmin, q.qmax)
+    coarse = (codes - q.zero_point) * float(q.scale)
+    weight = made.graph.constant(made.graph.by_name["conv"].inputs[1]).reshape(4, 4).astype(np.float64)
+    wanted = rows @ weight.T + (rows - coarse if step == "propagation" else 0)
+    (found,) = seen
+    assert found.output is not None and found.rows == len(rows)
+    np.testing.assert_allclose(found.output.mean[0], wanted.mean(axis=0), atol=1e-5)
+    cross = (wanted - wanted.mean(axis=0)).T @ (coarse - coarse.mean(axis=0)) / len(rows)
+    np.testing.assert_allclose(found.output.cross[0], cross, atol=1e-5)
 
 
 def test_an_accumulator_with_two_readers_is_solved_once() -> None:
