@@ -25,6 +25,8 @@ from quantpipe.simulate.simulator import bind_in_place, simulate
 from quantpipe.types import Form, Quantizer, QuantPlan, Samples, TensorInfo, Topology
 
 Array = NDArray[Any]
+WORTH_RELEASING = 32 << 20
+"""Bytes."""
 
 
 class Forward:
@@ -39,6 +41,7 @@ class Forward:
         self._graph, self._topology = graph, topology
         self._made = frozenset(k.output for k in topology.kernels if k.form is Form.QUANTIZED)
         self._real, self._stored = Spool(memory_mb << 17), Spool(memory_mb << 17)
+        self._freed = 0
         self.sizes: list[int] = []
         for number, batch in enumerate(samples.batches(graph.batch_size)):
             self.sizes.append(len(batch))
@@ -110,10 +113,11 @@ class Forward:
         list(self._pool.map(advance, range(len(self.sizes))))
 
     def drop(self, tensors: Sequence[str]) -> None:
-        """Forget tensors that nobody reads any more, and give their memory back."""
-        self._real.drop(tensors)
-        self._stored.drop(tensors)
-        release_memory()
+        """Forget tensors that nobody reads any more, and give their memory back, once it is worth the time."""
+        self._freed += self._real.drop(tensors) + self._stored.drop(tensors)
+        if self._freed >= WORTH_RELEASING:
+            self._freed = 0
+            release_memory()
 
 
 def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:

@@ -1,7 +1,7 @@
 """Second moments of a layer's quantized input x̂, and of its wanted output y with them, streamed over sampled rows.
 
 Per group: H = E[x̂ᵀx̂] and E[yᵀx̂] (W C, with C = E[xᵀx̂], where y = W x), both centred on their own means. Memory is that
-of one layer: G·K² float64, and as much again at most.
+of one layer: G·K² float64, and at most the greater of G·K² and G·O·K besides.
 """
 
 from __future__ import annotations

@@ -59,10 +59,11 @@ class Spool:
     def __contains__(self, tensor: str) -> bool:
         return any(name == tensor for name, _ in (*self._memory, *self._files))
 
-    def drop(self, tensors: Iterable[str]) -> None:
-        """Forget tensors that nobody reads any more."""
-        names = set(tensors)
+    def drop(self, tensors: Iterable[str]) -> int:
+        """Forget tensors that nobody reads any more. Returns the bytes of memory that this frees."""
+        names, before = set(tensors), self._used
         for key in [k for k in self._memory if k[0] in names]:
             self._used -= self._memory.pop(key).nbytes
         for key in [k for k in self._files if k[0] in names]:
             self._files.pop(key).unlink(missing_ok=True)
+        return before - self._used
