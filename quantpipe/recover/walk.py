@@ -22,7 +22,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Planner
 from quantpipe.recover.forward import Forward, dequantized
-from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover.layer import FEW_BITS, LayerOptions
 from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
@@ -167,10 +167,13 @@ class _Walk:
 
     def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:
         """What the layer's result is added to (or, sign -1, subtracted from), if it is known by now: its error is then
-        regressed together with the layer's own, for all that follows sees their sum."""
+        regressed together with the layer's own, for all that follows sees their sum. With many bits it is the rounding
+        of stored tensors, which nothing foretells."""
         graph, made = self._graph, kernel.output
+        if not self._options.propagate or self._plan.weights[kernel.weight or ""].bits > FEW_BITS:
+            return None
         readers = graph.consumers.get(made, ())
-        if not self._options.propagate or kernel.fused or len(readers) != 1 or made in graph.output_names:
+        if kernel.fused or len(readers) != 1 or made in graph.output_names:
             return None
         node, _ = readers[0]
         rule = rule_of(node)

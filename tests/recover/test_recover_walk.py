@@ -101,11 +101,12 @@ def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
 
 
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
-@pytest.mark.parametrize("step", ["propagation", "rounding"])
+@pytest.mark.parametrize(("propagate", "bits", "asked"), [(True, 4, 1), (True, 8, 0), (False, 4, 0)])
 def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
-    hw: str, step: str, monkeypatch: pytest.MonkeyPatch
+    hw: str, propagate: bool, bits: int, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """conv(x) + x on a coarse x: the moments of the wanted output, from the rows themselves in float64."""
+    """conv(x) + x on a coarse x: the moments of the wanted output, from the rows themselves in float64. Only where
+    weights have few bits."""
     seen: list[Moments] = []
 
     def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any) -> Any:
@@ -118,14 +119,14 @@ def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
     x = net.input(None, 4, 6, 6)
     net.output(net.node("Add", net.conv(x, 4, 4, name="conv"), x))
     made = line(net, hw, samples=normal_samples(load(net), 24))
-    walk(made, LayerOptions() if step == "propagation" else LayerOptions(propagate=False), bits=4)
-    q = made.plan(4).quantizers[x]
+    walk(made, LayerOptions(propagate=propagate), bits=bits)
+    q = made.plan(bits).quantizers[x]
     (batch,) = made.samples.batches(24)
     rows = np.moveaxis(batch.inputs[x], 1, -1).reshape(-1, 4).astype(np.float64)
     codes = np.clip(np.rint(rows / float(q.scale)) + q.zero_point, q.qmin, q.qmax)
     coarse = (codes - q.zero_point) * float(q.scale)
     weight = made.graph.constant(made.graph.by_name["conv"].inputs[1]).reshape(4, 4).astype(np.float64)
-    wanted = rows @ weight.T + (rows - coarse if step == "propagation" else 0)
+    wanted = rows @ weight.T + asked * (rows - coarse)
     (found,) = seen
     assert found.output is not None and found.rows == len(rows)
     np.testing.assert_allclose(found.output.mean[0], wanted.mean(axis=0), atol=1e-5)
