@@ -107,8 +107,8 @@ def quadratic(difference: Floats, hessian: Floats) -> float:
 
 
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
-    """W* = (W·C + λW)(H + λI)^-1: the weights that reproduce the float output from the quantized input. `ridge`: λ per
-    group `[G]`."""
+    """W* = (Y + λW)(H + λI)^-1, Y = E[yᵀx̂]: the weights that reproduce the wanted output from the quantized input.
+    `ridge`: λ per group `[G]`."""
     assert moments.output is not None  # noqa: S101  (only walks propagate, and they collect it)
     left = moments.output.cross + ridge[:, None, None] * weight
     right = _damped(moments.hessian, ridge)

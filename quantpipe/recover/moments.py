@@ -34,7 +34,7 @@ class OutputMoments:
 @dataclass(frozen=True, eq=False)
 class Moments:
     """`hessian` `[G, K, K]`, `mean` `[G, K]` of x̂; `rows` is how many samples they are from. `output` is None where
-    x̂ is the float input itself."""
+    a layer answers for its own rounding alone."""
 
     hessian: Floats = field(repr=False)
     mean: Floats
