@@ -175,7 +175,7 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
     float_seconds = float_pass(graph, splits.calibrate)
     found = {"float": hits(graph.model, splits.evaluate, graph.batch_size)}
     for name, overrides in (("before", NO_OVERRIDES), ("after", climbed.overrides)):
-        network = changed(graph, topology, overrides.channels) if overrides.channels else (graph, topology)
+        network = changed(graph, topology, overrides.channels, overrides.rotations)
         plan = plan_of(*network, spec, schema, strategy, overrides)
         found[name] = hits(realize(*network, plan, chosen.backend).model, splits.evaluate, graph.batch_size)
     return {

@@ -26,6 +26,10 @@ class ColumnForm(Protocol):
     axis: int
     """Where the channels of the input are; negative from behind."""
 
+    def weight_axis(self, node: Node) -> int | None:
+        """Where the input's channels lie in the weight; None where a row of it does not see all of them."""
+        ...
+
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         """Largest |w| that each input channel is multiplied by, `[channels]`."""
         ...
@@ -43,6 +47,9 @@ class ConvColumns:
     """Convolutions of any group count, weight `[O, I / groups, *kernel]`."""
 
     axis = 1
+
+    def weight_axis(self, node: Node) -> int | None:
+        return 1 if int(node.attr("group", 1)) == 1 else None
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         grouped = self._grouped(node, weight)
@@ -66,6 +73,9 @@ class DenseColumns:
     """Gemm and MatMul by a constant matrix: input channels are its rows, or its columns where it is transposed."""
 
     axis = -1
+
+    def weight_axis(self, node: Node) -> int | None:
+        return 1 if node.attr("transB", 0) else 0
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
         return np.asarray(np.abs(self._turned(node, weight)).max(axis=1, initial=0.0))
@@ -94,11 +104,13 @@ def takes_offsets(node: Node) -> bool:
 class Passage:
     """An op on the way that works on each channel alone: a change of channels in front of it is the same change behind
     it. `offsets`: whether offsets pass too. `repeats`: how many channels of the result each channel becomes (0: the op
-    mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second."""
+    mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second.
+    `linear`: whether it does the same linear thing to each channel, so that mixtures of channels pass, too."""
 
     offsets: Callable[[Node], bool] = takes_offsets
     repeats: Callable[[Node, Graph], int] = lambda node, graph: 1
     anywhere: bool = False
+    linear: bool = False
 
 
 def _flattened(node: Node, graph: Graph) -> int:
@@ -109,12 +121,12 @@ def _flattened(node: Node, graph: Graph) -> int:
     return after[1] // before[1]
 
 
-_PLACES = Passage()
-_VIEW = Passage(offsets=lambda node: True, repeats=_flattened)
+_PLACES = Passage(linear=True)
+_VIEW = Passage(offsets=lambda node: True, repeats=_flattened, linear=True)
 _SLOPES = Passage(offsets=lambda node: False, anywhere=True)  # f(a·x) = a·f(x) for a > 0
 
 PASSAGES: Mapping[str, Passage] = {
-    "Identity": Passage(offsets=lambda node: True, anywhere=True),
+    "Identity": Passage(offsets=lambda node: True, anywhere=True, linear=True),
     "MaxPool": Passage(offsets=lambda node: True),
     "GlobalMaxPool": Passage(offsets=lambda node: True),
     "AveragePool": _PLACES,

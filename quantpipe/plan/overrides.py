@@ -29,8 +29,9 @@ class Overrides:
     """Integer weights and real biases that take the place of what rounding to the nearest would give; ranges by scale
     group and weight thresholds (as in a `Strategy`) that take the place of the strategy's.
 
-    `channels`: tensors whose channels are changed. They are no part of a plan: the graph and the topology that it is
-    made for are (`quantpipe.recover.changed`).
+    `channels`: tensors whose channels are changed; `rotations`: streams, by their first tensor, whose channels are
+    mixed by an orthogonal matrix `[C, C]` float64 before that, T' = M T. They are no part of a plan: the graph and the
+    topology that it is made for are (`quantpipe.recover.changed`).
     """
 
     weights: dict[str, WeightTensor]
@@ -38,6 +39,7 @@ class Overrides:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     thresholds: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     channels: Mapping[str, ChannelChange] = field(default_factory=dict)
+    rotations: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def applied(self, strategy: Strategy) -> Strategy:
         """The strategy with the ranges and thresholds that stand here."""

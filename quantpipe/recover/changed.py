@@ -14,32 +14,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError
-from quantpipe.graph.normalize import expose
-from quantpipe.graph.view import Graph, Node, view
+from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import AFFINE, CLAMP, COLUMNS, MAX, MIN, along
+from quantpipe.oprules.channels import AFFINE, COLUMNS, along
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.links import Link, links
+from quantpipe.recover.mixed import mixed
+from quantpipe.recover.writer import Writer
 from quantpipe.types import Kernel, Topology
 
 Floats = NDArray[np.float64]
-Limits = tuple[Floats, Floats]
 
 
-def changed(graph: Graph, topology: Topology, changes: Mapping[str, ChannelChange]) -> tuple[Graph, Topology]:
-    """Graph and topology with every change made. Raises ArtifactError for a change that the network has no place
-    for."""
+def changed(
+    graph: Graph,
+    topology: Topology,
+    changes: Mapping[str, ChannelChange],
+    rotations: Mapping[str, Floats] = MappingProxyType({}),
+) -> tuple[Graph, Topology]:
+    """Graph and topology with streams rotated, then every change made. Raises ArtifactError for what the network has no
+    place for."""
+    if rotations:
+        graph = mixed(graph, topology, rotations)
     if not changes:
         return graph, topology
     known, _ = links(graph, topology)
-    writer = _Writer(graph)
+    writer = Writer(graph)
     kernels = dict(topology.kernel_of)
     made = {known[t].maker: (known[t], c) for t, c in changes.items() if _fits(known, t, c)}
     read = {r: (known[t], c) for t, c in changes.items() for r in known[t].readers}
@@ -75,7 +81,7 @@ def _fits(known: Mapping[str, Link], tensor: str, change: ChannelChange) -> bool
 def _change_constants(
     graph: Graph,
     topology: Topology,
-    writer: _Writer,
+    writer: Writer,
     node: Node,
     made: tuple[Link, ChannelChange] | None,
     read: tuple[Link, ChannelChange] | None,
@@ -114,7 +120,7 @@ def _change_constants(
 def _change_clamps(
     graph: Graph,
     topology: Topology,
-    writer: _Writer,
+    writer: Writer,
     kernels: dict[str, Kernel],
     link: Link,
     change: ChannelChange,
@@ -144,80 +150,3 @@ def _change_clamps(
         bounds=(float(limits[0].min()), float(limits[1].max())),
         channel_bounds=None if same else (tuple(limits[0].tolist()), tuple(limits[1].tolist())),
     )
-
-
-class _Writer:
-    """A copy of a graph, weights shared, in which constants and clamps are exchanged."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._model = expose(graph.model, [])
-        self._nodes = {n.name: n for n in self._model.graph}
-        self._shapes, self._dtypes = dict(graph.shapes), dict(graph.dtypes)
-        self._uses: dict[str, int] = {}
-        for node in graph.nodes:
-            for tensor in node.inputs:
-                self._uses[tensor] = self._uses.get(tensor, 0) + 1
-
-    def constant(self, node: Node, port: int, value: Floats) -> None:
-        """Another constant at a port, under the same name where the node is its only user."""
-        name = node.inputs[port]
-        dtype = self._graph.constant_tensor(name).dtype.numpy()
-        array = np.ascontiguousarray(value.astype(dtype))
-        own = self._nodes[node.name]
-        if self._uses[name] == 1:
-            known = self._model.graph.initializers[name]
-            known.const_value = ir.tensor(array, name=name)
-            return
-        own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
-
-    def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
-        """Other limits for a clamp, one for each place of an axis (None: all are the same); names of nodes that were
-        put in front of it."""
-        tensor = node.outputs[0]
-        rank, dtype = len(self._graph.shapes[tensor]), np.dtype(self._graph.dtypes[tensor])
-        own = self._nodes[node.name]
-        data, result = own.inputs[0], own.outputs[0]
-        ports = [
-            self._added(f"{node.name}/{side}", (bound[0] if axis is None else along(bound, rank, axis)).astype(dtype))
-            if np.all(np.isfinite(bound))
-            else None
-            for side, bound in zip(("low", "high"), limits, strict=True)
-        ]
-        added: list[str] = []
-        if axis is None:
-            last = ir.Node("", CLAMP, [data, *ports], name=node.name)
-        elif ports[0] is None or ports[1] is None:
-            last = ir.Node("", MAX if ports[1] is None else MIN, [data, ports[0] or ports[1]], name=node.name)
-        else:
-            first = ir.Node("", MAX, [data, ports[0]], name=f"{node.name}/low_only")
-            first.outputs[0].name = f"{tensor}/low_only"
-            self._model.graph.insert_before(own, first)
-            self._shapes[f"{tensor}/low_only"], self._dtypes[f"{tensor}/low_only"] = (
-                self._graph.shapes[tensor],
-                self._graph.dtypes[tensor],
-            )
-            added.append(f"{node.name}/low_only")
-            last = ir.Node("", MIN, [first.outputs[0], ports[1]], name=node.name)
-        self._model.graph.insert_before(own, last)
-        found = last.outputs[0]
-        shape, kind = result.shape, result.type
-        result.replace_all_uses_with(found, replace_graph_outputs=True)
-        self._model.graph.remove(own, safe=True)
-        found.name, found.shape, found.type = tensor, shape, kind
-        return tuple(added)
-
-    def graph(self) -> Graph:
-        """The view of the copy."""
-        old = self._graph
-        found = view(self._model, old.model_hash, old.source, old.notes)
-        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying)
-
-    def _added(self, name: str, array: NDArray[Any]) -> ir.Value:
-        while name in self._model.graph.initializers or name in self._shapes:
-            name += "_"
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self._model.graph.register_initializer(value)
-        self._shapes[name], self._dtypes[name] = array.shape, array.dtype.name
-        return value

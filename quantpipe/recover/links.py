@@ -58,7 +58,7 @@ def links(graph: Graph, topology: Topology) -> tuple[dict[str, Link], dict[str, 
 class _Finder:
     def __init__(self, graph: Graph, topology: Topology) -> None:
         self._graph, self._topology = graph, topology
-        self._uses = _uses(graph)
+        self._uses = users_of_constants(graph)
 
     def makes(self, node: Node) -> bool:
         """Whether the node has constants of its own that a change of its result can go into."""
@@ -166,7 +166,8 @@ class _Finder:
         return axis % len(self._graph.shapes[maker.outputs[0]])
 
 
-def _uses(graph: Graph) -> Mapping[str, int]:
+def users_of_constants(graph: Graph) -> Mapping[str, int]:
+    """How many ports read each constant."""
     found: dict[str, int] = {}
     for node in graph.nodes:
         for tensor in (*node.inputs, *node.captured):

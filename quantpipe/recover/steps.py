@@ -11,7 +11,9 @@ from quantpipe.recover.equalize import Equalization, equalized
 from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.parameters import SEARCHED, at_least, one_of, whole
 from quantpipe.recover.ranges import Ranges, chosen_ranges
+from quantpipe.recover.rotate import Rotation, rotations
 from quantpipe.recover.smooth import Smoothing, smoothed
+from quantpipe.recover.threads import one_thread_each
 from quantpipe.recover.work import NotApplicable, State, Work
 from quantpipe.types import Granularity
 
@@ -116,6 +118,20 @@ def _smooth(work: Work, state: State, options: Smoothing) -> State:
     return replace(best[2], note=f"{len(behind)} tensors, alpha {best[1]:g}")
 
 
+def _rotate(work: Work, state: State, options: Rotation) -> State:
+    found, reasons = work.streams
+    if not found:
+        raise NotApplicable(_why("no tensors are tied together by linear ops alone, between layers", reasons))
+    free = [s for s in found.values() if not state.overrides.channels.keys() & set(s.tensors)]
+    if not free:
+        raise NotApplicable("the channels of all streams are in other units already; rotate stands in front of those")
+    with one_thread_each() as pool:
+        made = rotations(state.graph, state.topology, free, options, pool.map)
+    if not made:
+        raise NotApplicable("the weights around all streams are as even as a rotation makes them")
+    return replace(work.rotated(state, made), note=f"{len(made)} of {len(found)} streams")
+
+
 def _ranges(work: Work, state: State, options: Ranges) -> State:
     return chosen_ranges(work, state, options)
 
@@ -133,5 +149,6 @@ STEPS: Mapping[str, StepKind] = {
     "equalize": StepKind(Equalization, _equalize, rescales=True),
     "absorb": StepKind(Absorption, _absorb, rescales=True),
     "smooth": StepKind(Smoothing, _smooth, rescales=True),
+    "rotate": StepKind(Rotation, _rotate, rescales=True),
     "ranges": StepKind(Ranges, _ranges),
 }

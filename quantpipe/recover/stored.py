@@ -18,7 +18,7 @@ Arrays = dict[str, NDArray[Any]]
 def overrides_arrays(overrides: Overrides) -> Arrays:
     """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N;
     `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where they are the
-    change's own, `limits/T` per tensor whose channels are changed."""
+    change's own, `limits/T` per tensor whose channels are changed; `rotation/T` per stream that begins with T."""
     found: Arrays = {}
     for tensor, weight in overrides.weights.items():
         found |= {
@@ -34,7 +34,7 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
         found |= {f"factor/{tensor}": change.factor, f"offset/{tensor}": change.offset}
         if change.limits is not None:
             found[f"limits/{tensor}"] = np.asarray(change.limits)
-    return found
+    return found | {f"rotation/{tensor}": matrix for tensor, matrix in overrides.rotations.items()}
 
 
 def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology, where: str) -> Overrides:
@@ -42,7 +42,8 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
     ranges: dict[str, Range] = {}
     thresholds: dict[str, NDArray[np.float64]] = {}
     channels: dict[str, ChannelChange] = {}
-    found = Overrides({}, {}, ranges, thresholds, channels)
+    rotations: dict[str, NDArray[np.float64]] = {}
+    found = Overrides({}, {}, ranges, thresholds, channels, rotations)
     groups = {group.key for group in topology.groups}
     for key, array in arrays.items():
         kind, _, name = key.partition("/")
@@ -71,4 +72,6 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
             limits = arrays.get(f"limits/{name}")
             own = None if limits is None else (float(limits[0]), float(limits[1]))
             channels[name] = ChannelChange(array, arrays[f"offset/{name}"], own)
+        elif kind == "rotation":
+            rotations[name] = array
     return found

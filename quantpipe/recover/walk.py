@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.graph.execute import available_cores
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Planner
@@ -27,6 +25,7 @@ from quantpipe.recover.moments import MomentCollector, Moments
 from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
+from quantpipe.recover.threads import one_thread_each
 from quantpipe.types import Kernel, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
@@ -63,7 +62,7 @@ def recover(
     parts = segments(graph, topology)
     # A layer's data can be made anew inside its own segment (an accumulator that is also read narrowed).
     last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
-    with _one_thread_each() as pool, Forward(graph, topology, samples, memory_mb) as forward:
+    with one_thread_each() as pool, Forward(graph, topology, samples, memory_mb) as forward:
         plan = planner.plan(strategy)
         chain = Chain(plan, options, rows, seed, samples.digest, forward.sizes)
         walk = _Walk(graph, topology, schema, plan, options, rows, seed, forward, pool, chain, kept)
@@ -75,16 +74,6 @@ def recover(
             forward.run(part, planner.plan(strategy, walk.overrides, part.kernels))
             forward.drop([t for t in (*part.inputs, *part.outputs) if last_reader.get(t, -1) <= number])
         return Recovery(walk.overrides, tuple(walk.layers))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Threads for the algebra, each with a linear algebra library of one thread: small products do not wait for one
-    another, and sums are made in the same order on every machine."""
-    from threadpoolctl import threadpool_limits
-
-    with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:
-        yield pool
 
 
 class _Walk:

@@ -2,9 +2,9 @@
 
 A state is a graph and a topology that compute what the float model computes, and the overrides that a plan for them
 takes. A step is a pure function of (work, state): it gives another state, or says why it cannot. Either it walks
-through the layers and gives integer weights and biases (`walked`), or it puts channels in other units (`rescaled`), or
-it chooses ranges. What an earlier step did stays: a walk works on the rescaled network and on the chosen ranges, and
-rescaling behind a walk repeats the walk.
+through the layers and gives integer weights and biases (`walked`), or it puts channels in other units (`rescaled`) or
+mixes them (`rotated`), or it chooses ranges. What an earlier step did stays: a walk works on the changed network and on
+the chosen ranges, and a change behind a walk repeats the walk.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from quantpipe.recover.channel_stats import ChannelExtremes, channel_extremes
 from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.links import Link, links
 from quantpipe.recover.partial import Kept, NothingKept
+from quantpipe.recover.streams import Stream, streams
 from quantpipe.recover.walk import recover
 from quantpipe.types import HardwareSpec, Profile, QuantPlan, Range, Samples, ScaleGroup, Schema, Strategy, Topology
 
@@ -112,9 +113,11 @@ class Work:
     def ranges_for(self, state: State, changes: Mapping[str, ChannelChange]) -> dict[str, Range]:
         """Ranges of the scale groups that changes of channels touch, estimated from the calibration samples; what the
         search had made of the estimates is made of these, too."""
-        graph, topology = changed(self.graph, self.topology, _composed(state, changes))
-        touched = {t for c in changes for t in self.links[0][c].tensors}
-        groups = [g for g in topology.groups if g.fixed is None and touched.intersection(g.tensors)]
+        network = changed(self.graph, self.topology, _composed(state, changes), state.overrides.rotations)
+        return self._ranges(*network, {t for c in changes for t in self.links[0][c].tensors})
+
+    def _ranges(self, graph: Graph, topology: Topology, touched: Collection[str]) -> dict[str, Range]:
+        groups = [g for g in topology.groups if g.fixed is None and not set(touched).isdisjoint(g.tensors)]
         table = self._table(graph, topology, groups)
         return {g.key: _scaled(table.group_range(g, self.strategy.bits[g.key]), self._moved(g)) for g in groups}
 
@@ -128,17 +131,39 @@ class Work:
 
     def rescaled(self, state: State, changes: Mapping[str, ChannelChange], ranges: Mapping[str, Range]) -> State:
         """Channels in other units, with new ranges, thresholds of the changed weights, and the last walk repeated."""
-        channels = _composed(state, changes)
-        graph, topology = changed(self.graph, self.topology, channels)
         nodes = {n for c in changes for n in (self.links[0][c].maker, *self.links[0][c].readers)}
+        overrides = replace(state.overrides, channels=_composed(state, changes))
+        network = changed(self.graph, self.topology, overrides.channels, overrides.rotations)
+        return self._renewed(state, *network, overrides, nodes, ranges)
+
+    def rotated(self, state: State, rotations: Mapping[str, NDArray[np.float64]]) -> State:
+        """Streams rotated, behind what they were rotated by already, with new ranges and thresholds, and the last walk
+        repeated."""
+        before, known = state.overrides.rotations, self.streams[0]
+        composed = {**before, **{name: m @ before[name] if name in before else m for name, m in rotations.items()}}
+        graph, topology = changed(self.graph, self.topology, state.overrides.channels, composed)
+        nodes = {n for name in rotations for n in (*known[name].makers, *known[name].readers)}
+        ranges = self._ranges(graph, topology, {t for name in rotations for t in known[name].tensors})
+        overrides = replace(state.overrides, rotations=composed)
+        return self._renewed(state, graph, topology, overrides, nodes, ranges)
+
+    def _renewed(
+        self,
+        state: State,
+        graph: Graph,
+        topology: Topology,
+        overrides: Overrides,
+        nodes: Collection[str],
+        ranges: Mapping[str, Range],
+    ) -> State:
+        """A state on another network, some `nodes` of which have other weights."""
         table, bits = self._table(graph, topology, ()), self.strategy.bits
-        weights = [w.tensor for w in topology.weights if nodes.intersection(w.nodes)]
+        weights = [w.tensor for w in topology.weights if not set(nodes).isdisjoint(w.nodes)]
         thresholds = {t: table.weight_thresholds(t, bits[t]) for t in weights}
         overrides = replace(
-            state.overrides,
+            overrides,
             weights={},
             biases={},
-            channels=channels,
             ranges={**state.overrides.ranges, **ranges},
             thresholds={**state.overrides.thresholds, **thresholds},
         )
@@ -174,6 +199,11 @@ class Work:
         """Of the float model; changes of channels leave them as they are."""
         return links(self.graph, self.topology)
 
+    @cached_property
+    def streams(self) -> tuple[dict[str, Stream], dict[str, str]]:
+        """Of the float model, as the links."""
+        return streams(self.graph, self.topology)
+
     def extremes(self, state: State, found: Collection[Link], *, moments: bool) -> Mapping[str, ChannelExtremes]:
         """Per channel, of the state's network; with mean and deviation where `moments` are wanted."""
         return channel_extremes(state.graph, list(found), self.samples, moments=moments)
@@ -186,6 +216,7 @@ class Work:
     @cached_property
     def _own(self) -> ThresholdTable:
         tensors = {t for link in self.links[0].values() for t in link.tensors}
+        tensors |= {t for stream in self.streams[0].values() for t in stream.tensors}
         groups = [g for g in self.topology.groups if g.fixed is None and tensors.intersection(g.tensors)]
         known = self.profile if self.profile is not None else _NOTHING
         return self._table(self.graph, self.topology, groups, known)

@@ -86,9 +86,9 @@ class Job:
     def recovered_network(self, overrides: Overrides) -> Job:
         """The same job on the network whose channels recovery has put in other units; it computes what the model
         does."""
-        if not overrides.channels:
+        if not overrides.channels and not overrides.rotations:
             return self
-        graph, topology = changed(self.graph, self.topology, overrides.channels)
+        graph, topology = changed(self.graph, self.topology, overrides.channels, overrides.rotations)
         return replace(self, inputs=replace(self.inputs, graph=graph), topology=topology)
 
     def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:

@@ -1,0 +1,122 @@
+"""A rotation of a stream's channels after which few weights stand out of the range of their scale.
+
+A weight is rounded with a step of peak / levels, so what rounding costs grows with (peak / root mean square)², the
+squared crest factor of what shares a scale. Rotations of the channels leave the network as it is, and weights before
+and behind them may be as even as they can be made: rotations against outliers are those of QuaRot (Ashkboos et al.
+2024), learned ones those of SpinQuant (Liu et al. 2024), both for language models. Here the crest factor itself is
+made least, from the weights alone.
+
+Takes faces (weights as a stream's channels meet them); gives an orthogonal matrix. Pure linear algebra.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.float32]
+POWER = 8
+"""The peak of weights is taken as the root of this order of the mean of their squares' powers: smooth, and close to
+it."""
+LONGEST = 0.5
+"""Most of a step's angle, as root mean square over the axes, in radians."""
+WORSE = 1.05
+"""A step may lose by as much against the worst of the last `REMEMBERED` ones: the way down is not even."""
+REMEMBERED = 5
+STILL = 1e-3
+"""Where the last `REMEMBERED` steps won less, as a share, nothing more is to be had."""
+
+
+@dataclass(frozen=True, eq=False)
+class Face:
+    """A weight as the channels of a stream meet it: `values` `[S, T, C]`, the last axis being the stream's channels;
+    those along the axes `shared` have one scale."""
+
+    values: Floats = field(repr=False)
+    shared: tuple[int, ...]
+
+
+def crest(faces: Iterable[Face]) -> float:
+    """Mean over the faces of the squared crest factor, each scale's weighted by the squares that it holds."""
+    found = []
+    for face in faces:
+        squares = face.values**2
+        held = squares.size / max(squares.max(axis=face.shared, keepdims=True).size, 1)
+        found.append(float(squares.max(axis=face.shared).sum() * held / squares.sum()))
+    return float(np.mean(found))
+
+
+def rotated(face: Face, matrix: Floats) -> Face:
+    """The face behind a rotation of the channels, T' = M T."""
+    return Face(face.values @ matrix.T, face.shared)
+
+
+def flattest(
+    faces: Sequence[Face],
+    channels: int,
+    iterations: int,
+    apply: Callable[..., Iterable[Any]] = map,
+) -> Floats:
+    """An orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the rotated faces small: steps
+    against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's transform. From
+    the identity on, so the same faces give the same matrix. `apply` shares the work on single faces among threads.
+    """
+    scaled = [Face((f.values / np.linalg.norm(f.values)).astype(np.float32), f.shared) for f in faces]
+    identity = np.eye(channels, dtype=np.float32)
+
+    def at(matrix: Rows) -> tuple[float, Rows]:
+        parts = list(apply(lambda face: _slope(face, matrix), scaled))
+        slope = np.sum([s for _, s in parts], axis=0)
+        return sum(value for value, _ in parts), slope - slope.T
+
+    matrix = best = identity
+    value, slope = at(matrix)
+    least, last = value, deque([value], REMEMBERED + 1)
+    length = 0.1 * LONGEST * np.sqrt(channels) / max(float(np.linalg.norm(slope)), 1e-30)
+    for number in range(iterations):
+        half = np.float32(length / 2) * slope
+        moved = np.linalg.solve(identity + half, (identity - half) @ matrix)
+        found, steeper = at(moved)
+        if found > WORSE * max(last):
+            length /= 4
+            continue
+        step, change = -length * slope, steeper - slope
+        both = float(np.sum(step * change))
+        if both > 0:
+            length = float(np.sum(step * step)) / both if number % 2 else both / float(np.sum(change * change))
+        else:
+            length *= 1.5
+        length = min(length, LONGEST * np.sqrt(channels) / max(float(np.linalg.norm(steeper)), 1e-30))
+        matrix, value, slope = moved, found, steeper
+        last.append(value)
+        if value < least:
+            least, best = value, matrix
+        if len(last) > REMEMBERED and max(last) - min(last) < STILL * least:
+            break
+    left, _, right = np.linalg.svd(best.astype(np.float64))
+    return np.asarray(left @ right)
+
+
+def _slope(face: Face, matrix: Rows) -> tuple[float, Rows]:
+    """The smoothed crest factor of a rotated face whose squares sum to 1, and its slope by infinitesimal rotations,
+    of which the skew part counts.
+
+    With n values y to a scale, its share is n·(mean y^2p)^(1/p); the slope by y is 2·(mean y^2p)^(1/p - 1)·y^(2p - 1).
+    """
+    turned = face.values @ matrix.T
+    squares = turned * turned
+    most = np.maximum(squares.max(axis=face.shared, keepdims=True), np.float32(1e-30))
+    squares /= most
+    twice = squares * squares
+    powers = twice * twice * twice * squares  # to the POWER - 1; numpy's own power takes many times as long
+    means = (powers * squares).mean(axis=face.shared, keepdims=True)
+    held = turned.size // most.size
+    value = held * float(np.sum(most * means ** (1 / POWER), dtype=np.float64))
+    slope = (2 * means ** (1 / POWER - 1) * powers * turned).reshape(-1, turned.shape[-1])
+    return value, slope.T @ turned.reshape(-1, turned.shape[-1])
