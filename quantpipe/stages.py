@@ -311,7 +311,7 @@ def recover(
         return judge.kl_of(outputs[state])
 
     state, climbed = climb(
-        work.start(start),
+        work.start(start, (options.layer("rounding"), options.rows)),
         options.items(),
         lambda step, state: STEPS[step.name].run(work, state, step.parameters),
         measured,

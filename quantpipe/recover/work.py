@@ -81,9 +81,9 @@ class Work:
     kept: Kept = NothingKept()  # noqa: RUF009  (without state)
     profile: Profile | None = None
 
-    def start(self, overrides: Overrides = NO_OVERRIDES) -> State:
-        """The float model, with what the strategy has already."""
-        return State(self.graph, self.topology, overrides)
+    def start(self, overrides: Overrides = NO_OVERRIDES, walk: tuple[LayerOptions, int] | None = None) -> State:
+        """The float model, with what the strategy has already; `walk` is what makes weights like those that it has."""
+        return State(self.graph, self.topology, overrides, walk if overrides.weights else None)
 
     def plan(self, state: State) -> QuantPlan:
         """Raises HardwareError when the device cannot express the state."""

@@ -118,7 +118,7 @@ def test_steps_take_parameters() -> None:
         ({"steps": ["rounding", "propagtion"]}, "recover.steps", "propagation"),
         ({"rounding": "hesian"}, "recover.rounding", "hessian"),
         ({"rounding": "nearest"}, "recover.rounding", "coordinate"),
-        ({"steps": ["spin"]}, "recover.steps", "bias, rounding, propagation, equalize, absorb, smooth, ranges"),
+        ({"steps": ["spin"]}, "recover.steps", "bias, rounding, propagation, equalize, absorb, smooth, rotate, ranges"),
         ({"steps": "rounding"}, "recover.steps", "a list"),
         ({"steps": [3]}, "recover.steps", "legal are bias"),
         ({"steps": [{"iterations": 3}]}, "recover.steps", "name: equalize"),

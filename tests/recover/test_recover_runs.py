@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.e2e.program import Program, Result, contents
+from tests.recover.test_recover_rotate import hidden_signs
 
 FOUR = ("hardware=ort_cpu", "hardware.weights.bits=4")
 
@@ -21,7 +23,7 @@ def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str,
     plain = good(program.run(*target, folder="plain"))
     first = good(program.run(*target, "recover=default"))
     steps = first.report["recover"]
-    assert [s["step"] for s in steps] == ["propagation", "equalize"]
+    assert [s["step"] for s in steps] == ["rotate", "propagation", "equalize"]
     assert any(s["kept"] for s in steps)
     assert first.report["metrics"]["simulated"]["kl"] < plain.report["metrics"]["simulated"]["kl"]
     assert first.report["metrics"]["simulated"] == first.report["metrics"]["realized"]
@@ -67,10 +69,29 @@ def test_steps_with_parameters_change_channels_and_replay(program: Program) -> N
 
 def test_four_bits_in_the_devices_own_form(program: Program) -> None:
     found = good(program.run(*FOUR, "recover=default"))
-    first, second = found.report["recover"]
-    assert first["kept"] and first["kl_after"] < 0.5 * first["kl_before"]
-    assert not second["kept"] and second["reason"], "scales per channel have nothing to equalize"
+    turned, walked, even = found.report["recover"]
+    assert not turned["kept"] and "Clip" in turned["reason"], "clamps stand behind all layers"
+    assert walked["kept"] and walked["kl_after"] < 0.5 * walked["kl_before"]
+    assert not even["kept"] and even["reason"], "scales per channel have nothing to equalize"
     assert found.report["metrics"]["simulated"] == found.report["metrics"]["realized"]
+
+
+def test_rotated_streams_are_replayed(program: Program) -> None:
+    """Rotations alone, and no integer weights: the replay mixes the same channels."""
+    onnx.save(hidden_signs(3).proto(), program.cwd / "hidden.onnx")
+    np.save(program.cwd / "x.npy", np.random.default_rng(0).standard_normal((96, 4, 6, 6)).astype(np.float32))
+    given = ("hardware=int4_weights", f"model.path={program.cwd}/hidden.onnx", "dataset=npz")
+    given = (*given, f"dataset.path={program.cwd}/x.npy")
+    first = good(program.run(*given, "recover=default", "recover.steps=[rotate]"))
+    (row,) = first.report["recover"]
+    assert row["kept"] and row["on"] == "1 of 1 streams"
+    with np.load(first.folder / "recover" / "weights.npz") as stored:
+        kinds = {key.partition("/")[0] for key in stored.files}
+    assert {"rotation", "range", "threshold"} <= kinds and not {"weight", "bias"} & kinds
+    strategy = first.folder / "search" / "strategy.json"
+    again = good(program.run("command=replay", f"strategy={strategy}", *given, folder="again"))
+    assert again.report["metrics"] == first.report["metrics"]
+    assert contents(again.folder)["realize/model.onnx"] == contents(first.folder)["realize/model.onnx"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,265 @@
+"""Rotations of streams: where they are possible, that the network computes what it did, that few weights stand out
+behind them, and that the ladder measures and keeps them like any other step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe import stages
+from quantpipe.errors import ArtifactError
+from quantpipe.plan import ChannelChange, Overrides, Planner
+from quantpipe.recover import Climbed, RecoverOptions, changed, overrides_arrays, overrides_from_arrays
+from quantpipe.recover.mixed import faces, mixed
+from quantpipe.recover.rotation import Face, _slope, crest, flattest, rotated
+from quantpipe.recover.streams import streams
+from tests.ops.line import Line, Net, line
+from tests.recover.test_recover_channels import PAD, on, outputs
+
+Array = np.ndarray[Any, Any]
+
+
+def turn(size: int, seed: int) -> Array:
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+
+
+def bottlenecks(seed: int = 3, spikes: float = 0.0) -> Net:
+    """Two residual blocks around a stream of 6 channels, read by a padded convolution and, behind a pool, by a dense
+    layer. `spikes`: weights that stand out, on both sides of the stream."""
+    net = Net(seed)
+
+    def conv(x: str, into: int, out: int, *kernel: int, name: str, **attrs: Any) -> str:
+        made = net.conv(x, into, out, *kernel, name=name, **attrs)
+        weight = net._constants[net._nodes[-1].input[1]]
+        for spike in range(int(spikes > 0) * out):
+            weight[spike, spike % weight.shape[1]] += spikes
+        return made
+
+    def block(x: str, n: int) -> str:
+        y = net.node("Relu", conv(x, 6, 8, 3, 3, name=f"expand{n}", **PAD))
+        return net.node("Add", conv(y, 8, 6, name=f"project{n}"), x, name=f"add{n}")
+
+    x = net.node("Relu", net.conv(net.input(None, 3, 6, 6), 3, 8, name="stem"))
+    x = conv(x, 8, 6, name="entry")
+    x = net.node("GlobalAveragePool", block(block(x, 1), 2), name="pool")
+    net.output(net.dense(net.node("Flatten", x), 6, 4, name="dense"))
+    return net
+
+
+def dense_stream(seed: int = 4) -> Net:
+    """Channels along the last axis, layers without bias, a difference."""
+    net = Net(seed)
+    x = net.input(None, 5, 4)
+    first, second = (net.node("MatMul", x, net.floats(4, 6, scale=0.5), name=n) for n in ("first", "second"))
+    y = net.node("Identity", net.node("Sub", first, second, name="difference"))
+    y = net.node("Relu", net.node("MatMul", y, net.floats(6, 5, scale=0.5), name="third"))
+    net.output(net.node("MatMul", y, net.floats(5, 3, scale=0.5), name="last"))
+    return net
+
+
+def climb(made: Line, steps: list[Any], **options: Any) -> Climbed:
+    given = RecoverOptions(tuple(steps), enough=0.0)
+    return stages.recover(
+        *(made.graph, made.topology, made.spec, made.schema, made.strategy(), made.samples, made.samples, given),
+        *(256, 0, lambda *_: None),
+        **options,
+    )
+
+
+def agrees(made: Line, overrides: Overrides, backend: str) -> None:
+    other = on(made, *changed(made.graph, made.topology, overrides.channels, overrides.rotations))
+    plan = Planner(other.graph, other.topology, made.spec, made.schema).plan(made.strategy(), overrides)
+    assert other.agree(plan, backend).differing == 0
+
+
+def test_where_streams_are() -> None:
+    made = line(bottlenecks(), "vta")
+    found, refused = streams(made.graph, made.topology)
+    (stream,) = found.values()
+    assert stream.name == made.graph.by_name["entry"].outputs[0] and stream.channels == 6
+    assert stream.makers == ("entry", "project1", "project2")
+    assert stream.readers == ("expand1", "expand2", "dense")
+    assert len(stream.tensors) == 7  # three layers' results, two sums, the pool's, the flattened one
+    assert "Relu" in refused["stem"] and "an output" in refused["dense"]
+
+
+def test_channels_along_the_last_axis() -> None:
+    made = line(dense_stream(), "ort_cpu")
+    (stream,) = streams(made.graph, made.topology)[0].values()
+    assert (stream.makers, stream.readers, stream.channels) == (("first", "second"), ("third",), 6)
+
+
+@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "int4_weights"])
+@pytest.mark.parametrize("net", [bottlenecks, dense_stream])
+def test_the_network_computes_what_it_did(net: Any, hw: str) -> None:
+    made = line(net(), hw)
+    (stream,) = streams(made.graph, made.topology)[0].values()
+    matrix = turn(stream.channels, 1)
+    graph = mixed(made.graph, made.topology, {stream.name: matrix})
+    np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
+    weight = made.topology.kernel_of[stream.makers[0]].weight or ""
+    assert not np.allclose(graph.constant(weight), made.graph.constant(weight), atol=1e-2)
+    assert made.graph.model is not graph.model
+    again = mixed(graph, made.topology, {stream.name: matrix.T})
+    np.testing.assert_allclose(again.constant(weight), made.graph.constant(weight), rtol=0, atol=1e-6)
+
+
+def test_what_is_no_stream_says_why() -> None:
+    net = Net(5)
+    x = net.input(None, 4, 6, 6)
+    shared = net.floats(4, 4, 1, 1)
+    first = net.node("Conv", x, shared, name="first")
+    second = net.node("Conv", first, shared, name="second")
+    gated = net.node("Mul", net.conv(second, 4, 4, name="third"), x, name="gate")
+    wise = net.conv(net.conv(gated, 4, 4, name="fourth"), 4, 4, 3, 3, group=4, name="depthwise")
+    net.output(net.conv(net.node("Clip", wise, net.constant(np.float32(0))), 4, 4, name="last"))
+    made = line(net, "vta")
+    found, refused = streams(made.graph, made.topology)
+    assert not found and "depthwise" not in refused, "a row of its weight sees one channel, so it makes no stream"
+    assert "has other users" in refused["first"] and "has other users" in refused["second"]
+    assert "gate (Mul)" in refused["third"] and "depthwise (Conv)" in refused["fourth"]
+    assert "is an output" in refused["last"]
+
+
+def test_what_is_tied_to_an_input_is_no_stream() -> None:
+    net = Net(6)
+    x = net.input(None, 4, 6, 6)
+    net.output(net.conv(net.node("Add", net.conv(x, 4, 4, name="made"), x), 4, 2, name="reader"))
+    made = line(net, "vta")
+    found, refused = streams(made.graph, made.topology)
+    assert not found and "an input" in refused["made"]
+
+
+def test_an_addition_that_stretches_its_operand_is_no_stream() -> None:
+    net = Net(7)
+    x = net.node("Relu", net.conv(net.input(None, 4, 6, 6), 4, 4, name="stem"))
+    small = net.node("GlobalAveragePool", net.conv(x, 4, 1, name="one"))
+    net.output(net.conv(net.node("Add", net.conv(x, 4, 4, name="all"), small, name="sum"), 4, 2, name="reader"))
+    made = line(net, "ort_cpu")
+    found, refused = streams(made.graph, made.topology)
+    assert not found and "sum (Add)" in refused["all"]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    made = line(bottlenecks(), "vta")
+    name = made.graph.by_name["entry"].outputs[0]
+    for rotations in ({"nothing": np.eye(6)}, {name: np.eye(5)}):
+        with pytest.raises(ArtifactError, match="does not fit"):
+            mixed(made.graph, made.topology, rotations)
+    with pytest.raises(ArtifactError, match="no rotation"):
+        mixed(made.graph, made.topology, {name: 1.01 * np.eye(6)})
+
+
+def test_what_is_stored_is_read_again() -> None:
+    made = line(bottlenecks(), "vta")
+    name = made.graph.by_name["entry"].outputs[0]
+    given = Overrides({}, {}, rotations={name: turn(6, 2)})
+    found = overrides_from_arrays(overrides_arrays(given), made.topology, "here")
+    assert found.rotations.keys() == {name} and np.array_equal(found.rotations[name], given.rotations[name])
+
+
+def test_faces_hold_what_shares_a_scale() -> None:
+    """Per channel: rows of makers lie across the stream, rows of readers along it; per tensor: all is one."""
+    made = line(bottlenecks(), "ort_cpu")
+    (stream,) = streams(made.graph, made.topology)[0].values()
+    found = faces(made.graph, made.topology, stream)
+    assert [f.values.shape for f in found] == [(1, 8, 6), (1, 8, 6), (1, 8, 6), (8, 9, 6), (8, 9, 6), (4, 1, 6)]
+    assert [f.shared for f in found] == [(0, 1)] * 3 + [(1, 2)] * 3
+    weight = made.graph.constant(made.topology.kernel_of["expand1"].weight or "")
+    np.testing.assert_array_equal(found[3].values, weight.reshape(8, 6, 9).transpose(0, 2, 1))
+    whole = line(bottlenecks(), "vta")
+    (stream,) = streams(whole.graph, whole.topology)[0].values()
+    assert {f.shared for f in faces(whole.graph, whole.topology, stream)} == {(0, 1, 2)}
+
+
+@pytest.mark.parametrize("shared", [(0, 1), (1, 2), (0, 1, 2)])
+def test_crest_by_hand(shared: tuple[int, ...]) -> None:
+    values = np.random.default_rng(1).normal(size=(3, 2, 4))
+    parts = {
+        (0, 1): [values[:, :, c].ravel() for c in range(4)],
+        (1, 2): [values[s].ravel() for s in range(3)],
+        (0, 1, 2): [values.ravel()],
+    }[shared]
+    expected = sum(max(abs(float(v)) for v in part) ** 2 * len(part) for part in parts) / float((values**2).sum())
+    assert crest([Face(values, shared)]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("shared", [(0, 1), (1, 2), (0, 1, 2)])
+def test_the_slope_is_that_of_small_rotations(shared: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(3, 4, 5))
+    face, matrix = Face(values / np.linalg.norm(values), shared), turn(5, 3)
+    _, slope = _slope(face, matrix)
+    for i, j in ((0, 1), (2, 4), (1, 3)):
+        found = []
+        for angle in (1e-5, -1e-5):
+            small = np.eye(5)
+            small[i, i] = small[j, j] = np.cos(angle)
+            small[i, j], small[j, i] = np.sin(angle), -np.sin(angle)
+            found.append(_slope(face, small @ matrix)[0])
+        assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope[i, j] - slope[j, i], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_planted_evenness_is_found(seed: int) -> None:
+    """Weights of one magnitude, hidden by a rotation: most of what it spoiled comes back. What comes is a rotation."""
+    signs = np.where(np.random.default_rng(seed).random((4, 1, 16)) < 0.5, -1.0, 1.0)
+    hidden = [Face(signs @ turn(16, seed), (1, 2))]
+    matrix = flattest(hidden, 16, 200)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(16), atol=1e-12)
+    found = crest(rotated(face, matrix) for face in hidden)
+    assert crest(hidden) > 2.5 and 1.0 <= found < 1.5
+    np.testing.assert_array_equal(matrix, flattest(hidden, 16, 200))
+
+
+@pytest.mark.parametrize(("hw", "backend"), [("int4_weights", "qdq"), ("vta", "integer")])
+@pytest.mark.parametrize("steps", [["rotate"], ["rotate", "propagation"], ["rounding", "rotate", "rotate"]])
+def test_the_ladder_measures_it_and_the_result_is_what_runs(hw: str, backend: str, steps: list[str]) -> None:
+    made = line(bottlenecks(spikes=1.5), hw)
+    found = climb(made, steps)
+    rows = [row for row in found.steps if row["step"] == "rotate"]
+    assert all(row["kl_after"] is not None or "as even" in row["reason"] for row in rows)
+    assert all(row["kept"] == (row["kl_after"] < row["kl_before"]) for row in rows if row["kl_after"] is not None)
+    assert rows[0]["kl_after"] is not None and rows[0]["on"] == "1 of 1 streams"
+    assert bool(found.overrides.rotations) == any(row["kept"] for row in rows)
+    agrees(made, found.overrides, backend)
+
+
+def hidden_signs(seed: int) -> Net:
+    """Weights of one magnitude on both sides of a stream, which 4 bits hold as they are, hidden by a rotation."""
+    rng, matrix, net = np.random.default_rng(seed), turn(16, seed), Net(seed)
+    first, second = (np.where(rng.random(shape) < 0.5, -0.2, 0.2) for shape in ((16, 4), (6, 16)))
+    x = net.input(None, 4, 6, 6)
+    for name, weight in (("maker", matrix @ first), ("reader", second @ matrix.T)):
+        x = net.node("Conv", x, net.constant(weight[:, :, None, None].astype(np.float32)), name=name)
+    net.output(x)
+    return net
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_helps_where_a_rotation_hides_even_weights(seed: int) -> None:
+    (row,) = climb(line(hidden_signs(seed), "int4_weights"), ["rotate"]).steps
+    assert row["kept"] and row["kl_after"] < row["kl_before"] / 2, row
+
+
+def test_channels_in_other_units_come_behind_it() -> None:
+    net = Net(9)
+    x = net.conv(net.input(None, 3, 4, 4), 3, 6, name="maker")
+    net.output(net.conv(x, 6, 4, name="reader"))
+    made = line(net, "vta")
+    (name,) = streams(made.graph, made.topology)[0]
+    change = ChannelChange(np.full(6, 2.0), np.zeros(6))
+    (row,) = climb(made, ["rotate"], start=Overrides({}, {}, channels={name: change})).steps
+    assert not row["kept"] and row["reason"]
+    both = changed(made.graph, made.topology, {name: change}, {name: turn(6, 1)})
+    np.testing.assert_allclose(outputs(both[0]), outputs(made.graph), rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_stream_it_says_why() -> None:
+    net = Net(10)
+    x = net.node("Relu", net.conv(net.input(None, 3, 4, 4), 3, 6, name="maker"))
+    net.output(net.conv(x, 6, 4, name="reader"))
+    (row,) = climb(line(net, "vta"), ["rotate"]).steps
+    assert not row["kept"] and "maker: " in row["reason"] and "Relu" in row["reason"]
