@@ -39,11 +39,13 @@ from quantpipe.data.npz import NpzDataset
 from quantpipe.evaluate.reference import outputs_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import RecoverOptions, changed
 from quantpipe.stages import annotate, calibrate, float_pass, plan_of, realize, recover
+from quantpipe.types import HardwareSpec, Profile, Schema, Strategy, Topology
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
@@ -128,12 +130,25 @@ def sign_test(lost: int, won: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def one(model: str, setting: str, calibration: int, steps: list[str] | None, seed: int) -> dict[str, Any]:
-    """One line of the table."""
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Everything in front of recovery."""
+
+    graph: Graph
+    topology: Topology
+    spec: HardwareSpec
+    schema: Schema
+    splits: Any
+    profile: Profile
+    strategy: Strategy
+
+
+def prepared(model: str, setting: str, calibration: int, split: int = 0) -> Prepared:
+    """Load, annotate, calibrate; every option as the device has it. `split`: the seed that divides the images."""
     made: list[Any] = []
 
     def example(raw: Any) -> Any:
-        made.append(dataset(model, calibration).splits(raw.inputs, None, 0))
+        made.append(dataset(model, calibration).splits(raw.inputs, None, split))
         return next(iter(made[0].calibrate.batches(4))).inputs
 
     graph = load_graph(ZOO / "models" / f"{model}.onnx", example)
@@ -151,7 +166,13 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
     table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
     narrow = {f"bits:{g.key}" for g in topology.groups if chosen.image_bits and graph.inputs[0].name not in g.tensors}
     point = tuple(c.options.index(chosen.activation_bits) if c.key in narrow else 0 for c in space)
-    strategy = table.strategy(space.decode(point))
+    return Prepared(graph, topology, spec, schema, splits, profile, table.strategy(space.decode(point)))
+
+
+def one(model: str, setting: str, calibration: int, steps: list[str] | None, seed: int) -> dict[str, Any]:
+    """One line of the table."""
+    work = prepared(model, setting, calibration)
+    graph, topology, spec, schema, splits = work.graph, work.topology, work.spec, work.schema, work.splits
     before_rss = peak_mb()
     started = time.perf_counter()
     options = RecoverOptions(**option("recover/default") | ({"steps": steps, "enough": 0} if steps else {}))
@@ -160,7 +181,7 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
         topology,
         spec,
         schema,
-        strategy,
+        work.strategy,
         splits.calibrate,
         splits.search,
         options,
@@ -168,7 +189,7 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
         seed,
         lambda *_: None,
         estimator=MSE(),
-        profile=profile,
+        profile=work.profile,
     )
     seconds = time.perf_counter() - started
     after_rss = peak_mb()
@@ -176,8 +197,8 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
     found = {"float": hits(graph.model, splits.evaluate, graph.batch_size)}
     for name, overrides in (("before", NO_OVERRIDES), ("after", climbed.overrides)):
         network = changed(graph, topology, overrides.channels, overrides.rotations)
-        plan = plan_of(*network, spec, schema, strategy, overrides)
-        found[name] = hits(realize(*network, plan, chosen.backend).model, splits.evaluate, graph.batch_size)
+        plan = plan_of(*network, spec, schema, work.strategy, overrides)
+        found[name] = hits(realize(*network, plan, SETTINGS[setting].backend).model, splits.evaluate, graph.batch_size)
     return {
         "samples": [len(splits.calibrate), len(splits.search), len(splits.evaluate)],
         "right": {name: int(right.sum()) for name, right in found.items()},

@@ -31,7 +31,8 @@ class LayerOptions:
     `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding. `scale_search`: candidate
     shares of the range. `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken
     about zero instead of the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding
-    does to this layer, not for what earlier layers did to the mean of its input.
+    does to this layer, not for what earlier layers did to the mean of its input. `shortcuts`: with `propagate`, a layer
+    of few bits whose result is added to something known answers for the error of that besides.
 
     A layer with fewer than `rows_per_input` sampled rows per input keeps its float weights as the target and is
     damped ten times as much: there the moments describe the samples, not the model.
@@ -45,6 +46,7 @@ class LayerOptions:
     damping: float = 0.01
     rows_per_input: float = 2.0
     scale_search: bool = True
+    shortcuts: bool = True
 
     @property
     def wants_float(self) -> bool:

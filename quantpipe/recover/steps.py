@@ -9,7 +9,7 @@ from typing import Any
 from quantpipe.recover.absorb import Absorption, absorbed
 from quantpipe.recover.equalize import Equalization, equalized
 from quantpipe.recover.layer import LayerOptions
-from quantpipe.recover.parameters import SEARCHED, at_least, one_of, whole
+from quantpipe.recover.parameters import SEARCHED, at_least, flag, one_of, whole
 from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.rotate import Rotation, rotations
 from quantpipe.recover.smooth import Smoothing, smoothed
@@ -21,18 +21,21 @@ from quantpipe.types import Granularity
 @dataclass(frozen=True)
 class Walk:
     """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
-    regression and rounding, as shares of the mean second moment."""
+    regression and rounding, as shares of the mean second moment. `shortcuts`: where a walk regresses, whether a layer
+    of few bits answers for the error of what its result is added to."""
 
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.01
+    shortcuts: bool = True
 
     def __post_init__(self) -> None:
         whole("rows", self.rows, 64)
         one_of("rounding", self.rounding, SEARCHED)
         at_least("ridge", self.ridge, 1e-6)
         at_least("damping", self.damping, 1e-6)
+        flag("shortcuts", self.shortcuts)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def layer_options(step: str, options: Walk) -> LayerOptions:
         own_bias=step == "rounding",
         ridge=options.ridge,
         damping=options.damping,
+        shortcuts=options.shortcuts,
     )
 
 

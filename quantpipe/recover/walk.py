@@ -159,7 +159,8 @@ class _Walk:
         regressed together with the layer's own, for all that follows sees their sum. With many bits it is the rounding
         of stored tensors, which nothing foretells."""
         graph, made = self._graph, kernel.output
-        if not self._options.propagate or self._plan.weights[kernel.weight or ""].bits > FEW_BITS:
+        wanted = self._options.propagate and self._options.shortcuts
+        if not wanted or self._plan.weights[kernel.weight or ""].bits > FEW_BITS:
             return None
         readers = graph.consumers.get(made, ())
         if kernel.fused or len(readers) != 1 or made in graph.output_names:

@@ -13,16 +13,17 @@ from quantpipe import stages
 from quantpipe.data.digits import digits_arrays
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.metrics import kl_divergence
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.normalize import expose, load_graph
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
 from quantpipe.recover.moments import Moments
 from quantpipe.recover.prepare import Layer
-from quantpipe.types import WeightTensor
+from quantpipe.types import Quantizer, WeightTensor
 from tests.ops.cases import CASES
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load, normal_samples, schema_for
 from tests.ops.test_every_op import NOTHING_TO_DO, graph_of
 
+Array = np.ndarray[Any, Any]
 DIGITS = Path(__file__).resolve().parents[2] / "quantpipe" / "assets" / "digits.onnx"
 
 
@@ -100,38 +101,94 @@ def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
     assert made.agree(plan, backend).differing == 0
 
 
-@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
-@pytest.mark.parametrize(("propagate", "bits", "asked"), [(True, 4, 1), (True, 8, 0), (False, 4, 0)])
-def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
-    hw: str, propagate: bool, bits: int, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """conv(x) + x on a coarse x: the moments of the wanted output, from the rows themselves in float64. Only where
-    weights have few bits."""
+@pytest.fixture
+def moments_seen(monkeypatch: pytest.MonkeyPatch) -> list[Moments]:
+    """What layers are solved from, in the order of the walk."""
     seen: list[Moments] = []
+    plain = Layer.solved
 
     def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any) -> Any:
         seen.append(moments)
         return plain(layer, before, moments, *rest)
 
-    plain = Layer.solved
     monkeypatch.setattr(Layer, "solved", solved)
+    return seen
+
+
+def says(found: Moments, wanted: Array, stored: Array) -> None:
+    """The moments are those of rows of the wanted output `[n, O]` and of the quantized input `[n, K]`."""
+    assert found.output is not None and found.rows == len(stored)
+    np.testing.assert_allclose(found.output.mean[0], wanted.mean(axis=0), atol=1e-5)
+    cross = (wanted - wanted.mean(axis=0)).T @ (stored - stored.mean(axis=0)) / len(stored)
+    np.testing.assert_allclose(found.output.cross[0], cross, atol=1e-5)
+
+
+def rows_of(array: Array) -> Array:
+    """`[N, C, H, W]` -> `[N·H·W, C]` float64."""
+    return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1]).astype(np.float64)
+
+
+def coarse(rows: Array, q: Quantizer) -> Array:
+    codes = np.clip(np.rint(rows / float(q.scale)) + q.zero_point, q.qmin, q.qmax)
+    return (codes - q.zero_point) * float(q.scale)
+
+
+@pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
+@pytest.mark.parametrize(
+    ("options", "bits", "asked"),
+    [
+        (LayerOptions(), 4, 1),
+        (LayerOptions(), 8, 0),
+        (LayerOptions(propagate=False), 4, 0),
+        (LayerOptions(shortcuts=False), 4, 0),
+    ],
+)
+@pytest.mark.parametrize(("op", "first", "sign"), [("Add", True, 1), ("Sub", True, -1), ("Sub", False, -1)])
+def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
+    hw: str,
+    options: LayerOptions,
+    bits: int,
+    asked: int,
+    op: str,
+    first: bool,
+    sign: int,
+    moments_seen: list[Moments],
+) -> None:
+    """conv(x) + x, conv(x) - x and x - conv(x) on a coarse x: the moments of the wanted output, from the rows
+    themselves in float64. Only where weights have few bits, and unless it is not wanted."""
     net = Net()
     x = net.input(None, 4, 6, 6)
-    net.output(net.node("Add", net.conv(x, 4, 4, name="conv"), x))
-    made = line(net, hw, samples=normal_samples(load(net), 24))
-    walk(made, LayerOptions(propagate=propagate), bits=bits)
-    q = made.plan(bits).quantizers[x]
+    result = net.conv(x, 4, 4, name="conv")
+    net.output(net.node(op, *((result, x) if first else (x, result))))
+    ops = hardware_data(hw)["ops"]
+    made = line(net, hardware(hw, ops=ops | {op: ops["Add"]}), samples=normal_samples(load(net), 24))
+    walk(made, options, bits=bits)
     (batch,) = made.samples.batches(24)
-    rows = np.moveaxis(batch.inputs[x], 1, -1).reshape(-1, 4).astype(np.float64)
-    codes = np.clip(np.rint(rows / float(q.scale)) + q.zero_point, q.qmin, q.qmax)
-    coarse = (codes - q.zero_point) * float(q.scale)
+    rows = rows_of(batch.inputs[x])
+    stored = coarse(rows, made.plan(bits).quantizers[x])
     weight = made.graph.constant(made.graph.by_name["conv"].inputs[1]).reshape(4, 4).astype(np.float64)
-    wanted = rows @ weight.T + asked * (rows - coarse)
-    (found,) = seen
-    assert found.output is not None and found.rows == len(rows)
-    np.testing.assert_allclose(found.output.mean[0], wanted.mean(axis=0), atol=1e-5)
-    cross = (wanted - wanted.mean(axis=0)).T @ (coarse - coarse.mean(axis=0)) / len(rows)
-    np.testing.assert_allclose(found.output.cross[0], cross, atol=1e-5)
+    (found,) = moments_seen
+    says(found, rows @ weight.T + asked * sign * (rows - stored), stored)
+
+
+def test_a_shortcut_in_float_has_an_error_too(moments_seen: list[Moments]) -> None:
+    """conv(x) + z with z = sigmoid(conv(x)) in float, on a device that adds real numbers, so z has no scale: its error
+    is what the recovered first layer makes of it, by onnxruntime."""
+    net = Net()
+    x = net.input(None, 4, 6, 6)
+    z = net.node("Sigmoid", net.conv(x, 4, 4, name="first"), name="z")
+    net.output(net.node("Add", net.conv(x, 4, 4, name="second"), z))
+    ops = hardware_data("ort_cpu")["ops"] | {"Add": [{"in": ["float32"], "out": ["float32"]}]}
+    made = line(net, hardware("ort_cpu", ops=ops), samples=normal_samples(load(net), 24))
+    found = walk(made, bits=4)
+    plan = made.planner.plan(made.strategy(4), found.overrides)
+    realized = made.outputs(expose(made.realize(plan, "qdq").model, [z]))[z]
+    real, quantized = (rows_of(a) for a in (made.outputs(expose(made.graph.model, [z]))[z], realized))
+    assert z not in plan.quantizers and np.abs(real - quantized).max() > 0.01
+    (batch,) = made.samples.batches(24)
+    rows = rows_of(batch.inputs[x])
+    weight = made.graph.constant(made.graph.by_name["second"].inputs[1]).reshape(4, 4).astype(np.float64)
+    says(moments_seen[1], rows @ weight.T + real - quantized, coarse(rows, plan.quantizers[x]))
 
 
 def test_an_accumulator_with_two_readers_is_solved_once() -> None:
