@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,20 @@ from quantpipe.recover.streams import Stream
 from quantpipe.types import Topology
 
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """The `matrix` `[C, C]` of one stream, and the mean squared `crest` factor of the weights around it, before and
+    after."""
+
+    matrix: Floats = field(repr=False)
+    crest: tuple[float, float]
+
+    @property
+    def gain_db(self) -> float:
+        """By how much the rounding of these weights loses less, as far as their ranges decide."""
+        return 10 * math.log10(self.crest[0] / self.crest[1])
 
 
 @dataclass(frozen=True)
@@ -35,13 +50,14 @@ def rotations(
     found: Iterable[Stream],
     options: Rotation,
     apply: Callable[..., Iterable[Any]] = map,
-) -> Mapping[str, Floats]:
+) -> Mapping[str, Turned]:
     """The rotations by stream that lower the crest factors of the weights around it; a stream that has nothing to gain
     has none."""
-    made: dict[str, Floats] = {}
+    made: dict[str, Turned] = {}
     for stream in found:
         around = faces(graph, topology, stream)
         matrix = flattest(around, stream.channels, options.iterations, apply)
-        if crest(rotated(face, matrix) for face in around) < crest(around):
-            made[stream.name] = matrix
+        turned = Turned(matrix, (crest(around), crest(rotated(face, matrix) for face in around)))
+        if turned.crest[1] < turned.crest[0]:
+            made[stream.name] = turned
     return made

@@ -133,7 +133,10 @@ def _rotate(work: Work, state: State, options: Rotation) -> State:
         made = rotations(state.graph, state.topology, free, options, pool.map)
     if not made:
         raise NotApplicable("the weights around all streams are as even as a rotation makes them")
-    return replace(work.rotated(state, made), note=f"{len(made)} of {len(found)} streams")
+    state = work.rotated(state, {name: turned.matrix for name, turned in made.items()})
+    gains = [turned.gain_db for turned in made.values()]
+    evener = f"{min(gains):.1f} to {max(gains):.1f} dB"
+    return replace(state, note=f"{len(made)} of {len(found)} streams, weights {evener} more even")
 
 
 def _ranges(work: Work, state: State, options: Ranges) -> State:
