@@ -1,7 +1,8 @@
 """Steps of recovery compared on several splits of the calibration images and seeds of the walk.
 
 One split and one seed say little: KL of a few dozen images varies by a fifth. So each list of steps is measured on the
-same pairs of split and seed, on the search split, which nothing was fitted to. Square roots of KL vary least: the mean
+same pairs of split and seed, on the search split: no weight was fitted to it, and all that it decided is whether a step
+was kept. Square roots of KL vary least: the mean
 over images is of the order of an error in the logits, and no single image makes most of it.
 
     python benchmarks/recovery_splits.py [--models NAME ...] [--settings NAME ...] [--splits N ...] [--seeds N ...]
@@ -95,7 +96,7 @@ def main() -> None:
         return
     print("# Steps of recovery, on several splits and seeds\n")
     print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs. Splits ", end="")
-    print(f"{given.splits}, for each seeds {given.seeds}; means, on images that nothing was fitted to.\n")
+    print(f"{given.splits}, for each seeds {given.seeds}; means, on images that no weight was fitted to.\n")
     print("| model | setting | steps | √KL ± standard error | KL | squared error | change class | √KL of each |")
     print("|---" * 8 + "|", flush=True)
     for model, setting, steps in itertools.product(given.models, given.settings, lists):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
-from quantpipe.recover.mixed import faces
+from quantpipe.recover.mixed import faces, mixed
 from quantpipe.recover.parameters import whole
 from quantpipe.recover.rotation import crest, flattest, rotated
 from quantpipe.recover.streams import Stream
@@ -52,12 +52,16 @@ def rotations(
     apply: Callable[..., Iterable[Any]] = map,
 ) -> Mapping[str, Turned]:
     """The rotations by stream that lower the crest factors of the weights around it; a stream that has nothing to gain
-    has none."""
-    made: dict[str, Turned] = {}
-    for stream in found:
-        around = faces(graph, topology, stream)
-        matrix = flattest(around, stream.channels, options.iterations, apply)
-        turned = Turned(matrix, (crest(around), crest(rotated(face, matrix) for face in around)))
-        if turned.crest[1] < turned.crest[0]:
-            made[stream.name] = turned
-    return made
+    has none. A layer between two streams is rotated on both sides, so the crest factors are those of the network with
+    all of them."""
+    around = {stream: faces(graph, topology, stream) for stream in found}
+    made: dict[Stream, Floats] = {}
+    for stream, weights in around.items():
+        matrix = flattest(weights, stream.channels, options.iterations, apply)
+        if crest(rotated(face, matrix) for face in weights) < crest(weights):
+            made[stream] = matrix
+    turned = mixed(graph, topology, {stream.name: matrix for stream, matrix in made.items()})
+    return {
+        stream.name: Turned(matrix, (crest(around[stream]), crest(faces(turned, topology, stream))))
+        for stream, matrix in made.items()
+    }

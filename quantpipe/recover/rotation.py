@@ -43,13 +43,16 @@ class Face:
 
 
 def crest(faces: Iterable[Face]) -> float:
-    """Mean over the faces of the squared crest factor, each scale's weighted by the squares that it holds."""
-    found = []
+    """Mean over the faces of the squared crest factor, each scale's weighted by the squares that it holds; 1 where all
+    weights are 0."""
+    found = [1.0]
     for face in faces:
         squares = face.values**2
+        if not squares.any():
+            continue
         held = squares.size / max(squares.max(axis=face.shared, keepdims=True).size, 1)
         found.append(float(squares.max(axis=face.shared).sum() * held / squares.sum()))
-    return float(np.mean(found))
+    return float(np.mean(found[1:] or found))
 
 
 def rotated(face: Face, matrix: Floats) -> Face:
@@ -67,7 +70,10 @@ def flattest(
     against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's transform. From
     the identity on, so the same faces give the same matrix. `apply` shares the work on single faces among threads.
     """
-    scaled = [Face((f.values / np.linalg.norm(f.values)).astype(np.float32), f.shared) for f in faces]
+    alive = [(f, np.linalg.norm(f.values)) for f in faces]
+    scaled = [Face((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]
+    if not scaled:
+        return np.eye(channels)
     identity = np.eye(channels, dtype=np.float32)
 
     def at(matrix: Rows) -> tuple[float, Rows]:
@@ -111,11 +117,12 @@ def _slope(face: Face, matrix: Rows) -> tuple[float, Rows]:
     """
     turned = face.values @ matrix.T
     squares = turned * turned
-    most = np.maximum(squares.max(axis=face.shared, keepdims=True), np.float32(1e-30))
-    squares /= most
+    most = squares.max(axis=face.shared, keepdims=True)
+    dead = most == 0  # all weights of a scale, as those of a pruned channel: they weigh nothing
+    squares /= most + dead
     twice = squares * squares
     powers = twice * twice * twice * squares  # to the POWER - 1; numpy's own power takes many times as long
-    means = (powers * squares).mean(axis=face.shared, keepdims=True)
+    means = (powers * squares).mean(axis=face.shared, keepdims=True) + dead
     held = turned.size // most.size
     value = held * float(np.sum(most * means ** (1 / POWER), dtype=np.float64))
     slope = (2 * means ** (1 / POWER - 1) * powers * turned).reshape(-1, turned.shape[-1])

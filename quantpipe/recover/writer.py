@@ -82,7 +82,7 @@ class Writer:
         """The view of the copy."""
         old = self._graph
         found = view(self._model, old.model_hash, old.source, old.notes)
-        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying)
+        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying, states=old.states)
 
     def _added(self, name: str, array: NDArray[Any]) -> ir.Value:
         while name in self._model.graph.initializers or name in self._shapes:
