@@ -2,11 +2,11 @@
 
 One split and one seed say little: KL of a few dozen images varies by a fifth. So each list of steps is measured on the
 same pairs of split and seed, on the search split: no weight was fitted to it, and all that it decided is whether a step
-was kept. Square roots of KL vary least: the mean
-over images is of the order of an error in the logits, and no single image makes most of it.
+was kept. Square roots of KL vary least: their mean is of the order of an error in the logits, and no single image makes
+most of it.
 
     python benchmarks/recovery_splits.py [--models NAME ...] [--settings NAME ...] [--splits N ...] [--seeds N ...]
-        [--steps '[STEP, ...]' ...] > benchmarks/results/recovery_splits.md
+        [--steps '[STEP, ...]' ...]
 """
 
 from __future__ import annotations
