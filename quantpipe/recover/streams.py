@@ -1,9 +1,9 @@
 """Where the channels of tensors can be mixed without changing the network: tensors that only additions and other linear
 ops tie together, the layers that make them, and the layers that read them.
 
-The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp behind them, additions, and the
-convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a maker's weight becomes M W, its bias
-M b, a reader's weight W Mᵀ.
+The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp behind them, additions, and
+the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a maker's weight becomes M W, its
+bias M b, a reader's weight W Mᵀ.
 
 Takes graph and topology; gives every such stream, and for each layer whose result is in none why.
 """
