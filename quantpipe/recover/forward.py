@@ -26,8 +26,8 @@ from quantpipe.types import Form, Quantizer, QuantPlan, Samples, TensorInfo, Top
 
 Array = NDArray[Any]
 WORTH_RELEASING = 32 << 20
-"""Bytes let go after which memory is given back: to ask the allocator behind every layer took a small network longer
-than its layers did (resnet20), and what stays with it until then is little beside what a layer needs."""
+"""Bytes let go after which memory is given back: to ask the allocator behind every layer takes small networks time, and
+what stays with it until then is little beside what a layer needs."""
 
 
 class Forward:
