@@ -36,8 +36,10 @@ def build_report(
     evaluation: Evaluation,
     data: Mapping[str, Mapping[str, Any]],
     output: str,
+    host: str | None,
 ) -> dict[str, Any]:
-    """The whole report as plain data; `output` is the model's output that the metrics are about."""
+    """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
+    known of the machine that ran it."""
     carried = evaluation.generalization
     return {
         "version": __version__,
@@ -76,6 +78,7 @@ def build_report(
         "recover": list(recovery.get("steps", [])),
         "layers": list(evaluation.layers),
         "choices": _choices(space, topology, strategy),
+        "host": host,
         "warnings": [
             *graph.notes,
             *_left_out(data),

@@ -17,11 +17,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy, skeleton
+from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,9 @@ class Session:
     stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
     as integers that are graph outputs. `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
     other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
-    refers to and does not hold (`hollow`), by name; the runtime copies them.
+    refers to and does not hold (`hollow`), by name; the runtime copies them. `exact=False` takes the kernels that the
+    runtime takes of its own accord: on x86 CPUs without VNNI, those for uint8 data and int8 weights add pairs of
+    products in int16 and saturate, and the exact ones are slower (elsewhere both are the same, and exact).
 
     All sessions of a process share one arena: what a run leaves is there for the next one, whichever session's it is.
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
@@ -62,6 +65,7 @@ class Session:
         int8_kernels: bool = False,
         spin: bool = True,
         weights: Feeds | None = None,
+        exact: bool = True,
         where: str = "model",
     ) -> None:
         options = ort.SessionOptions()
@@ -80,9 +84,8 @@ class Session:
         with ExitStack() as files:
             data, off = _prepare(model, options, files)
             try:
-                self._session = ort.InferenceSession(
-                    data, options, providers=["CPUExecutionProvider"], disabled_optimizers=off
-                )
+                load = _loaded_exact if exact and pairs_saturate() else _loaded
+                self._session = load(data, options, off)
             except Exception as error:  # onnxruntime raises its own family of types
                 raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())
@@ -97,6 +100,30 @@ class Session:
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
         return dict(zip(names, values, strict=True))
+
+
+def _loaded(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"], disabled_optimizers=off)
+
+
+def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:
+    """With kernels that add products in 32 bits. The runtime takes them by making uint8 weights of int8 ones, also
+    beside int8 data, for which it has no such Gemm; products of int8 by int8 saturate nowhere, so nothing is lost where
+    they stay."""
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    try:
+        return _loaded(separated(data), options, off)
+    except NotImplemented:
+        options.add_session_config_entry("session.x64quantprecision", "0")
+        return _loaded(data, options, off)
+
+
+@cache
+def pairs_saturate() -> bool:
+    """Whether the kernel that onnxruntime takes of its own accord on this CPU loses something of 255·127 + 255·127: x86
+    CPUs without VNNI add such pairs in int16."""
+    session = Session(pair(), threads=1, exact=False)
+    return int(session.run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != PAIR
 
 
 def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack) -> tuple[bytes, list[str]]:

@@ -2,45 +2,46 @@
 goes on in int32 (vpmaddubsw).
 
 onnxruntime's matrix kernels take neighbours along K: the input features of a dense layer, for a convolution the inputs
-of a window ordered by row, column, channel (of one group). Depthwise convolutions have a kernel of their own, which
-multiplies in 32 bits.
+of a window ordered by row, column, channel (of one group). Depthwise convolutions with one output per input have a
+kernel of their own, which multiplies in 32 bits.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.view import Graph
 from quantpipe.plan.draft import Draft
-from quantpipe.types import DType, Isa, Kernel, Pairs, Quantizer, WeightTensor
+from quantpipe.types import DType, Isa, Kernel, Pairs, Quantizer, Topology, WeightTensor
+
+BLOCK = 1 << 20
+"""Weights that are looked at at once."""
 
 MOST_PER_CHANNEL = 500
 """Saturating pairs of one output channel whose excess float32 still adds up exactly: 500 · 32 512 < 2^24."""
 
 
 def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
-    """The pairs of an accumulating kernel that some input can drive out of int16; None where there are none.
+    """The pairs of an accumulating kernel that some input can drive out of int16 on the device; None where there are
+    none.
 
     Raises HardwareError where they are too many to be simulated exactly, or the op's order of products is not known.
     """
-    if draft.spec.isa is not Isa.AVX2 or data.dtype is not DType.UINT8 or not weight.dtype.signed:
-        return None  # uint8 x uint8 products are widened before they are added
-    values = weight.values.astype(np.int64)
-    group = int(draft.graph.by_name[kernel.node].attr("group", 1))
-    dense = values.ndim == 2
-    axis = draft.topology.weight_of[weight.tensor].channel_axis
-    if not dense and axis != 0:
+    if draft.spec.isa is not Isa.AVX2 or not _in_pairs(draft.graph, draft.topology, kernel, weight, data):
+        return None
+    rows = _in_order(draft.topology, weight)
+    if rows is None:
         raise HardwareError(
             "the order in which its products are paired on avx2 is not known; keep it in float with "
             "annotate.float_nodes, or use hardware.isa=vnni",
             stage="plan",
             where=kernel.node,
         )
-    if not dense and group > 1 and values.shape[1] == 1:
-        return None
-    rows = np.moveaxis(values, axis, 0) if dense else np.moveaxis(values, 1, -1)
-    flat = rows.reshape(len(rows), -1)
+    flat = rows.reshape(len(rows), -1).astype(np.int64)
     owner, number = np.nonzero(_can_saturate(flat, data.qmax))
     if not owner.size:
         return None
@@ -57,10 +58,49 @@ def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Q
         at = np.arange(len(owner))[inside]
         picked[at, column[inside]] = flat[owner[inside], column[inside]]
     totals = picked.astype(np.int64).sum(axis=1)
-    if dense:
+    if rows.ndim == 2:
         return Pairs(np.ascontiguousarray(picked.T), totals, owner)
     windows = np.moveaxis(picked.reshape(len(owner), *rows.shape[1:]), -1, 1)
+    group = int(draft.graph.by_name[kernel.node].attr("group", 1))
     return Pairs(_across_groups(windows, owner, group, len(rows)), totals, owner)
+
+
+def needs_wide_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> bool:
+    """Whether some input gives the kernel a pair of products beyond int16; where their order is not known, any two
+    weights count as a pair. Its sums are exact only on CPUs that add pairs in more than 16 bits."""
+    if not _in_pairs(graph, topology, kernel, weight, data):
+        return False
+    least, greatest = (int(ends(weight.values, initial=0)) for ends in (np.min, np.max))
+    if 2 * data.qmax * greatest <= DType.INT16.qmax and 2 * data.qmax * least >= DType.INT16.qmin:
+        return False
+    rows = _in_order(topology, weight)
+    if rows is None:
+        return True
+    flat = rows.reshape(len(rows), -1)
+    height = max(1, BLOCK // max(flat.shape[1], 1))
+    return any(
+        _can_saturate(flat[first : first + height].astype(np.int64), data.qmax).any()
+        for first in range(0, len(flat), height)
+    )
+
+
+def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> bool:
+    """Whether products are added in pairs on the way: uint8 x uint8 products are widened before, and so are those of
+    depthwise convolutions."""
+    if data.dtype is not DType.UINT8 or not weight.dtype.signed:
+        return False
+    shape, group = weight.values.shape, int(graph.by_name[kernel.node].attr("group", 1))
+    depthwise = len(shape) > 2 and group > 1 and shape[:2] == (group, 1)
+    return not (depthwise and topology.weight_of[weight.tensor].channel_axis == 0)
+
+
+def _in_order(topology: Topology, weight: WeightTensor) -> NDArray[Any] | None:
+    """Weights by output channel, `[O, K]` or `[O, window …, C]`, neighbours of a pair side by side; None where the
+    order is not known."""
+    values, axis = weight.values, topology.weight_of[weight.tensor].channel_axis
+    if values.ndim == 2:
+        return np.moveaxis(values, axis, 0)
+    return np.moveaxis(values, 1, -1) if axis == 0 else None
 
 
 def _can_saturate(flat: NDArray[np.int64], most: int) -> NDArray[np.bool_]:

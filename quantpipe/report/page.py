@@ -40,7 +40,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),
-        warnings=[str(item) for item in report.get("warnings") or () if item is not None],
+        warnings=[str(w) for w in (*(report.get("warnings") or ()), report.get("host")) if w is not None],
         shown=_SHOWN_ROWS,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from quantpipe import stages
 from quantpipe.artifacts import is_current, read_json
+from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
 from quantpipe.graph.store import is_model_current
@@ -60,6 +61,9 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
     )
     if evaluation.generalization is not None and evaluation.generalization.warning:
         job.console.warn(evaluation.generalization.warning)
+    host = host_warning(job.graph, job.topology, plan)
+    if host is not None:
+        job.console.warn(host)
     return build_report(
         settings=settings,
         graph=job.graph,
@@ -76,6 +80,7 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         evaluation=evaluation,
         data=job.inputs.data_record(),
         output=job.inputs.output,
+        host=host,
     )
 
 

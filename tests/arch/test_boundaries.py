@@ -23,11 +23,12 @@ OP_TABLES = (
     "graph/normalize.py",
     "graph/fold.py",
     "graph/outputs.py",
+    "graph/pairs.py",
     "graph/rewrites/",
     "recover/",
     "lint/forms.py",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up and the reductions."""
+"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions and a probe."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py",),

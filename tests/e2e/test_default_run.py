@@ -11,6 +11,7 @@ import yaml
 
 from quantpipe.artifacts import read_origin
 from quantpipe.data import DigitsDataset
+from quantpipe.graph.execute import pairs_saturate
 from quantpipe.types import TensorInfo
 from tests.e2e.conftest import DefaultRun
 from tests.e2e.program import read
@@ -95,6 +96,7 @@ def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> No
     assert (report["model"]["integer_nodes"], report["model"]["float_nodes"]) == (23, 0)
     assert report["model"]["realized_bytes"] < report["model"]["float_bytes"]
     assert report["float_nodes"] == report["rescales"] == report["warnings"] == []
+    assert (report["host"] is not None) == pairs_saturate() == ("has no VNNI" in default_run.result.err)
     assert {"tensor", "sqnr_db", "rounding", "saturation", "overflow"} <= set(report["layers"][0])
     assert all(math.isfinite(v) and v > 0 for v in report["latency"].values())
     assert report["run"]["samples"] == 607
@@ -110,7 +112,9 @@ def test_the_report_names_the_model_by_its_file(default_run: DefaultRun) -> None
 
 def test_the_realized_model_alone_gives_the_reported_accuracy(default_run: DefaultRun) -> None:
     path = default_run.result.folder / "realize" / "model.onnx"
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     port = session.get_inputs()[0]
     evaluate = DigitsDataset().splits([TensorInfo(port.name, (None, 1, 8, 8), "float32")], 10, 0).evaluate
     right = 0

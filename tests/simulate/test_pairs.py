@@ -10,7 +10,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, pairs_saturate
 from quantpipe.graph.normalize import expose
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import QuantPlan
@@ -75,13 +75,14 @@ NETS = {
     "odd number of products": conv(3, 4, 3, strides=[2, 1]),
     "pointwise": conv(7, 5, 1),
     "grouped": conv(6, 4, 3, group=2, pads=[0, 1, 1, 0]),
+    "two outputs per input": conv(4, 8, 3, group=4, pads=[1, 1, 1, 1]),
     "dense": dense(31, 1),
     "dense, plain": dense(16, 0),
 }
 
 
-def lined(net: Net, **weights: Any) -> Line:
-    spec = hardware("ort_cpu", isa="avx2", weights=BITS8 | weights)
+def lined(net: Net, isa: str = "avx2", **weights: Any) -> Line:
+    spec = hardware("ort_cpu", isa=isa, weights=BITS8 | weights)
     made = line(net, spec)
     rng = np.random.default_rng(3)
     shape = (3, *[d or 1 for d in made.graph.inputs[0].shape[1:]])
@@ -129,6 +130,27 @@ def test_seven_bits_never_saturate(name: str) -> None:
 
 def test_depthwise_kernels_multiply_in_32_bits() -> None:
     assert lined(conv(6, 6, 3, group=6)).plan(8).kernels["first"].pairs is None
+
+
+@pytest.mark.skipif(not pairs_saturate(), reason="needs an x86 CPU without VNNI")
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("name", [*NETS, "depthwise"])
+def test_such_a_cpu_saturates_the_same_pairs(name: str, form: str) -> None:
+    """The kernels that onnxruntime takes of its own accord there, against what `isa: avx2` says of them."""
+    net = NETS.get(name) or conv(6, 6, 3, group=6)
+    paired, exact = (lined(net, isa) for isa in ("avx2", "vnni"))
+    (batch,) = paired.samples.batches(3)
+    simulation = paired.simulate(paired.plan(8))
+    (expected,) = (
+        Session(bind(simulation.rendered.model, simulation.weights))
+        .run({**batch.inputs, **simulation.scalars})
+        .values()
+    )
+    realized = exact.realize(exact.plan(8), form).model
+    (native,) = Session(realized, exact=False).run(batch.inputs).values()
+    (without,) = Session(realized).run(batch.inputs).values()
+    np.testing.assert_array_equal(native, expected)
+    assert (native != without).any() == (name != "depthwise")
 
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])

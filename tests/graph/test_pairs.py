@@ -1,0 +1,59 @@
+"""int8 tensors with one reader each, and the same results."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from quantpipe.graph.execute import Session
+from quantpipe.graph.pairs import separated
+
+
+def tied(readers: int) -> onnx.ModelProto:
+    """A square weight of one sign that multiplies again and again, its zero point of one element beside it."""
+    nodes, x = [], "x"
+    for number in range(readers):
+        nodes += [
+            helper.make_node("MatMulInteger", [x, "w", "xz", "wz"], [f"sum{number}"]),
+            helper.make_node("Cast", [f"sum{number}"], [f"real{number}"], to=TensorProto.FLOAT),
+            helper.make_node("QuantizeLinear", [f"real{number}", "s", "xz"], [f"q{number}"]),
+        ]
+        x = f"q{number}"
+    values = {"w": np.full((8, 8), 120, np.int8), "wz": np.zeros(8, np.int8)}
+    scalars = {"xz": np.asarray(9, np.uint8), "s": np.asarray(1100, np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "tied",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [3, 8])],
+        [helper.make_tensor_value_info(x, TensorProto.UINT8, [3, 8])],
+        [numpy_helper.from_array(v, n) for n, v in (values | scalars).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_each_int8_tensor_has_one_reader() -> None:
+    found = onnx.load_from_string(separated(tied(3).SerializeToString()))
+    onnx.checker.check_model(found)
+    readers = Counter(name for node in found.graph.node for name in node.input)
+    held = {t.name: numpy_helper.to_array(t) for t in found.graph.initializer}
+    assert {name: readers[name] for name, a in held.items() if a.dtype == np.int8} == dict.fromkeys(
+        ("w", "w/reader1", "w/reader3", "wz", "wz/reader2", "wz/reader4"), 1
+    )
+    assert all((a == held[name.split("/")[0]]).all() for name, a in held.items())
+    assert (readers["xz"], readers["s"]) == (6, 3)
+
+
+def test_without_shared_weights_nothing_changes() -> None:
+    data = tied(1).SerializeToString()
+    assert separated(data) is data
+
+
+def test_tied_weights_are_exact_on_every_cpu() -> None:
+    q = np.full((3, 8), 255, np.uint8)
+    (found,) = Session(tied(2).SerializeToString()).run({"x": q}).values()
+    first = min(round(8 * (255 - 9) * 120 / 1100) + 9, 255)
+    second = min(round(8 * (first - 9) * 120 / 1100) + 9, 255)
+    np.testing.assert_array_equal(found, np.full((3, 8), second))
