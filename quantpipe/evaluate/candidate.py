@@ -237,8 +237,8 @@ class CandidateMeasure:
     def _decided(self, plan: QuantPlan, batches: _Batches, topology: Topology, parts: Sequence[Section]) -> Chain:
         """The integer form where it can run fast, gives the same on one batch, and was faster; else the simulated one.
 
-        The same on every processor that the report's comparison of all integers accepts; on one without exact 8 bit
-        kernels, simulation is what remains. The scores do not depend on the outcome, so it may depend on time.
+        Where a processor's kernels give something else, simulation is what remains. The scores do not depend on the
+        outcome, so it may depend on time.
         """
         simulated = self._in_form(EvaluatorKind.SIMULATED, parts)
         if not runs_fast(self._recipe.backend, topology, parts):

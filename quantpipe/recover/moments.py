@@ -57,8 +57,8 @@ class MomentCollector:
     0. The state has the size of one layer's moments. The output counts where the float `weight` `[G, O, K]` is given;
     `shortcut`: and what it is added to.
 
-    Products of one batch are made in float32 by one thread each, so that the sums do not depend on the machine; `pool`
-    shares the products among threads.
+    Products of one batch are made in float32 by one thread each, so that the sums do not depend on how many
+    cores there are; `pool` shares the products among threads.
     """
 
     def __init__(
