@@ -79,7 +79,7 @@ class Session:
         if int8_kernels:
             options.add_session_config_entry("session.qdqisint8allowed", "1")
         if weights:
-            given = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in weights.values()]
+            given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             options.add_external_initializers(list(weights), given)
         with ExitStack() as files:
             data, off = _prepare(model, options, files)

@@ -12,7 +12,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.graph.execute import Session, pairs_saturate
 from quantpipe.graph.normalize import expose
-from quantpipe.simulate.simulator import bind
+from quantpipe.simulate.simulator import Simulator, bind
 from quantpipe.types import QuantPlan
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line
 
@@ -165,3 +165,15 @@ def test_shipped_files_for_such_cpus_cannot_saturate(name: str) -> None:
     assert hardware_data(name)["isa"] == "avx2"
     made = line(NETS["conv"], name)
     assert made.plan(8).kernels["first"].pairs is None
+
+
+def test_a_search_simulates_them_too() -> None:
+    """Sessions of a search take weights apart from their graph, and the bounds of int16 are scalars."""
+    made = lined(NETS["conv"])
+    plan = made.plan(8)
+    (batch,) = made.samples.batches(3)
+    session, scalars = Simulator(made.graph, made.topology).prepare(plan)
+    simulation = made.simulate(plan)
+    whole = Session(bind(simulation.rendered.model, simulation.weights))
+    (found,), (expected,) = (s.run({**batch.inputs, **scalars}).values() for s in (session, whole))
+    np.testing.assert_array_equal(found, expected)
