@@ -20,7 +20,7 @@ SCALES = {"xs": np.float32(1), "ws": np.float32(1), "ys": np.float32(K * 260), "
 
 
 def model(op: str, domain: str = "") -> onnx.ModelProto:
-    """One integer kernel on `[5, K]` uint8 data, its weights of one sign and all but the greatest."""
+    """One integer kernel on `[5, K]` uint8 data; the weights of each output are alike, so that every pair saturates."""
     weight = np.full((K, 3), (120, -127, 127), np.int8)
     plain = op == "MatMulInteger"
     scales = ["xs", "xz", "w", "ws", "wz", *([""] if op == "QGemm" else []), "ys", "yz"]

@@ -13,7 +13,7 @@ from quantpipe.graph.pairs import separated
 
 
 def tied(readers: int) -> onnx.ModelProto:
-    """A square weight of one sign that multiplies again and again, its zero point of one element beside it."""
+    """A square weight of one sign, with zero points, that multiplies again and again."""
     nodes, x = [], "x"
     for number in range(readers):
         nodes += [

@@ -65,13 +65,17 @@ def test_every_kernel_equals_plain_integers(name: str, weight: str, granularity:
 @pytest.mark.parametrize(("weight", "granularity"), [("uint8", "per_channel"), ("int8", "per_tensor")])
 @pytest.mark.parametrize("name", ["conv_grouped", "conv_asymmetric_pads", "gemm_trans"])
 def test_int8_activations_in_the_integer_form(name: str, weight: str, granularity: str) -> None:
+    if pairs_saturate() and weight == "uint8" and name.startswith("conv"):
+        pytest.skip("onnxruntime has no exact ConvInteger of int8 by uint8 on a CPU without VNNI")
     made = line(graph_of(name), device("tflite_int8", weight, granularity))
-    if not (pairs_saturate() and weight == "uint8" and name.startswith("conv")):  # no exact ConvInteger without VNNI
-        check(made, made.ties(8, seed=2), "integer")
-    if weight == "uint8":
-        with pytest.raises(HardwareError, match=r"int8 activations by uint8 weights.*realize=integer"):
-            refused = line(graph_of(name), device("ort_cpu", weight, granularity, data="int8"))
-            refused.realize(refused.plan(), "qdq")
+    check(made, made.ties(8, seed=2), "integer")
+
+
+@pytest.mark.parametrize("name", ["conv_grouped", "conv_asymmetric_pads", "gemm_trans"])
+def test_int8_activations_by_uint8_weights_have_no_kernel(name: str) -> None:
+    refused = line(graph_of(name), device("ort_cpu", "uint8", "per_channel", data="int8"))
+    with pytest.raises(HardwareError, match=r"int8 activations by uint8 weights.*realize=integer"):
+        refused.realize(refused.plan(), "qdq")
 
 
 @pytest.mark.parametrize("group", [1, 3, 6])

@@ -132,13 +132,25 @@ def test_depthwise_kernels_multiply_in_32_bits() -> None:
     assert lined(conv(6, 6, 3, group=6)).plan(8).kernels["first"].pairs is None
 
 
+def matmul(features: int) -> Net:
+    net = Net(seed=features)
+    net.output(net.node("MatMul", net.input(None, features), net.signs(features, 4, scale=0.4), name="first"))
+    return net
+
+
+NATIVE = NETS | {
+    "depthwise": conv(6, 6, 3, group=6),
+    "dilated": conv(5, 6, 3, dilations=[2, 2], pads=[2, 2, 2, 2]),
+    "matmul": matmul(33),
+}
+
+
 @pytest.mark.skipif(not pairs_saturate(), reason="needs an x86 CPU without VNNI")
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
-@pytest.mark.parametrize("name", [*NETS, "depthwise"])
+@pytest.mark.parametrize("name", NATIVE)
 def test_such_a_cpu_saturates_the_same_pairs(name: str, form: str) -> None:
     """The kernels that onnxruntime takes of its own accord there, against what `isa: avx2` says of them."""
-    net = NETS.get(name) or conv(6, 6, 3, group=6)
-    paired, exact = (lined(net, isa) for isa in ("avx2", "vnni"))
+    paired, exact = (lined(NATIVE[name], isa) for isa in ("avx2", "vnni"))
     (batch,) = paired.samples.batches(3)
     simulation = paired.simulate(paired.plan(8))
     (expected,) = (
