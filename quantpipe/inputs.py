@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe.data.carry import carry
-from quantpipe.data.divide import ROLES
+from quantpipe.data.holdout import with_holdout
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, nearest
@@ -31,10 +31,18 @@ class Inputs:
     evaluate: Samples
     output: str
     """The model's output that metrics are about."""
+    aside: Samples | None = None
+    """Samples that no candidate of the search sees, where there are such."""
+
+    @property
+    def judge(self) -> Samples:
+        """What the steps of recovery are judged on."""
+        return self.search if self.aside is None else self.aside
 
     def data_record(self) -> dict[str, Any]:
         """Which samples serve which split: source, count, digest, indices, what was left out (docs/artifacts.md)."""
-        return {role: record_of(getattr(self, role)) for role in ROLES}
+        roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "evaluate": self.evaluate}
+        return {role: record_of(samples) for role, samples in roles.items() if samples is not None}
 
 
 def load(settings: Settings) -> Inputs:
@@ -46,6 +54,7 @@ def load(settings: Settings) -> Inputs:
         classes = shape[-1] if len(shape) == 2 else None
         splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
         size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
+        splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
         if splits.state:
             if size not in (None, 1):
                 raise DataError(
@@ -70,10 +79,10 @@ def load(settings: Settings) -> Inputs:
     graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed, opset_for(settings.spec))
     splits = made[0]
     graph = replace(graph, states=frozenset(splits.state.values()))
-    for samples in (splits.calibrate, splits.search, splits.evaluate):
+    for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
-    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output)
+    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output, splits.judge)
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:
@@ -139,7 +148,7 @@ def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:
 
 def _whole_batches(splits: Splits, size: int) -> Splits:
     """The splits without the last samples that would not fill a batch of the model's own, fixed size."""
-    parts = {role: getattr(splits, role) for role in ROLES}
+    parts = splits.roles
     for role, samples in parts.items():
         count = len(samples) // size * size
         if count == 0:
@@ -149,4 +158,4 @@ def _whole_batches(splits: Splits, size: int) -> Splits:
                 stage="data",
             )
         parts[role] = samples if count == len(samples) else First(samples, count)
-    return Splits(**parts)
+    return splits.with_roles(parts)

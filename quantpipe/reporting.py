@@ -109,8 +109,9 @@ def _search_notes(search: Mapping[str, Any]) -> list[str]:
     return [*search.get("notes", []), *([missed] if missed else [])]
 
 
-def shortfall(objective: Objective, best: Score) -> str | None:
-    """By how much the best candidate misses the objective, and which key decides that; None when it does not."""
+def shortfall(objective: Objective, best: Score, samples: str = "the search samples") -> str | None:
+    """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
+    does not."""
     if objective.feasible(best):
         return None
     if objective.open_ended:
@@ -123,19 +124,19 @@ def shortfall(objective: Objective, best: Score) -> str | None:
         )
     if objective.metric is Metric.ACCURACY:
         found = (
-            f"its accuracy on the search samples is {best.value:.4g}, allowed is "
+            f"its accuracy on {samples} is {best.value:.4g}, allowed is "
             f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
             f"less objective.tolerance={objective.tolerance:g})"
         )
     elif objective.metric is Metric.CALLABLE:
         found = (
-            f"{objective.target} gives it {best.value:.4g} on the search samples, allowed is "
+            f"{objective.target} gives it {best.value:.4g} on {samples}, allowed is "
             f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
             f"less objective.tolerance={objective.tolerance:g})"
         )
     else:
         found = (
-            f"its {_LOSSES[objective.metric]} from the float model on the search samples is {-best.value:.4g}, "
+            f"its {_LOSSES[objective.metric]} from the float model on {samples} is {-best.value:.4g}, "
             f"allowed is {objective.tolerance:g} (objective.tolerance)"
         )
     return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"

@@ -191,6 +191,12 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
 
+    @property
+    def holdout(self) -> float:
+        """The share of the search samples that the search does not see. Only a candidate that keeps the weights it was
+        chosen with has the luck of that choice in every figure that the steps are compared with."""
+        return self.recover.holdout if self.search.weights != "nearest" and self.recover.steps else 0.0
+
     def __post_init__(self) -> None:
         _legal("command", self.command, COMMANDS)
         _legal("verify", self.verify, VERIFY)

@@ -281,18 +281,20 @@ def recover(
     estimator: Estimator = MSE(),  # noqa: B008  (frozen)
     weight_method: WeightMethod = "mse",
     profile: Profile | None = None,
+    value_of: ValueOf | None = None,
 ) -> Climbed:
     """Better numbers for a strategy: fitted on `samples`, each step judged by KL of an output on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there. `start` is what the strategy has already
     (of a search that recovers its candidates). `estimator`, `weight_method`: how ranges are estimated where a step
     changes what they are estimated from; `profile`: what the strategy's own were estimated from (None: it is measured
-    where it is needed).
+    where it is needed). `value_of`: an objective of the user's, which the result's metrics then have, too.
     """
 
     def judge_on(some: Samples) -> Judge:
         session = Session(graph.model, where=graph.source)
-        return Judge(reference_of(session, some, graph.batch_size, output), some, output)
+        reference = reference_of(session, some, graph.batch_size, output)
+        return Judge(replace(reference, value_of=value_of), some, output)
 
     @cache
     def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:

@@ -136,12 +136,11 @@ def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:
     if not splits.state:
         return splits
     found: dict[str, Any] = {}
-    for role in ("calibrate", "search", "evaluate"):
-        samples = getattr(splits, role)
+    for role, samples in splits.roles.items():
         if not isinstance(samples, SourceSamples):
             raise ConfigError(
                 f"is not supported by this data set, whose samples are {type(samples).__name__}.",
                 where="dataset.state",
             )
         found[role] = Carried(samples, splits.state, inputs, run)
-    return Splits(**found)
+    return splits.with_roles(found)

@@ -66,6 +66,16 @@ class SourceSamples:
         chosen = self._sequences[self._indices]
         return np.concatenate([np.ones(min(len(chosen), 1), np.bool_), chosen[1:] != chosen[:-1]])
 
+    @property
+    def units(self) -> NDArray[np.int64]:
+        """Which samples must not be torn apart, `[len(self)]`: those with the same number."""
+        together = self._source.sequences if self._sequences is None else self._sequences
+        return self._indices if together is None else together[self._indices]
+
+    def only(self, which: NDArray[np.bool_]) -> SourceSamples:
+        """Some of the samples, `[len(self)]`, in the same order."""
+        return SourceSamples(self._source, self._indices[which], self._feeds, self._sequences, self.skipped)
+
     def __len__(self) -> int:
         return len(self._indices)
 

@@ -1,8 +1,8 @@
 """The steps of recovery, one on top of the other, each measured on samples it was not fitted to and kept only if it
 helps: an ablation of the method on the model at hand.
 
-The measure is KL to the float outputs on the search samples, without labels. A step that is not kept leaves nothing
-behind; the next one works on what the last kept one left.
+The measure is KL to the float outputs, without labels. A step that is not kept leaves nothing behind; the next one
+works on what the last kept one left.
 """
 
 from __future__ import annotations

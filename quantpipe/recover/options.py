@@ -29,7 +29,8 @@ class StepItem:
 class RecoverOptions:
     """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
     `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise. `enough`: the KL
-    at which no walk is repeated in other units."""
+    at which no walk is repeated in other units. `holdout`: the share of the search samples that judge the steps, and
+    that a search does not see whose candidates have recovered weights."""
 
     steps: Sequence[str | Mapping[str, Any]] = ()
     rows: int = 16384
@@ -37,6 +38,7 @@ class RecoverOptions:
     ridge: float = 0.5
     damping: float = 0.01
     enough: float = 0.02
+    holdout: float = 0.5
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps) if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else None
@@ -52,6 +54,8 @@ class RecoverOptions:
             value = getattr(self, name)
             if not value >= least:
                 raise ConfigError(f"is {value}; at least {least}", where=f"recover.{name}")
+        if not 0 <= self.holdout < 1:
+            raise ConfigError(f"is {self.holdout}; legal is 0 and above, and less than 1", where="recover.holdout")
         self.items()
 
     @property

@@ -57,9 +57,8 @@ def _candidates(search: Mapping[str, Any]) -> str:
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per step: KL on the search samples before and after, the gain, whether it was kept, seconds, and what it
-    changed or why it could not."""
-    table = Table(title="recovery, judged on the search samples")
+    """A row per step: KL before and after, the gain, whether it was kept, seconds, and what it changed or why not."""
+    table = Table(title="recovery, judged on samples that it was not fitted to")
     table.add_column("step")
     for name in ("KL before", "KL after", "gain", "kept", "time"):
         table.add_column(name, justify="right")

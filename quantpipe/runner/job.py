@@ -117,7 +117,9 @@ class Job:
 
     def recovered(self, strategy: str) -> Origin:
         start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
-        inputs = {"strategy": strategy} | self.fitted_on | start
+        aside = self.inputs.aside
+        judge = {} if aside is None else {"judge_data": aside.digest}
+        inputs = {"strategy": strategy} | self.fitted_on | start | judge
         return self.origin("recover", inputs, (*ANNOTATE, "recover", "seed"))
 
     def realized(self, strategy: str) -> Origin:

@@ -38,7 +38,7 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
         settings.schema,
         found.strategy,
         job.inputs.calibrate,
-        job.inputs.search,
+        job.inputs.judge,
         options,
         settings.calibrate.memory_mb,
         settings.seed,
@@ -49,6 +49,7 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
         settings.estimator,
         settings.weight_method,
         profile,
+        settings.value_of,
     )
     recovery = files.write_recovered(climbed, origin)
     kept.clear()

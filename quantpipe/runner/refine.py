@@ -13,22 +13,23 @@ from quantpipe.runfolder import RunFolder
 from quantpipe.runner.job import Found, Job
 from quantpipe.runner.recover import recover
 from quantpipe.runner.rounded import rounder
-from quantpipe.search import Form, JsonlLog, Objective, Pick, finalists, front
+from quantpipe.runner.search import Aim
+from quantpipe.search import Form, Objective, Pick, finalists, front
 from quantpipe.types import Profile, Score, Trial
 
 
-def refine(job: Job, found: Found, objective: Objective, log: JsonlLog, profile: Profile) -> Found:
+def refine(job: Job, found: Found, aim: Aim, profile: Profile) -> Found:
     """The best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
 
     Each one's recovery stands in a folder of its own, so that an interrupted run goes on with the next one.
     """
-    settings = job.settings
+    settings, objective = job.settings, aim.judging
     table = ThresholdTable(
         job.graph, job.topology, settings.schema, profile, settings.estimator, settings.weight_method, job.branches
     )
     tried: list[tuple[Trial, Trial, Found]] = []
     start = rounder(job)
-    chosen = finalists(log.read(), objective, settings.search.finalists)
+    chosen = finalists(aim.log.read(), aim.objective, settings.search.finalists)
     for place, trial in enumerate(chosen, start=1):
         strategy = table.strategy(job.space.decode(trial.point))
         job.console.stage("finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}")

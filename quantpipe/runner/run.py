@@ -52,12 +52,12 @@ def _execute(job: Job) -> dict[str, Any]:
     found = search(job, aim, profile) if aim is not None and profile is not None else None
     if not {"realize", "evaluate"} & wanted:
         if found is not None and aim is not None:
-            judged(job, found, aim.objective)
+            judged(job, found, aim.judging)
         return {}
     if found is not None and aim is not None and profile is not None and job.settings.search.refine:
-        return finish(job, judged(job, refine(job, found, aim.objective, aim.log, profile), aim.objective), profile)
+        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile)
     recovered = recover(job, found or stored_strategy(job), profile)
-    return finish(job, judged(job, recovered, aim.objective) if aim is not None else recovered, profile)
+    return finish(job, judged(job, recovered, aim.judging) if aim is not None else recovered, profile)
 
 
 def _refuse_another_run(job: Job) -> None:

@@ -26,7 +26,7 @@ from quantpipe.runner.job import ANNOTATE, Found, Job
 from quantpipe.runner.pareto import picked, write_front
 from quantpipe.runner.rounded import candidate_layer, moments_of, rounding_origin
 from quantpipe.search import CostKind, JsonlLog, Measure, Objective, SearchResult, Stopped, search_origin
-from quantpipe.types import Point, Profile, Score
+from quantpipe.types import Point, Profile, Samples, Score
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,19 +35,23 @@ class Aim:
 
     reference: Reference
     objective: Objective
+    judging: Objective
+    """The same on the samples that judge recovery, where the float model may have another accuracy."""
     log: JsonlLog
 
     @classmethod
     def of(cls, job: Job) -> Aim:
         """ArtifactError when the folder's log of trials belongs to another search."""
-        settings, samples = job.settings, job.inputs.search
-        session = Session(job.graph.model, where=job.graph.source)
-        reference = replace(
-            reference_of(session, samples, job.graph.batch_size, job.inputs.output), value_of=settings.value_of
-        )
-        objective = stages.make_objective(
-            settings.objective, job.graph, job.variants, settings.spec, job.space, reference
-        )
+        settings, session = job.settings, Session(job.graph.model, where=job.graph.source)
+
+        def on(samples: Samples) -> tuple[Reference, Objective]:
+            found = reference_of(session, samples, job.graph.batch_size, job.inputs.output)
+            found = replace(found, value_of=settings.value_of)
+            given = (settings.objective, job.graph, job.variants, settings.spec, job.space, found)
+            return found, stages.make_objective(*given)
+
+        reference, objective = on(job.inputs.search)
+        judging = objective if job.inputs.aside is None else on(job.inputs.aside)[1]
         # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
         identity = search_origin(
             job.space,
@@ -62,7 +66,7 @@ class Aim:
         )
         log = JsonlLog(job.files.trials, identity, job.space)
         log.read()
-        return cls(reference, objective, log)
+        return cls(reference, objective, judging, log)
 
 
 def search(job: Job, aim: Aim, profile: Profile) -> Found:
@@ -132,12 +136,13 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
 
 
 def judged(job: Job, found: Found, objective: Objective) -> Found:
-    """Whether the target is met, after recovery; says so when it is not."""
+    """Whether the target is met, after recovery, on the samples that judged it; says so when it is not."""
     report = dict(found.report)
     if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])
         score = Score(value, float(report["best_cost"]))
-        report |= {"feasible": objective.feasible(score), "shortfall": shortfall(objective, score)}
+        samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
+        report |= {"feasible": objective.feasible(score), "shortfall": shortfall(objective, score, samples)}
     if report["shortfall"]:
         job.console.warn(report["shortfall"])
     return replace(found, report=report)

@@ -122,11 +122,26 @@ def test_a_step_that_hurts_leaves_no_trace(program: Program) -> None:
         ("recover.steps=rounding", "recover.steps"),
         ("recover.rows=3", "recover.rows"),
         ("recover.damping=0", "recover.damping"),
+        ("recover.holdout=1", "recover.holdout"),
         ("+recover.spin=1", "recover"),
     ],
 )
 def test_wrong_options_are_refused(program: Program, option: str, key: str) -> None:
     assert key in program.run("recover=default", option).paragraph
+
+
+def test_a_function_of_the_users_own_judges_what_was_recovered(program: Program) -> None:
+    (program.cwd / "scores.py").write_text(
+        "import numpy as np\ndef margin(reference, outputs, labels):\n"
+        "    return -float(np.mean(np.abs(reference - outputs)))\n"
+    )
+    own = ("objective=callable", "objective.target=scores:margin", "plugins=[scores]", "objective.tolerance=0.2")
+    plain = good(program.run("hardware=vta", *own, folder="plain"))
+    found = good(program.run("hardware=vta", "recover=default", *own))
+    assert any(row["kept"] for row in found.report["recover"])
+    assert found.report["generalization"]["metric"] == "callable"
+    assert found.report["generalization"]["search"] < plain.report["generalization"]["search"]
+    assert found.report["search"]["feasible"] == (found.report["generalization"]["search"] <= 0.2)
 
 
 def test_the_target_is_judged_after_recovery(program: Program) -> None:
