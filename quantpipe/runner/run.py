@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantpipe.inputs import load
+from quantpipe.inputs import load, unjudged
 from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
@@ -28,7 +28,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     """
     console.stage("model", str(settings.model))
     inputs = load(settings)
-    for note in inputs.graph.notes:
+    for note in (*inputs.graph.notes, *unjudged(settings, inputs)):
         console.warn(note)
     job = Job.of(settings, inputs, console)
     with job.files.lock():

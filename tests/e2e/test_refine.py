@@ -83,6 +83,9 @@ def test_recovery_is_judged_by_samples_that_the_search_has_not_seen(program: Pro
     assert "judge" not in shared.report["data"]
     assert shared.report["recover"][0]["kl_before"] == -shared.report["search"]["best_value"]
     assert shared.report["data"]["search"]["samples"] == 128
+    single = program.run(*arguments, "dataset.samples.search=1", folder="single")
+    assert single.code == 0 and "search samples (1) cannot be divided (recover.holdout)" in single.err
+    assert "cannot be divided" not in result.err
     plain = program.run(*NARROW, *LIMIT, "recover=default", "recover.steps=[propagation]", folder="plain")
     assert (
         "judge" not in plain.report["data"]
