@@ -46,13 +46,16 @@ def _raise_scale(
     factor = np.maximum(1.0, needed / weight.scale * 1.0001)
     if draft.schema.weights.power_of_two is not PowerOfTwo.NONE:
         factor = 2.0 ** np.ceil(np.log2(factor))
-    # A channel of zeros has scale 1 whatever its range: give it one of its own, so that the factor acts on it.
+    # Zeros have scale 1, and all but zeros the smallest one, whatever their range. They get a range that has this
+    # scale, so that the factor acts on it.
+    follows = weight.scale > intmath.SMALLEST_SCALE
     if thresholds.ndim == 2:
         own = np.stack([np.zeros(len(thresholds)), np.atleast_1d(weight.scale) * np.float64((1 << weight.bits) - 1)], 1)
-        base = np.where(np.any(thresholds != 0, axis=1, keepdims=True), thresholds, own)
+        follows = (np.any(thresholds != 0, axis=1) & follows)[:, np.newaxis]
+        base = np.where(follows, thresholds, own)
         factor = np.atleast_1d(factor)[:, np.newaxis]
     else:
-        base = np.where(thresholds > 0, thresholds, weight.scale * np.float64(1 << (weight.bits - 1)))
+        base = np.where((thresholds > 0) & follows, thresholds, weight.scale * np.float64(1 << (weight.bits - 1)))
     draft.raised.append(
         {
             "node": kernel.node,

@@ -45,13 +45,13 @@ class Layer:
         """Whether each output channel has a scale of its own."""
         return self.site.axis is not None
 
-    def floor(self, input_scale: float) -> Floats:
-        """The least weight scale per output channel at which the bias still fits, `[C]`; all are equal where the tensor
-        has one scale."""
-        if self.bias is None:
+    def floor(self, input_scale: float, bias: Floats | None) -> Floats:
+        """The least weight scale per output channel at which a bias `[C]` in real units still fits, `[C]`; all are
+        equal where the tensor has one scale."""
+        if bias is None:
             return np.zeros(self.channels)
         steps = MOST_BIAS_STEPS if self.per_channel else MOST_BIAS_STEPS * 2**8
-        floor = np.abs(self.bias) / (steps * input_scale)
+        floor = np.abs(bias) / (steps * input_scale)
         return floor if self.per_channel else np.full(self.channels, floor.max())
 
     def solved(

@@ -69,7 +69,7 @@ class Variants:
         scale, *_ = intmath.scale_zero_point(
             strategy.ranges[group.key], strategy.bits[group.key], group.dtype, self._schema.activations
         )
-        floor = layer.floor(float(scale))
+        floor = layer.floor(float(scale), None if layer.bias is None else layer.bias + made.shift)
         # A channel whose bias does not fit is rare: only then do the activations' bits matter.
         low = np.broadcast_to(made.weight.scale, floor.shape) < floor
         return self._solved(layer, start, thresholds, np.where(low, floor, 0.0)) if np.any(low) else made

@@ -119,8 +119,17 @@ class _Walk:
         self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
         """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
-        floor = layer.floor(float(self._plan.quantizers[kernel.operands[0].tensor].scale))
-        made, solved = layer.solved(before, self._moments(kernel, layer), floor, self._schema, self._options)
+        moments, input_scale = (
+            self._moments(kernel, layer),
+            float(self._plan.quantizers[kernel.operands[0].tensor].scale),
+        )
+        floor = layer.floor(input_scale, bias)
+        made, solved = layer.solved(before, moments, floor, self._schema, self._options)
+        if bias is not None:
+            # In a channel of all but zero weights, what the bias takes up may be more than it was.
+            needed = layer.floor(input_scale, bias + solved.bias_shift.reshape(-1))
+            if np.any(made.scale < needed):
+                made, solved = layer.solved(before, moments, np.maximum(floor, needed), self._schema, self._options)
         errors = np.array([solved.error_before, solved.error_after])
         found = {"values": made.values, "scale": made.scale, "errors": errors}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}

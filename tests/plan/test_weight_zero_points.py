@@ -168,6 +168,23 @@ def test_a_bias_too_large_raises_the_scale_and_keeps_the_zero_point() -> None:
     check(made, plan, "integer")
 
 
+@pytest.mark.parametrize("bias", [0.0, 0.7, -1e3])
+@pytest.mark.parametrize("size", [1e-40, 1e-37, 1e-30])
+@pytest.mark.parametrize("spec", ["ort_cpu", "vta", "affine"])
+def test_the_bias_of_a_channel_of_all_but_zero_weights(spec: str, size: float, bias: float) -> None:
+    """Training leaves such channels behind. Below 2^-126 no scale follows the weights, and the bias decides all."""
+    net = Net(seed=1)
+    values = net.rng.uniform(-1, 1, (3, 2, 1, 1)).astype(np.float32)
+    values[1] *= np.float32(size)
+    weight, offset = net.constant(values, "w"), net.constant(np.asarray([0.1, bias, 0], np.float32), "b")
+    net.output(net.node("Conv", net.input(None, 2, 3, 3), weight, offset, kernel_shape=[1, 1], name="c"))
+    made = line(net, device("ort_cpu", "int8", "per_channel") if spec == "affine" else spec)
+    plan = made.plan(8)
+    kernel = plan.kernels["c"]
+    assert abs(kernel.bias[1] * float(np.broadcast_to(kernel.acc_scale, (3,))[1]) - bias) <= 1e-3 * max(abs(bias), 1)
+    check(made, plan, "integer")
+
+
 def test_a_symmetric_schema_on_unsigned_weights_has_its_zero_in_the_middle() -> None:
     spec = device("snpe", "uint8", "per_tensor")
     made = line(graph_net(), spec, "symmetric_with_uint8")

@@ -101,6 +101,29 @@ def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:
     assert made.agree(plan, backend).differing == 0
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-30, 1e-42])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_scale_follows_what_the_bias_takes_up(size: float, per_channel: bool) -> None:
+    """Training leaves channels of all but zero weights behind. Where rows are too few to regress them, their bias
+    alone takes up a shortcut's error, which no scale of such weights holds."""
+    net = Net(seed=3)
+    start = net.node("Relu", net.conv(net.input(None, 3, 1, 1), 3, 4, 1, 1))
+    values = net.rng.standard_normal((4, 4, 1, 1)).astype(np.float32)
+    values[slice(2, 3) if per_channel else slice(4)] *= np.float32(size)
+    closing = net.node("Conv", start, net.constant(values, "w"), kernel_shape=[1, 1], name="closing")
+    net.output(net.node("Add", closing, start, output="sum"))
+    data = hardware_data("ort_cpu")
+    data["weights"] |= {"bits": 4, "granularity": ["per_channel" if per_channel else "per_tensor"]}
+    made = line(net, hardware("ort_cpu", weights=data["weights"]))
+    made = line(made.graph, made.spec, samples=normal_samples(made.graph, 6))
+    found = walk(made, bits=4)
+    kernel = made.planner.plan(made.strategy(4), found.overrides).kernels["closing"]
+    wanted = found.overrides.biases["closing"][2]
+    assert abs(wanted) > 1e-4
+    assert kernel.bias[2] * float(np.broadcast_to(kernel.acc_scale, (4,))[2]) == pytest.approx(wanted, rel=1e-3)
+    assert made.agree(made.planner.plan(made.strategy(4), found.overrides), "qdq").differing == 0
+
+
 @pytest.fixture
 def moments_seen(monkeypatch: pytest.MonkeyPatch) -> list[Moments]:
     """What layers are solved from, in the order of the walk."""
