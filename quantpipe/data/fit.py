@@ -36,7 +36,11 @@ def route(
     needed = [i for i in inputs if i.name not in carried]
     for port in needed:
         if not port.shape:
-            raise DataError(f"model input {port.name!r} is a scalar; samples need a batch axis.", stage="data")
+            raise DataError(
+                f"model input {port.name!r} is a scalar, and samples need a batch axis; one value for all of them is "
+                f"given as 'model.fixed={{{port.name}: VALUE}}'.",
+                stage="data",
+            )
     fields = source.fields
     if set(fields) == {SINGLE}:
         if len(needed) != 1:

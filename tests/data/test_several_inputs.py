@@ -78,6 +78,12 @@ def test_refused(tmp_path: Path, changes: dict[str, Any], keys: dict[str, Any], 
         NpzDataset(path=str(tmp_path / "d.npz"), keys=keys).splits(PORTS, 3, 0)
 
 
+def test_a_scalar_is_given_as_a_constant(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", **arrays())
+    with pytest.raises(QuantpipeError, match=r"'rate' is a scalar, .* 'model\.fixed=\{rate: VALUE\}'"):
+        NpzDataset(path=str(tmp_path / "d.npz")).splits([*PORTS, TensorInfo("rate", (), "int64")], None, 0)
+
+
 def test_pictures_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path, {"a": 8, "b": 8})
     before = ImageFolderDataset(path=str(folder), samples=ALL).splits(RGB8, 2, 0)
