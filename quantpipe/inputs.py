@@ -85,16 +85,6 @@ def load(settings: Settings) -> Inputs:
     return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output, splits.judge)
 
 
-def unjudged(settings: Settings, inputs: Inputs) -> list[str]:
-    """A note where recovery should be judged by samples that the search has not seen, and there are none to give."""
-    if not settings.holdout or inputs.aside is not None:
-        return []
-    return [
-        f"the search samples ({len(inputs.search)}) cannot be divided (recover.holdout), so what judges the steps of "
-        "recovery has been seen by the search; give more of them"
-    ]
-
-
 def chosen_output(wanted: str | None, graph: Graph) -> str:
     """The name of the output that metrics are about: the one that is wanted, else the first. ConfigError for a name
     that the model does not have."""

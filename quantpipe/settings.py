@@ -193,8 +193,8 @@ class Settings:
 
     @property
     def holdout(self) -> float:
-        """The share of the search samples that the search does not see. Only a candidate that keeps the weights it was
-        chosen with has the luck of that choice in every figure that the steps are compared with."""
+        """The share of the search samples that the search does not see, so that they can judge recovery. Nothing is set
+        aside where candidates are rounded to the nearest: recovery then makes other weights than those chosen by."""
         return self.recover.holdout if self.search.weights != "nearest" and self.recover.steps else 0.0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Spl
     units = samples.units
     names = np.unique(units)
     count = min(max(round(share * len(names)), 1), len(names) - 1)
-    judges = np.isin(units, np.random.default_rng([seed, _STREAM]).permutation(names)[:count])
-    if min(judges.sum(), (~judges).sum()) < batch:
+    search, judge = samples.divided(np.isin(units, np.random.default_rng([seed, _STREAM]).permutation(names)[:count]))
+    if min(len(search), len(judge)) < batch:
         return splits
-    return replace(splits, search=samples.only(~judges), judge=samples.only(judges))
+    return replace(splits, search=search, judge=judge)

@@ -72,9 +72,12 @@ class SourceSamples:
         together = self._source.sequences if self._sequences is None else self._sequences
         return self._indices if together is None else together[self._indices]
 
-    def only(self, which: NDArray[np.bool_]) -> SourceSamples:
-        """Some of the samples, `[len(self)]`, in the same order."""
-        return SourceSamples(self._source, self._indices[which], self._feeds, self._sequences, self.skipped)
+    def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
+        """The samples, in the same order, without and with those `aside` `[len(self)]`. What was skipped stays with the
+        first."""
+        stay, go = self._indices[~aside], self._indices[aside]
+        first = SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped)
+        return first, SourceSamples(self._source, go, self._feeds, self._sequences)
 
     def __len__(self) -> int:
         return len(self._indices)

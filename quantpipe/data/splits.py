@@ -31,10 +31,10 @@ NAMED = 3  # samples that were left out which a warning names
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """The three sample lists of a run; no sample stands in two of them.
+    """The sample lists of a run; no sample stands in two of them.
 
-    `state` maps outputs to the inputs that they are fed back to within a sequence; those inputs are not yet in the
-    batches (`data/carry.py` adds them). `judge`: samples set aside from those of the search (`data/holdout.py`).
+    `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
+    of the batches (`data/carry.py` adds them). `judge`: samples set aside from those of the search (`data/holdout.py`).
     """
 
     calibrate: Samples

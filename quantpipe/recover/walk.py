@@ -119,10 +119,8 @@ class _Walk:
         self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
         """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
-        moments, input_scale = (
-            self._moments(kernel, layer),
-            float(self._plan.quantizers[kernel.operands[0].tensor].scale),
-        )
+        moments = self._moments(kernel, layer)
+        input_scale = float(self._plan.quantizers[kernel.operands[0].tensor].scale)
         floor = layer.floor(input_scale, bias)
         made, solved = layer.solved(before, moments, floor, self._schema, self._options)
         if bias is not None:

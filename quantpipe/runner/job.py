@@ -117,10 +117,12 @@ class Job:
 
     def recovered(self, strategy: str) -> Origin:
         start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
-        aside = self.inputs.aside
-        judge = {} if aside is None else {"judge_data": aside.digest}
-        inputs = {"strategy": strategy} | self.fitted_on | start | judge
-        return self.origin("recover", inputs, (*ANNOTATE, "recover", "seed"))
+        own = {"metric": self._metric} if self.settings.value_of is not None else {}
+        inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
+        found = self.origin("recover", inputs, (*ANNOTATE, "recover", "seed"))
+        # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
+        config = {**found.config, "recover": {k: v for k, v in found.config["recover"].items() if k != "holdout"}}
+        return replace(found, config=config)
 
     def realized(self, strategy: str) -> Origin:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
@@ -128,9 +130,17 @@ class Job:
     def evaluated(self, strategy: str) -> Origin:
         made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
-        objective = {name: self.settings.objective.get(name) for name in ("metric", "target")}
-        compared = {"search_data": self.inputs.search.digest, "metric": digest_json(objective)}
+        compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
         return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+
+    @property
+    def _metric(self) -> str:
+        return digest_json({name: self.settings.objective.get(name) for name in ("metric", "target")})
+
+    @property
+    def judged_on(self) -> dict[str, str]:
+        """The samples that judge recovery, where they are not those of the search."""
+        return {} if self.inputs.aside is None else {"judge_data": self.inputs.aside.digest}
 
     @property
     def fitted_on(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantpipe.inputs import load, unjudged
+from quantpipe.inputs import load
 from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
@@ -28,7 +28,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     """
     console.stage("model", str(settings.model))
     inputs = load(settings)
-    for note in (*inputs.graph.notes, *unjudged(settings, inputs)):
+    for note in inputs.graph.notes:
         console.warn(note)
     job = Job.of(settings, inputs, console)
     with job.files.lock():
@@ -44,7 +44,7 @@ def _execute(job: Job) -> dict[str, Any]:
     needed = bool(wanted & {"calibrate", "search"}) and replayed is None
     loaded = loaded_profile(job.settings, job.graph, job.variants.measured) if needed and stored is None else None
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
-    job.files.write_data(job.inputs.data_record(), job.origin("data", {}, ("dataset", "seed")))
+    job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
     _annotate(job)
     if replayed is not None:
         return finish(job, replayed, None)

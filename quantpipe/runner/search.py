@@ -200,14 +200,21 @@ def _report(
 
 
 def _notes(job: Job, result: SearchResult) -> list[str]:
-    """What the user should know of how the search went: so far, that it had thresholds to search and did not."""
+    """What the user should know of how the search went: that it had thresholds to search and did not, and that it saw
+    what judges recovery."""
+    notes = []
     if clip_percents(job.settings.estimator) and result.evaluations == 1:
-        return [
+        notes.append(
             "threshold=search leaves every range to the search, and this search looked at a single point: all ranges "
             "are those of threshold.activations.base; take search=annealing, greedy_edge or greedy, or a threshold "
             "option that estimates"
-        ]
-    return []
+        )
+    if job.settings.holdout and job.inputs.aside is None:
+        notes.append(
+            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so what judges the "
+            "steps of recovery has been seen by the search"
+        )
+    return notes
 
 
 def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:

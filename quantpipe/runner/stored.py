@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from quantpipe.artifacts import digest_json, read_json
+from quantpipe.artifacts import digest_json, read_json, read_origin
 from quantpipe.errors import ArtifactError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.runfolder import replayed_overrides
@@ -24,7 +24,21 @@ def stored_strategy(job: Job) -> Found:
             stage="realize",
             where=str(job.files.strategy),
         )
+    _refuse_seen(job)
     return _read(job, job.files.strategy)
+
+
+def _refuse_seen(job: Job) -> None:
+    """ArtifactError where the search has seen the samples that are to judge recovery."""
+    origin = read_origin(job.files.strategy)
+    searched = None if origin is None else origin.inputs.get("search_data")
+    if job.inputs.aside is not None and searched not in (None, job.inputs.search.digest):
+        raise ArtifactError(
+            "the search that left this strategy saw other samples, maybe those that are to judge recovery; give "
+            "recover.holdout=0, or search again in another folder (hydra.run.dir) with recover=default",
+            stage="recover",
+            where=str(job.files.strategy),
+        )
 
 
 def replayed_strategy(job: Job) -> Found:

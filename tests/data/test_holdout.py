@@ -141,6 +141,7 @@ def test_states_are_followed_through_every_list() -> None:
     made = with_holdout(splits([3] * 16, inputs=ports, state={"h_next": "h"}), 0.5, 0)
     carried = carry(made, ports, lambda feeds: {"h_next": feeds["h"] + feeds["x"]})
     assert carried.state == made.state
+    assert "judge" in carried.roles
     for samples in carried.roles.values():
         for batch in samples.batches(1):
             row, state = batch.inputs["x"][0, 0], batch.inputs["h"][0, 0]

@@ -83,13 +83,27 @@ def test_recovery_is_judged_by_samples_that_the_search_has_not_seen(program: Pro
     assert "judge" not in shared.report["data"]
     assert shared.report["recover"][0]["kl_before"] == -shared.report["search"]["best_value"]
     assert shared.report["data"]["search"]["samples"] == 128
+    again = program.run(*arguments)
+    assert again.err.count("from an earlier run in this folder") == 3  # calibrate, recover, evaluate
+    assert "another run" in program.run(*arguments, "recover.holdout=0.25").paragraph  # other judges
     single = program.run(*arguments, "dataset.samples.search=1", folder="single")
     assert single.code == 0 and "search samples (1) cannot be divided (recover.holdout)" in single.err
+    assert any("cannot be divided" in warning for warning in single.report["warnings"])
     assert "cannot be divided" not in result.err
     plain = program.run(*NARROW, *LIMIT, "recover=default", "recover.steps=[propagation]", folder="plain")
     assert (
         "judge" not in plain.report["data"]
     )  # nothing to set aside: no candidate keeps the weights it was chosen with
+
+
+def test_samples_that_a_search_has_seen_do_not_judge(program: Program) -> None:
+    """Stages run separately: a search that knew of no recovery saw all samples."""
+    arguments = (*NARROW, *LIMIT, "search.weights=recovered")
+    steps = ("recover=default", "recover.steps=[propagation]", "stages=[realize,evaluate]")
+    assert program.run(*arguments, "stages=[annotate,calibrate,search]").code == 0
+    refused = program.run(*arguments, *steps)
+    assert "recover.holdout=0" in refused.paragraph
+    assert program.run(*arguments, *steps, "recover.holdout=0").code == 0
 
 
 def test_an_accuracy_is_judged_against_the_float_models_own(program: Program) -> None:

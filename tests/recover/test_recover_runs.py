@@ -144,6 +144,17 @@ def test_a_function_of_the_users_own_judges_what_was_recovered(program: Program)
     assert found.report["search"]["feasible"] == (found.report["generalization"]["search"] <= 0.2)
 
 
+def test_what_was_recovered_for_another_objective_is_not_taken(program: Program) -> None:
+    """Its metrics lack what the user's function gives."""
+    (program.cwd / "scores.py").write_text("def same(reference, outputs, labels):\n    return 0.5\n")
+    own = ("hardware=vta", "objective=callable", "objective.target=scores:same", "plugins=[scores]")
+    assert program.run(*own, "stages=[annotate,calibrate,search]").code == 0
+    assert program.run("hardware=vta", "recover=default", "stages=[realize,evaluate]").code == 0
+    found = program.run(*own, "recover=default")
+    assert found.code in (0, 2) and "Traceback" not in found.err
+    assert found.code == 0 or "another run" in found.paragraph
+
+
 def test_the_target_is_judged_after_recovery(program: Program) -> None:
     """Power-of-two int8 misses the tolerance on this model; recovered, it meets it."""
     missed = program.run("hardware=vta", "strict=true", folder="plain")
