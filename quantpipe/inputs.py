@@ -82,7 +82,7 @@ def load(settings: Settings) -> Inputs:
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
-    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output, splits.judge)
+    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:

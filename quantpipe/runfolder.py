@@ -104,13 +104,13 @@ class RunFolder:
         """ArtifactError when the file is there and belongs to another run than `origin` says.
 
         Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
-        report compares the strategy by: the report is made anew.
+        report compares the strategy by, or another objective: report and recovery are made anew.
         """
         if not path.is_file():
             return
         found = read_origin(path)
         if found is not None and "strategy" in origin.inputs:
-            free = ("strategy", "metric", "search_data") if origin.kind == "evaluate" else ("strategy",)
+            free = ("strategy", "metric", "search_data") if origin.kind == "evaluate" else ("strategy", "metric")
             kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
             same = {name: found.inputs[name] for name in free if name in found.inputs}
             origin = replace(origin, inputs={**kept, **same})

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from quantpipe.data.divide import Part, set_aside
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
 
@@ -18,15 +19,14 @@ _STREAM = 0x7ADE
 
 
 def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Splits:
-    """The splits with a seeded `share` of the search samples as `judge`, sequences kept whole. As they were where
+    """The splits with a seeded `share` of the search samples `aside`, sequences kept whole. As they were where
     that cannot be: where one of both would be less than a `batch`, and for samples that cannot be told apart."""
     samples = splits.search
     if not share or not isinstance(samples, SourceSamples):
         return splits
-    units = samples.units
-    names = np.unique(units)
-    count = min(max(round(share * len(names)), 1), len(names) - 1)
-    search, judge = samples.divided(np.isin(units, np.random.default_rng([seed, _STREAM]).permutation(names)[:count]))
-    if min(len(search), len(judge)) < batch:
+    whole = Part(samples.source, samples.indices, samples.units)
+    if len(whole.groups()) < 2:
         return splits
-    return replace(splits, search=search, judge=judge)
+    _, chosen = set_aside(whole, share, np.random.default_rng([seed, _STREAM]))
+    search, aside = samples.divided(np.isin(samples.indices, chosen.indices))
+    return splits if min(len(search), len(aside)) < batch else replace(splits, search=search, aside=aside)

@@ -67,10 +67,9 @@ class SourceSamples:
         return np.concatenate([np.ones(min(len(chosen), 1), np.bool_), chosen[1:] != chosen[:-1]])
 
     @property
-    def units(self) -> NDArray[np.int64]:
-        """Which samples must not be torn apart, `[len(self)]`: those with the same number."""
-        together = self._source.sequences if self._sequences is None else self._sequences
-        return self._indices if together is None else together[self._indices]
+    def units(self) -> NDArray[np.int64] | None:
+        """Which samples of the source must not be torn apart, `[len(source)]`: those with the same number."""
+        return self._source.sequences if self._sequences is None else self._sequences
 
     def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
         """The samples, in the same order, without and with those `aside` `[len(self)]`. What was skipped stays with the

@@ -34,20 +34,21 @@ class Splits:
     """The sample lists of a run; no sample stands in two of them.
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
-    of the batches (`data/carry.py` adds them). `judge`: samples set aside from those of the search (`data/holdout.py`).
+    of the batches (`data/carry.py` adds them). `aside`: samples set aside from those of the search, to judge
+    (`data/holdout.py`).
     """
 
     calibrate: Samples
     search: Samples
     evaluate: Samples
     state: Mapping[str, str] = field(default_factory=dict)
-    judge: Samples | None = None
+    aside: Samples | None = None
 
     @property
     def roles(self) -> dict[str, Samples]:
         """The sample lists by name; `judge` where there is one."""
         found = {role: getattr(self, role) for role in ROLES}
-        return found if self.judge is None else {**found, "judge": self.judge}
+        return found if self.aside is None else {**found, "judge": self.aside}
 
     def with_roles(self, roles: Mapping[str, Samples]) -> Splits:
         """Other sample lists in the same places."""

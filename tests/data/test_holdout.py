@@ -51,10 +51,10 @@ def rows(samples: Samples | None) -> list[int]:
 def test_the_search_samples_are_divided(lengths: list[int], share: float, seed: int, shuffle: bool) -> None:
     before = splits(lengths, seed, shuffle=shuffle)
     found = with_holdout(before, share, seed)
-    if found.judge is None:
+    if found.aside is None:
         assert len({*np.repeat(np.arange(len(lengths)), lengths)[rows(before.search)]}) == 1
         return
-    search, judge = rows(found.search), rows(found.judge)
+    search, judge = rows(found.search), rows(found.aside)
     assert search and judge
     whole = rows(before.search)
     assert sorted(search + judge) == sorted(whole) and set(search).isdisjoint(judge)
@@ -63,19 +63,19 @@ def test_the_search_samples_are_divided(lengths: list[int], share: float, seed: 
     assert set(turn[search]).isdisjoint(turn[judge]), "a sequence is on one side"
     assert (rows(found.calibrate), rows(found.evaluate)) == (rows(before.calibrate), rows(before.evaluate))
     again = with_holdout(before, share, seed)
-    assert rows(again.judge) == judge
-    assert again.judge is not None and again.judge.digest == found.judge.digest != found.search.digest
+    assert rows(again.aside) == judge
+    assert again.aside is not None and again.aside.digest == found.aside.digest != found.search.digest
     assert list(found.roles) == ["calibrate", "search", "evaluate", "judge"]
 
 
 def test_the_share_is_kept_and_the_seed_decides() -> None:
     before = splits([1] * 160)
     found = [with_holdout(before, 0.25, seed) for seed in (0, 0, 1)]
-    assert [len(f.judge or ()) for f in found] == [10, 10, 10]
-    assert rows(found[0].judge) == rows(found[1].judge) != rows(found[2].judge)
+    assert [len(f.aside or ()) for f in found] == [10, 10, 10]
+    assert rows(found[0].aside) == rows(found[1].aside) != rows(found[2].aside)
     # Over the whole split, not a piece of it: data are often sorted by class.
     half = len(before.search) // 2
-    first = [r for r in rows(found[0].judge) if r in rows(before.search)[:half]]
+    first = [r for r in rows(found[0].aside) if r in rows(before.search)[:half]]
     assert 0 < len(first) < 10
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_set_aside_where_nothing_can_be(share: float, batch: int) -> 
     before = splits([1] * 160)
     assert len(before.search) == 40
     assert with_holdout(before, share, 0, batch) is before
-    assert with_holdout(splits([4] * 10), 0.5, 0, 3).judge is not None
+    assert with_holdout(splits([4] * 10), 0.5, 0, 3).aside is not None
     foreign = replace(before, search=First(before.search, 30))
     assert with_holdout(foreign, 0.5, 0) is foreign
 
