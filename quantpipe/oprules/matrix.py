@@ -23,7 +23,7 @@ class MatrixForm(Protocol):
     """One op's form. Shapes: rows `[G, K, n]`, weight matrix `[G, O, K]`."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
-        """`count` sampled rows of data of a shape (all of them where there are fewer)."""
+        """`count` sampled rows of data of a shape (all of them where there are fewer), in the order of its samples."""
         ...
 
     def matrix(self, node: Node, weight: Array) -> Array: ...
@@ -138,7 +138,7 @@ class DenseForm:
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
         total = int(np.prod(shape[:-1]))
-        return VectorRows(rng.choice(total, size=min(count, total), replace=False))
+        return VectorRows(np.sort(rng.choice(total, size=min(count, total), replace=False)))
 
     def matrix(self, node: Node, weight: Array) -> Array:
         return (weight if node.attr("transB", 0) else weight.T)[np.newaxis]

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from quantpipe.recover.trust import uncertainty
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.float32]
@@ -33,12 +36,13 @@ class OutputMoments:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """`hessian` `[G, K, K]`, `mean` `[G, K]` of x̂; `rows` is how many samples they are from. `output` is None where
-    a layer answers for its own rounding alone."""
+    """`hessian` `[G, K, K]`, `mean` `[G, K]` of x̂, over `rows`; `uncertainty` is what these leave open of H, as a share
+    of its mean diagonal. `output` is None where a layer answers for its own rounding alone."""
 
     hessian: Floats = field(repr=False)
     mean: Floats
     rows: int
+    uncertainty: float = 0.0
     output: OutputMoments | None = None
 
     @property
@@ -77,7 +81,8 @@ class MomentCollector:
         self._products = [np.zeros((groups, size, width)) for size in seen]
         self._sums = [np.zeros((groups, size)) for size in seen]
         self._centers: list[Rows] = [np.zeros((groups, size, 1), np.float32) for size in seen]
-        self._rows = 0
+        self._squares = np.zeros(groups)
+        self._counts: list[int] = []
         self._map: Callable[..., Iterable[Any]] = pool.map if pool is not None else map
 
     def seen(self, x: Rows, shortcut: Rows | None = None) -> Rows:
@@ -89,30 +94,36 @@ class MomentCollector:
         output = np.asarray(self._projection @ x)
         return output if shortcut is None else output + shortcut
 
-    def add(self, quantized: Rows, seen: Rows | None = None) -> None:
-        """Include rows `[G, K, n]` of x̂, and what is `seen` of x, which are overwritten."""
+    def add(self, quantized: Rows, seen: Rows | None = None, parts: int = 1) -> None:
+        """Include rows `[G, K, n]` of x̂, and what is `seen` of x, which are overwritten. The rows stand in the order of
+        their samples; `parts`: into how many they are cut to see how they differ."""
         if not quantized.shape[2]:
             return
         inputs = [rows for rows in (quantized, seen) if rows is not None]
-        if not self._rows:
+        if not self._counts:
             self._centers = [r.mean(axis=2, keepdims=True, dtype=np.float64).astype(np.float32) for r in inputs]
         list(self._map(_centre, inputs, self._centers, self._sums))
-        sums = zip(self._products, inputs, strict=True)
-        parts = [part for total, rows in sums for part in _parts(total, rows, quantized)]
-        list(self._map(_accumulate, *zip(*parts, strict=True)))
-        self._rows += quantized.shape[2]
+        edges = [quantized.shape[2] * i // parts for i in range(parts + 1)]
+        cuts = [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
+        jobs = _with_themselves(self._products[0], self._squares, quantized, cuts)
+        if seen is not None:
+            jobs += _with_others(self._products[1], seen, quantized)
+        list(self._map(_call, jobs))
+        self._counts += [cut.stop - cut.start for cut in cuts]
 
     def finish(self) -> Moments:
-        n = max(self._rows, 1)
+        rows = sum(self._counts)
+        n = max(rows, 1)
         off = [sums / n for sums in self._sums]
         means = [mean + center[:, :, 0] for mean, center in zip(off, self._centers, strict=True)]
         sums = zip(self._products, off, strict=True)
         found = [total / n - mean[:, :, None] * off[0][:, None, :] for total, mean in sums]
+        open_ = uncertainty(found[0], self._products[0], self._squares, np.array(self._counts, np.int64))
         if self._weight is None:
-            return Moments(found[0], means[0], self._rows)
+            return Moments(found[0], means[0], rows, open_)
         if self._projection is None:
             found[1], means[1] = self._weight @ found[1], np.einsum("gok,gk->go", self._weight, means[1])
-        return Moments(found[0], means[0], self._rows, OutputMoments(found[1], means[1]))
+        return Moments(found[0], means[0], rows, open_, OutputMoments(found[1], means[1]))
 
 
 def _centre(rows: Rows, center: Rows, total: Floats) -> None:
@@ -121,19 +132,40 @@ def _centre(rows: Rows, center: Rows, total: Floats) -> None:
     total += rows.sum(axis=2)
 
 
-def _parts(total: Floats, a: Rows, b: Rows) -> list[tuple[Floats, Rows, Rows]]:
-    """A sum of products in parts of about the same work, whichever threads take them. A product with itself is whole,
-    as the library then makes half of it only."""
+Job = Callable[[], None]
+
+
+def _call(job: Job) -> None:
+    job()
+
+
+def _with_themselves(total: Floats, squares: Floats, rows: Rows, cuts: list[slice]) -> list[Job]:
+    """A product with itself is whole where there is one group, as the library then makes half of it only."""
+    return [partial(_accumulate_own, total[g], squares[g], rows[g], cuts) for g in _halves(len(total))]
+
+
+def _with_others(total: Floats, a: Rows, b: Rows) -> list[Job]:
+    """A sum of products in parts of about the same work, whichever threads take them."""
     groups, height = total.shape[:2]
     if groups > 1:
-        cuts = [slice(0, groups // 2), slice(groups // 2, None)]
-        return [(total[part], a[part], b[part]) for part in cuts]
-    if a is b:
-        return [(total, a, b)]
+        return [partial(_accumulate, total[g], a[g], b[g]) for g in _halves(groups)]
     edges = [height * i // SHARES for i in range(SHARES + 1)]
     cuts = [slice(*edge) for edge in pairwise(edges) if edge[0] < edge[1]]
-    return [(total[:, part], a[:, part], b) for part in cuts]
+    return [partial(_accumulate, total[:, cut], a[:, cut], b) for cut in cuts]
+
+
+def _halves(groups: int) -> list[slice]:
+    return [slice(0, groups // 2), slice(groups // 2, None)] if groups > 1 else [slice(None)]
 
 
 def _accumulate(total: Floats, a: Rows, b: Rows) -> None:
     total += a @ b.transpose(0, 2, 1)
+
+
+def _accumulate_own(total: Floats, squares: Floats, rows: Rows, cuts: list[slice]) -> None:
+    """Part by part, with the square of what each part adds."""
+    for cut in cuts:
+        part = rows[:, :, cut]
+        product = part @ part.transpose(0, 2, 1)
+        total += product
+        squares += np.einsum("gij,gij->g", product, product, dtype=np.float64)

@@ -36,7 +36,7 @@ class RecoverOptions:
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
-    damping: float = 0.01
+    damping: float = 0.05
     enough: float = 0.02
     holdout: float = 0.5
 

@@ -27,7 +27,7 @@ class Walk:
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
-    damping: float = 0.01
+    damping: float = 0.05
     shortcuts: bool = True
 
     def __post_init__(self) -> None:

@@ -26,6 +26,7 @@ from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
 from quantpipe.recover.threads import one_thread_each
+from quantpipe.recover.trust import PARTS
 from quantpipe.types import Kernel, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
@@ -140,7 +141,8 @@ class _Walk:
         shortcut = self._shortcut(kernel)
         collector = MomentCollector(groups, width, wanted, self._pool, shortcut=shortcut is not None)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
-        share = rows / max(sum(sizes), 1)
+        count = max(sum(sizes), 1)
+        share = rows / count
         quantizer = self._plan.quantizers[data]
 
         def read(number: int, size: int) -> Read:
@@ -157,8 +159,8 @@ class _Walk:
             error = picked.read_output(self._forward.error(tensor, number, self._plan))
             return stored, collector.seen(x, error * np.float32(sign))
 
-        for stored, seen in _ahead(self._pool, read, list(enumerate(sizes))):
-            collector.add(stored, seen)
+        for size, (stored, seen) in zip(sizes, _ahead(self._pool, read, list(enumerate(sizes))), strict=True):
+            collector.add(stored, seen, ceil(PARTS * size / count))
         return collector.finish()
 
     def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:

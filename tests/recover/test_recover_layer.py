@@ -36,7 +36,7 @@ def of_rows(weight: Floats, x: Floats, y: Floats) -> Moments:
     a, b = x - x.mean(axis=0), y - y.mean(axis=0)
     cross = np.einsum("ngi,ngj->gij", a, b) / len(x)
     output = OutputMoments(weight @ cross, np.einsum("gok,gk->go", weight, x.mean(axis=0)))
-    return Moments(np.einsum("ngi,ngj->gij", b, b) / len(x), y.mean(axis=0), len(x), output)
+    return Moments(np.einsum("ngi,ngj->gij", b, b) / len(x), y.mean(axis=0), len(x), output=output)
 
 
 def weights(groups: int, outs: int, width: int, seed: int) -> Floats:
@@ -133,7 +133,9 @@ def test_blocks_give_the_integers_of_the_textbook(groups: int, width: int, bits:
     top = (1 << (bits - 1)) - 1
     for g in range(groups):
         for o in range(4):
-            expected = textbook(weight[g, o], result.scale[g, o].astype(np.float64), found.hessian[g], 0.01, top)
+            expected = textbook(
+                weight[g, o], result.scale[g, o].astype(np.float64), found.hessian[g], ROUNDING.damping, top
+            )
             np.testing.assert_array_equal(result.integers[g, o], expected)
 
 
@@ -257,15 +259,25 @@ def test_weights_of_zero_stay_zero() -> None:
         assert not result.integers[0, 1].any() and np.isfinite(result.scale).all()
 
 
-def test_few_rows_keep_the_float_weights_asregression() -> None:
+def test_what_the_samples_leave_open_is_not_regressed_and_not_spread() -> None:
+    """Ridge and damping grow: in the limit the target is the float weight, and each weight is rounded by itself."""
     weight = weights(1, 3, 12, 2)
-    found = moments(weight, 2, noise=1.0)
-    thin = replace(found, rows=23)
-    np.testing.assert_array_equal(
-        solved(weight, thin, LayerOptions()).integers,
-        solved(weight, thin, LayerOptions(propagate=False)).integers,
-    )
-    assert np.any(solved(weight, found, LayerOptions()).integers != solved(weight, thin, LayerOptions()).integers)
+    sure = moments(weight, 2, noise=1.0)
+    fixed = LayerOptions(scale_search=False)
+    found = {open_: solved(weight, replace(sure, uncertainty=open_), fixed) for open_ in (0.0, 0.1, 1.0, 1e6)}
+    np.testing.assert_array_equal(found[0.0].integers, found[0.1].integers)
+    assert np.any(found[1.0].integers != found[0.1].integers)
+    np.testing.assert_array_equal(found[1e6].integers, solved(weight, sure, NEAREST).integers)
+
+
+def test_ridge_and_damping_grow_together() -> None:
+    """An uncertainty of 0.4 is four times the 0.1 up to which they are as configured."""
+    weight = weights(2, 3, 12, 3)
+    sure = moments(weight, 3, noise=1.0)
+    by_hand = solved(weight, sure, LayerOptions(ridge=1.2, damping=0.08))
+    grown = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.3, damping=0.02))
+    np.testing.assert_array_equal(grown.integers, by_hand.integers)
+    np.testing.assert_array_equal(grown.bias_shift, by_hand.bias_shift)
 
 
 @pytest.mark.parametrize("scale_search", [True, False])

@@ -88,4 +88,4 @@ def test_about_zero_the_means_count(outs: int) -> None:
 
 def test_nothing_collected() -> None:
     found = MomentCollector(2, 3).finish()
-    assert found.rows == 0 and not found.hessian.any()
+    assert found.rows == 0 and found.uncertainty == 0 and not found.hessian.any()
