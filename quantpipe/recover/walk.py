@@ -38,7 +38,8 @@ Read = tuple[Array, Array | None]
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """The better weights and biases, and per layer the expected squared output error before and after."""
+    """The better weights and biases; per layer the expected squared output error before and after, and what the samples
+    left open of its moments."""
 
     overrides: Overrides
     layers: tuple[Mapping[str, Any], ...] = field(repr=False)
@@ -119,7 +120,8 @@ class _Walk:
     def _solved(
         self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
-        """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after."""
+        """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after, and
+        the `uncertainty` of the moments."""
         moments = self._moments(kernel, layer)
         input_scale = float(self._plan.quantizers[kernel.operands[0].tensor].scale)
         floor = layer.floor(input_scale, bias)
@@ -130,7 +132,8 @@ class _Walk:
             if np.any(made.scale < needed):
                 made, solved = layer.solved(before, moments, np.maximum(floor, needed), self._schema, self._options)
         errors = np.array([solved.error_before, solved.error_after])
-        found = {"values": made.values, "scale": made.scale, "errors": errors}
+        unsure = np.array(moments.uncertainty)
+        found = {"values": made.values, "scale": made.scale, "errors": errors, "uncertainty": unsure}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
     def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
@@ -189,7 +192,13 @@ class _Walk:
             self.overrides.biases[kernel.node] = found["bias"]
         nearest, recovered = (float(e) for e in found["errors"])
         self.layers.append(
-            {"node": kernel.node, "bits": before.bits, "error_nearest": nearest, "error_recovered": recovered}
+            {
+                "node": kernel.node,
+                "bits": before.bits,
+                "error_nearest": nearest,
+                "error_recovered": recovered,
+                "uncertainty": float(found["uncertainty"]),
+            }
         )
 
 

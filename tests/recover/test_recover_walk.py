@@ -78,7 +78,7 @@ def test_it_helps_and_repeats(name: str, bits: int) -> None:
     assert not same(found.overrides, walk(made, bits=bits, seed=1).overrides)
     assert same(found.overrides, walk(made, bits=bits, memory_mb=0).overrides)  # everything on disk
     assert [entry["node"] for entry in found.layers] == [k.node for k in made.topology.kernels if k.weight is not None]
-    assert all(entry["error_recovered"] >= 0 for entry in found.layers)
+    assert all(entry["error_recovered"] >= 0 and entry["uncertainty"] > 0 for entry in found.layers)
 
 
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
