@@ -193,8 +193,7 @@ def evaluate(
     The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`.
     """
     session, size = Session(graph.model, where=graph.source), graph.batch_size
-    reference = replace(reference_of(session, samples, size, output), value_of=value_of)
-    seen = replace(reference_of(session, chosen_by, size, output), value_of=value_of)
+    reference, seen = (reference_of(session, some, size, output, value_of) for some in (samples, chosen_by))
     outputs = {"float": reference.outputs}
     simulation = simulate(graph, topology, plan)
     session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
@@ -293,8 +292,7 @@ def recover(
 
     def judge_on(some: Samples) -> Judge:
         session = Session(graph.model, where=graph.source)
-        reference = reference_of(session, some, graph.batch_size, output)
-        return Judge(replace(reference, value_of=value_of), some, output)
+        return Judge(reference_of(session, some, graph.batch_size, output, value_of), some, output)
 
     @cache
     def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:

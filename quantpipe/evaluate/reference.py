@@ -46,8 +46,11 @@ def outputs_of(
     return collect(session, samples, size, output or session.outputs[0], extra)
 
 
-def reference_of(session: Session, samples: Samples, size: int, output: str | None = None) -> Reference:
-    """Run the float model for one output, the first if none is named. DataError when its values are not finite."""
+def reference_of(
+    session: Session, samples: Samples, size: int, output: str | None = None, value_of: ValueOf | None = None
+) -> Reference:
+    """Run the float model for one output, the first if none is named; `value_of` is an objective of the user's.
+    DataError when the outputs are not finite."""
     output = output or session.outputs[0]
     rows, parts = [], []
     for batch in samples.batches(size):
@@ -58,7 +61,7 @@ def reference_of(session: Session, samples: Samples, size: int, output: str | No
         sample = next(number for number, row in enumerate(outputs) if not np.all(np.isfinite(row)))
         raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
     labels = [part for part in parts if part is not None]
-    return Reference(outputs, np.concatenate(labels) if labels else None, output=output)
+    return Reference(outputs, np.concatenate(labels) if labels else None, value_of, output)
 
 
 def output_metrics(reference: Reference, outputs: Outputs) -> dict[str, float]:

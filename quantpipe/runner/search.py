@@ -45,8 +45,7 @@ class Aim:
         settings, session = job.settings, Session(job.graph.model, where=job.graph.source)
 
         def on(samples: Samples) -> tuple[Reference, Objective]:
-            found = reference_of(session, samples, job.graph.batch_size, job.inputs.output)
-            found = replace(found, value_of=settings.value_of)
+            found = reference_of(session, samples, job.graph.batch_size, job.inputs.output, settings.value_of)
             given = (settings.objective, job.graph, job.variants, settings.spec, job.space, found)
             return found, stages.make_objective(*given)
 

@@ -40,8 +40,8 @@ def normal(seed: int, *shape: int, scale: float = 0.4) -> np.ndarray[Any, Any]:
     return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
 
 
-def mlp(path: Path, features: int = 6, classes: int = 3) -> str:
-    """x [N, features] -> logits [N, classes], 16 hidden units."""
+def mlp(path: Path, features: int = 6, classes: int = 3, batch: int | str = "N") -> str:
+    """x [batch, features] -> logits [batch, classes], 16 hidden units."""
     nodes = [
         helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
         helper.make_node("Relu", ["h"], ["r"]),
@@ -53,7 +53,7 @@ def mlp(path: Path, features: int = 6, classes: int = 3) -> str:
         "w2": normal(2, 16, classes),
         "b2": normal(3, classes),
     }
-    return write(path, nodes, [("x", ["N", features], "float32")], [("y", ["N", classes], "float32")], constants)
+    return write(path, nodes, [("x", [batch, features], "float32")], [("y", [batch, classes], "float32")], constants)
 
 
 def two_towers(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -203,6 +204,24 @@ def test_samples_that_cannot_be_used(program: Program, functions: str) -> None:
     assert sum(record[part]["samples"] for part in ("calibrate", "search", "evaluate")) == 36
     assert "no file" in " ".join(result.report["warnings"])
     assert "cannot be used and are left out (dataset.on_error=skip)" in result.err
+
+
+@pytest.mark.parametrize("batch", ["N", 2])
+def test_skipped_samples_neither_steer_the_search_nor_judge(program: Program, functions: str, batch: Any) -> None:
+    model = mlp(program.cwd / "m.onnx", batch=batch)
+    data = ("dataset=callable", "dataset.target=mydata:broken", functions, "dataset.on_error=skip")
+    search = ("hardware=int4_weights", "search=random", "search.max_evaluations=3", "search.weights=recovered")
+    result = agreed(program.run(model, *data, *search, "recover=default", "recover.steps=[propagation]"))
+    record = read(result.folder / "data.json")
+    roles = ("calibrate", "search", "judge", "evaluate")
+    used = [i for role in roles for first, last in record[role]["indices"] for i in range(first, last + 1)]
+    assert record["judge"]["samples"] > 0 and len(used) == len(set(used))
+    whole = 1 if batch == "N" else batch  # what does not fill a batch is left out
+    assert all(record[role]["samples"] % whole == 0 for role in roles) and 36 - len(roles) * (whole - 1) <= len(used)
+    assert len(used) <= 36
+    skipped = {s["index"] for role in roles for s in record[role].get("skipped", ())}
+    assert skipped == {3, 13, 23, 33} and skipped.isdisjoint(used)
+    assert result.report["recover"][0]["kl_after"] is not None
 
 
 @pytest.mark.parametrize(
