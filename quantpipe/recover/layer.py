@@ -34,11 +34,11 @@ SHARES = np.linspace(1.0, 0.35, 28)
 class LayerOptions:
     """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian | coordinate.
     `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding, where the samples leave
-    little open of H; both grow with what they leave open. `scale_search`: candidate
-    shares of the range. `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken
-    about zero instead of the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding
-    does to this layer, not for what earlier layers did to the mean of its input. `shortcuts`: with `propagate`, a layer
-    of few bits whose result is added to something known answers for the error of that besides.
+    little open of H; both grow with what they leave open. `scale_search`: candidate shares of the range.
+    `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken about zero instead of
+    the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding does to this layer, not
+    for what earlier layers did to the mean of its input. `shortcuts`: with `propagate`, a layer of few bits whose
+    result is added to something known answers for the error of that besides.
     """
 
     propagate: bool = True

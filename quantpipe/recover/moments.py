@@ -118,12 +118,12 @@ class MomentCollector:
         means = [mean + center[:, :, 0] for mean, center in zip(off, self._centers, strict=True)]
         sums = zip(self._products, off, strict=True)
         found = [total / n - mean[:, :, None] * off[0][:, None, :] for total, mean in sums]
-        open_ = uncertainty(found[0], self._products[0], self._squares, np.array(self._counts, np.int64))
+        unsure = uncertainty(found[0], self._products[0], self._squares, np.array(self._counts, np.int64))
         if self._weight is None:
-            return Moments(found[0], means[0], rows, open_)
+            return Moments(found[0], means[0], rows, unsure)
         if self._projection is None:
             found[1], means[1] = self._weight @ found[1], np.einsum("gok,gk->go", self._weight, means[1])
-        return Moments(found[0], means[0], rows, open_, OutputMoments(found[1], means[1]))
+        return Moments(found[0], means[0], rows, unsure, OutputMoments(found[1], means[1]))
 
 
 def _centre(rows: Rows, center: Rows, total: Floats) -> None:
