@@ -13,7 +13,7 @@ from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
 from quantpipe.recover.moments import MomentCollector, Moments
-from quantpipe.recover.trust import PARTS
+from quantpipe.recover.trust import parts_of
 from quantpipe.recover.walk import LEAST_ROWS, ROWS_PER_INPUT
 from quantpipe.types import Kernel, Samples, Topology
 
@@ -64,7 +64,7 @@ def float_moments(
                 rng = np.random.default_rng([seed, number[weight], batch_number])
                 data = values[kernel.operands[0].tensor]
                 found = rule.matrix.pick(node, graph, data.shape, count, rng).read(data)
-                collector.sums.add(found, parts=ceil(PARTS * len(batch) / len(samples)))
+                collector.sums.add(found, parts=parts_of(len(batch), len(samples)))
     return {w: c.sums.finish() for w, c in collectors.items()}
 
 

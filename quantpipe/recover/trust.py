@@ -7,10 +7,12 @@ large-dimensional covariance matrices*, 2004, give the combination (1 - ρ) H + 
     ρ = E‖Ĥ - H‖² / E‖Ĥ - h̄ I‖²        (Frobenius norms)
 
 with the numerator taken from how parts of the samples differ. Rows of one sample depend on each other, so parts are
-stretches of rows in the order of their samples, and whole samples where there are enough of them.
+stretches of rows in the order of their samples: about whole samples, where there are enough of them.
 """
 
 from __future__ import annotations
+
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,11 @@ PARTS = 16
 
 MOST = 0.98
 """Of ρ: where the samples tell nothing, ridge and damping stay finite."""
+
+
+def parts_of(batch: int, samples: int) -> int:
+    """Into how many parts the rows of a batch are cut, of so many samples in all."""
+    return ceil(PARTS * batch / max(samples, 1))
 
 
 def uncertainty(hessian: Floats, product: Floats, squares: Floats, counts: NDArray[np.int64]) -> float:

@@ -26,7 +26,7 @@ from quantpipe.recover.partial import Chain, Kept, NothingKept
 from quantpipe.recover.prepare import Layer, layer_of
 from quantpipe.recover.segments import Segment, segments
 from quantpipe.recover.threads import one_thread_each
-from quantpipe.recover.trust import PARTS
+from quantpipe.recover.trust import parts_of
 from quantpipe.types import Kernel, QuantPlan, Samples, Schema, Strategy, Topology, WeightTensor
 
 Array = NDArray[Any]
@@ -144,8 +144,8 @@ class _Walk:
         shortcut = self._shortcut(kernel)
         collector = MomentCollector(groups, width, wanted, self._pool, shortcut=shortcut is not None)
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self._rows)
-        count = max(sum(sizes), 1)
-        share = rows / count
+        count = sum(sizes)
+        share = rows / max(count, 1)
         quantizer = self._plan.quantizers[data]
 
         def read(number: int, size: int) -> Read:
@@ -163,7 +163,7 @@ class _Walk:
             return stored, collector.seen(x, error * np.float32(sign))
 
         for size, (stored, seen) in zip(sizes, _ahead(self._pool, read, list(enumerate(sizes))), strict=True):
-            collector.add(stored, seen, ceil(PARTS * size / count))
+            collector.add(stored, seen, parts_of(size, count))
         return collector.finish()
 
     def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:
