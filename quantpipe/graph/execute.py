@@ -35,6 +35,10 @@ LANES = 4
 COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "MatMul_BatchNormalization_Fusion")
 """onnxruntime's optimizers, by its own names, that make new weights from old ones."""
 
+REORDER = ("MatMulScaleFusion",)
+"""Those that put a new node in the place of one that reads a weight as the simulated graph makes it real: it would run
+behind all nodes that were there before."""
+
 
 class Session:
     """One loaded model.
@@ -53,7 +57,9 @@ class Session:
 
     A model whose weights lie in files, or are too many for one protobuf, is given to the runtime as a skeleton that
     refers to them, and the runtime maps them itself. What would copy weights is then off: constant folding, fusions
-    into weights, blocked layouts, prepacking; so is the arena, which would keep the largest temporary for ever.
+    into weights, blocked layouts, prepacking; so is the arena, which would keep the largest temporary for ever. Nodes
+    run in the order in which they are written: of its own accord the runtime begins with those that depend on no input,
+    and so would make every weight real before the first layer needs one.
     """
 
     def __init__(
@@ -140,9 +146,10 @@ def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, files: ExitSt
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = False
+    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     if options.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_ALL:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    return data, list(COPY_WEIGHTS)
+    return data, [*COPY_WEIGHTS, *REORDER]
 
 
 @cache
