@@ -21,10 +21,6 @@ FEW_BITS = 6
 """With more of them no neighbour of a scale was better (efficientnet_lite0, resnet20, 8 bits), and the error of a
 shortcut was not worth regressing."""
 
-GROWTH = 10.0
-"""Ridge and damping are as configured up to an uncertainty of 0.1, and grow with it from there on. With the defaults
-the damping is then half of what is nearest to the true H, and the ridge ten times that."""
-
 SHARES = np.linspace(1.0, 0.35, 28)
 """Shares of the full range that a scale is chosen from by the diagonal of H."""
 
@@ -32,8 +28,9 @@ SHARES = np.linspace(1.0, 0.35, 28)
 @dataclass(frozen=True)
 class LayerOptions:
     """`propagate`: regress the float output on the quantized input. `rounding`: nearest | hessian | coordinate.
-    `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding, where the samples leave
-    little open of H; both grow with what they leave open. `scale_search`: candidate shares of the range.
+    `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding; both are multiplied by
+    `growth` times what the samples leave open of H, where that is more than 1 (with the defaults the damping is then
+    half of what is nearest to the true H, and the ridge ten times that). `scale_search`: candidate shares of the range.
     `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken about zero instead of
     the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding does to this layer, not
     for what earlier layers did to the mean of its input. `shortcuts`: with `propagate`, a layer of few bits whose
@@ -46,6 +43,7 @@ class LayerOptions:
     own_bias: bool = False
     ridge: float = 0.5
     damping: float = 0.05
+    growth: float = 10.0
     scale_search: bool = True
     shortcuts: bool = True
 
@@ -80,7 +78,7 @@ def solve(
 ) -> Solved:
     """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`. `bounds`: least
     and greatest integer less the zero point (which stays as it is), scalars or `[G, O]`."""
-    unit = _mean_diagonal(moments.hessian) * max(1.0, GROWTH * moments.uncertainty)
+    unit = _mean_diagonal(moments.hessian) * max(1.0, options.growth * moments.uncertainty)
     about = moments if options.correct_bias else moments.about_zero
     target = regression(weight, about, options.ridge * unit) if options.propagate else weight
     low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)

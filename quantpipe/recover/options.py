@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
@@ -28,15 +29,16 @@ class StepItem:
 @dataclass(frozen=True)
 class RecoverOptions:
     """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
-    `rows`, `rounding`, `ridge`, `damping`: those of every step that walks and does not say otherwise. `enough`: the KL
-    at which no walk is repeated in other units. `holdout`: the share of the search samples that judge the steps, and
-    that a search does not see whose candidates have recovered weights."""
+    `rows`, `rounding`, `ridge`, `damping`, `growth`: those of every step that walks and does not say otherwise.
+    `enough`: the KL at which no walk is repeated in other units. `holdout`: the share of the search samples that judge
+    the steps, and that a search does not see whose candidates have recovered weights."""
 
     steps: Sequence[str | Mapping[str, Any]] = ()
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.05
+    growth: float = 10.0
     enough: float = 0.02
     holdout: float = 0.5
 
@@ -50,10 +52,10 @@ class RecoverOptions:
                 f"is {self.rounding!r}{nearest(str(self.rounding), SEARCHED)}; legal are {', '.join(SEARCHED)}",
                 where="recover.rounding",
             )
-        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6), ("enough", 0)):
+        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6), ("growth", 0), ("enough", 0)):
             value = getattr(self, name)
-            if not value >= least:
-                raise ConfigError(f"is {value}; at least {least}", where=f"recover.{name}")
+            if not least <= value < inf:
+                raise ConfigError(f"is {value}; at least {least}, and finite", where=f"recover.{name}")
         if not 0 <= self.holdout < 1:
             raise ConfigError(f"is {self.holdout}; legal is 0 and above, and less than 1", where="recover.holdout")
         self.items()
@@ -64,7 +66,11 @@ class RecoverOptions:
 
     def layer(self, step: str) -> LayerOptions:
         """How single layers are solved in a step that walks, without parameters of its own."""
-        return layer_options(step, Walk(self.rows, self.rounding, self.ridge, self.damping))
+        return layer_options(step, Walk(**self._walk))
+
+    @property
+    def _walk(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("rows", "rounding", "ridge", "damping", "growth")}
 
     def items(self) -> tuple[StepItem, ...]:
         """The steps with their parameters. ConfigError for what no step is called, or takes."""
@@ -89,5 +95,5 @@ class RecoverOptions:
                     f"{', '.join(known)}",
                     where=KEY,
                 )
-        own = {n: getattr(self, n) for n in ("rows", "rounding", "ridge", "damping")} if kind is Walk else {}
+        own = self._walk if kind is Walk else {}
         return StepItem(name, kind(**{**own, **told}))

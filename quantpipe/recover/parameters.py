@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from quantpipe.errors import ConfigError, nearest
 
@@ -12,8 +13,8 @@ SEARCHED = ("hessian", "coordinate")
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """NaN is refused, too."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+    """NaN and infinity are refused, too."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < inf:
         raise ConfigError(f"has {name}={value!r}; legal is {least:g} and above", where=KEY)
 
 

@@ -21,13 +21,15 @@ from quantpipe.types import Granularity
 @dataclass(frozen=True)
 class Walk:
     """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
-    regression and rounding, as shares of the mean second moment. `shortcuts`: where a walk regresses, whether a layer
+    regression and rounding, as shares of the mean second moment; `growth`: how both grow where samples are few for a
+    layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer
     of few bits answers for the error of what its result is added to."""
 
     rows: int = 16384
     rounding: str = "hessian"
     ridge: float = 0.5
     damping: float = 0.05
+    growth: float = 10.0
     shortcuts: bool = True
 
     def __post_init__(self) -> None:
@@ -35,6 +37,7 @@ class Walk:
         one_of("rounding", self.rounding, SEARCHED)
         at_least("ridge", self.ridge, 1e-6)
         at_least("damping", self.damping, 1e-6)
+        at_least("growth", self.growth, 0)
         flag("shortcuts", self.shortcuts)
 
 
@@ -57,6 +60,7 @@ def layer_options(step: str, options: Walk) -> LayerOptions:
         own_bias=step == "rounding",
         ridge=options.ridge,
         damping=options.damping,
+        growth=options.growth,
         shortcuts=options.shortcuts,
     )
 

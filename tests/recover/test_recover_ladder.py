@@ -94,22 +94,22 @@ def test_nothing_helps() -> None:
 def test_what_a_walk_does_to_a_layer() -> None:
     coordinate = Walk(rounding="coordinate")
     assert [layer_options(s, coordinate).rounding for s in ("bias", "rounding")] == ["nearest", "coordinate"]
-    options = Walk(ridge=0.3, damping=0.2)
+    options = Walk(ridge=0.3, damping=0.2, growth=5.0)
     bias, rounding, propagation = (layer_options(s, options) for s in ("bias", "rounding", "propagation"))
     assert bias.rounding == "nearest" and not bias.scale_search and not bias.propagate and bias.correct_bias
     assert rounding.rounding == "hessian" and rounding.scale_search and not rounding.propagate
     assert [o.own_bias for o in (bias, rounding, propagation)] == [False, True, False]
     assert propagation.rounding == "hessian" and propagation.propagate
-    assert (propagation.ridge, propagation.damping) == (0.3, 0.2)
+    assert (propagation.ridge, propagation.damping, propagation.growth) == (0.3, 0.2, 5.0)
 
 
 def test_steps_take_parameters() -> None:
     given = ["equalize", {"name": "equalize", "iterations": 3}, {"name": "rounding", "rows": 100}, "propagation"]
-    options = RecoverOptions(given, rows=4096, ridge=0.1)
+    options = RecoverOptions(given, rows=4096, ridge=0.1, growth=2.0)
     assert options.names == ("equalize", "equalize", "rounding", "propagation")
     first, second, third, fourth = (item.parameters for item in options.items())
     assert first == Equalization() and second == Equalization(iterations=3)
-    assert third == Walk(rows=100, ridge=0.1) and fourth == Walk(rows=4096, ridge=0.1)
+    assert third == Walk(rows=100, ridge=0.1, growth=2.0) and fourth == Walk(rows=4096, ridge=0.1, growth=2.0)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,10 @@ def test_steps_take_parameters() -> None:
         ({"ridge": 0.0}, "recover.ridge", "at least"),
         ({"damping": 0.0}, "recover.damping", "at least"),
         ({"damping": float("nan")}, "recover.damping", "at least"),
+        ({"ridge": float("inf")}, "recover.ridge", "finite"),
+        ({"growth": -1.0}, "recover.growth", "at least 0"),
+        ({"steps": [{"name": "rounding", "growth": -1.0}]}, "recover.steps", "0 and above"),
+        ({"steps": [{"name": "rounding", "damping": float("inf")}]}, "recover.steps", "and above"),
     ],
 )
 def test_options_are_refused_by_key(changes: dict[str, Any], key: str, said: str) -> None:

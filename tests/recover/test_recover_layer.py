@@ -260,7 +260,8 @@ def test_weights_of_zero_stay_zero() -> None:
 
 
 def test_what_the_samples_leave_open_is_not_regressed_and_not_spread() -> None:
-    """Ridge and damping grow: in the limit the target is the float weight, and each weight is rounded by itself."""
+    """Ridge and damping grow: in the limit the target is the float weight, and each weight is rounded by itself. With
+    a growth of 0 nothing of it happens."""
     weight = weights(1, 3, 12, 2)
     sure = moments(weight, 2, noise=1.0)
     fixed = LayerOptions(scale_search=False)
@@ -268,16 +269,20 @@ def test_what_the_samples_leave_open_is_not_regressed_and_not_spread() -> None:
     np.testing.assert_array_equal(found[0.0].integers, found[0.1].integers)
     assert np.any(found[1.0].integers != found[0.1].integers)
     np.testing.assert_array_equal(found[1e6].integers, solved(weight, sure, NEAREST).integers)
+    constant = solved(weight, replace(sure, uncertainty=1e6), replace(fixed, growth=0.0))
+    np.testing.assert_array_equal(constant.integers, found[0.0].integers)
 
 
 def test_ridge_and_damping_grow_together() -> None:
-    """An uncertainty of 0.4 is four times the 0.1 up to which they are as configured."""
+    """An uncertainty of 0.4 is, times the growth, a factor of four by default and of two with half of it."""
     weight = weights(2, 3, 12, 3)
     sure = moments(weight, 3, noise=1.0)
     by_hand = solved(weight, sure, LayerOptions(ridge=1.2, damping=0.08))
     grown = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.3, damping=0.02))
     np.testing.assert_array_equal(grown.integers, by_hand.integers)
     np.testing.assert_array_equal(grown.bias_shift, by_hand.bias_shift)
+    half = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.6, damping=0.04, growth=5.0))
+    np.testing.assert_array_equal(half.integers, by_hand.integers)
 
 
 @pytest.mark.parametrize("scale_search", [True, False])
