@@ -1,10 +1,13 @@
 """One layer: from moments and float weights to integer weights, a scale and a bias. Pure linear algebra in float64.
 
-Shapes: weights `[G, O, K]`, scales `[G, O]` (equal where the tensor has one scale), moments per group `[G, K, K]`.
+Shapes: weights `[G, O, K]`, scales `[G, O]` (equal where the tensor has one scale), moments per group `[G, K, K]`. What
+is done to rows of weights alone is done to some of them at a time, so that a large layer takes little more than its
+moments.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,11 +15,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from quantpipe import intmath
 from quantpipe.recover.moments import Moments
-from quantpipe.recover.rounding import ROUNDINGS, row_errors
+from quantpipe.recover.rounding import ROUNDINGS, Rounding, row_errors
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
 Floats = NDArray[np.float64]
 AROUND = (0.9, 1.0, 1.1)
+TOGETHER = 1 << 22
+"""Weights that are looked at together, times the scales that they are rounded at: 32 MiB for each array of them."""
+
 FEW_BITS = 6
 """With more of them no neighbour of a scale was better (efficientnet_lite0, resnet20, 8 bits), and the error of a
 shortcut was not worth regressing."""
@@ -84,26 +90,54 @@ def solve(
     low, high = (np.broadcast_to(np.asarray(b, np.float64), start.shape) for b in bounds)
     found = _candidates(target, about.hessian, start, bits, (low, high), schema, per_channel, options)
     scales = np.stack([_at_least(s, floor, schema) for s in found])
-    damped = _damped(about.hessian, options.damping * unit)
-    integers, errors = ROUNDINGS[options.rounding](target, scales.astype(np.float64), (low, high), damped)
-    best = errors.argmin(axis=0) if per_channel else np.full(start.shape, errors.sum(axis=(1, 2)).argmin())
-    chosen = np.take_along_axis(integers, best[None, ..., None], axis=0)[0]
+    rounded = ROUNDINGS[options.rounding](_damped(about.hessian, options.damping * unit))
+    integers, best = _best(target, scales.astype(np.float64), (low, high), rounded, per_channel)
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
-    real = chosen * scale[..., None].astype(np.float64)
-    shift = _mean_output(weight, moments, options) - np.einsum("gok,gk->go", real, moments.mean)
-    plain = ROUNDINGS["nearest"](weight, start[None].astype(np.float64), (low, high), about.hessian)[1]
+    shift = _mean_output(weight, moments, options).copy()
+    before, after = np.empty(start.shape), np.empty(start.shape)
+    plain = ROUNDINGS["nearest"](about.hessian)
+    for rows in _parts(weight.shape):
+        real = integers[:, rows] * scale[:, rows, None].astype(np.float64)
+        shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
+        after[:, rows] = row_errors(real - target[:, rows], about.hessian)
+        _, errors = plain(weight[:, rows], start[None, :, rows].astype(np.float64), (low[:, rows], high[:, rows]))
+        before[:, rows] = errors[0]
     return Solved(
-        chosen,
+        integers,
         scale,
         shift if options.correct_bias else np.zeros_like(shift),
-        float(plain.sum()),
-        quadratic(real - target, about.hessian),
+        float(before.sum()),
+        float(after.sum()),
     )
 
 
-def quadratic(difference: Floats, hessian: Floats) -> float:
-    """Σ d·H·d over outputs and groups: the expected squared output error of a weight difference."""
-    return float(row_errors(difference, hessian).sum())
+def _best(
+    target: Floats, scales: Floats, bounds: tuple[Floats, Floats], rounded: Rounding, per_channel: bool
+) -> tuple[Floats, NDArray[np.int64]]:
+    """Integers at the scales of least error, and which of the `[S, G, O]` scales these are, `[G, O]`: of each channel,
+    or of the tensor."""
+    integers, errors = [], np.empty(scales.shape)
+    for rows in _parts(target.shape, len(scales)):
+        found, errors[:, :, rows] = rounded(
+            target[:, rows], scales[:, :, rows], (bounds[0][:, rows], bounds[1][:, rows])
+        )
+        integers.append(_at(found, errors[:, :, rows].argmin(axis=0)) if per_channel else found.astype(np.int32))
+    if per_channel:
+        return np.concatenate(integers, axis=1), errors.argmin(axis=0)
+    best = errors.sum(axis=(1, 2)).argmin()
+    return np.concatenate([part[best] for part in integers], axis=1).astype(np.float64), np.full(scales.shape[1:], best)
+
+
+def _at(integers: Floats, best: NDArray[np.int64]) -> Floats:
+    """Of `[S, G, O, K]` those at `best` `[G, O]`."""
+    return np.asarray(np.take_along_axis(integers, best[None, ..., None], axis=0)[0])
+
+
+def _parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
+    """Output rows of weights `[G, O, K]`, as many at a time as `TOGETHER` allows at so many scales."""
+    groups, outs, width = shape
+    step = max(1, TOGETHER // max(1, scales * groups * width))
+    return (slice(first, min(first + step, outs)) for first in range(0, outs, step))
 
 
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
@@ -153,9 +187,11 @@ def _candidates(
     best = np.full(full.shape, np.inf)
     chosen = full.copy()
     for share in SHARES:
-        scale = full * share
-        steps = intmath.nearest_step(target / scale[..., None], low[..., None], high[..., None])
-        error = np.sum(diagonal * (steps * scale[..., None] - target) ** 2, axis=2)
+        scale, error = full * share, np.empty(full.shape)
+        for rows in _parts(target.shape):
+            part, at = target[:, rows], scale[:, rows, None]
+            steps = intmath.nearest_step(part / at, low[:, rows, None], high[:, rows, None])
+            error[:, rows] = np.sum(diagonal * (steps * at - part) ** 2, axis=2)
         if not per_channel:
             error = np.full(error.shape, error.sum())
         better = error < best

@@ -20,17 +20,22 @@ Rounded = tuple[Floats, Floats]
 BLOCK = 64
 SWEEPS = 20
 
-Rounding = Callable[[Floats, Floats, Bounds, Floats], Rounded]
-"""(target, scales, least and greatest integers, H) -> integers, errors."""
+Rounding = Callable[[Floats, Floats, Bounds], Rounded]
+"""(target, scales, least and greatest integers) -> integers, errors. Rows of weights do not see one another: any part
+of them can be rounded by itself."""
 
 
-def nearest(target: Floats, scales: Floats, bounds: Bounds, hessian: Floats) -> Rounded:
+def nearest(hessian: Floats) -> Rounding:
     """Each weight for itself."""
-    integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))
-    return integers, row_errors(integers * scales[..., None] - target, hessian)
+
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))
+        return integers, row_errors(integers * scales[..., None] - target, hessian)
+
+    return rounded
 
 
-def hessian(target: Floats, scales: Floats, bounds: Bounds, hessian: Floats) -> Rounded:
+def hessian(hessian: Floats) -> Rounding:
     """Column by column, in order of falling H_kk; each column takes in the errors of those before it.
 
     With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where
@@ -38,56 +43,70 @@ def hessian(target: Floats, scales: Floats, bounds: Bounds, hessian: Floats) -> 
     optimal brain quantization in a fixed order (GPTQ, Frantar et al. 2022), written with the factor of H itself instead
     of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal). `hessian` is positive definite.
     """
-    groups, outs, width = target.shape
-    order = np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
+    order = _falling(hessian)
     upper, weights = _factor(hessian, order)
-    work, wide = _columns(target, order, len(scales)), _flat(scales)
-    low, high = (np.tile(b, len(scales)) for b in bounds)
-    found, errors = np.empty_like(work), np.empty_like(work)
-    loss = np.zeros_like(wide)
-    for first in range(0, width, BLOCK):
-        last = min(first + BLOCK, width)
-        moved = work[first:last] + _carried(upper[:, :first, first:last], errors[:first])
-        for k in range(first, last):
-            here = moved[k - first]
-            found[k] = intmath.nearest_step(here / wide, low, high)
-            real = found[k] * wide
-            loss += weights[:, k, None] * (here - real) ** 2
-            errors[k] = work[k] - real
-            moved[k - first + 1 :] += upper[:, k, k + 1 : last].T[:, :, None] * errors[k]
-    return _rows(found, order, len(scales), outs), _unflat(loss, len(scales), groups, outs)
 
-
-def coordinate(target: Floats, scales: Floats, bounds: Bounds, hessian: Floats) -> Rounded:
-    """From the nearest integers on, each weight in turn to the integer that is best while all others stay, until none
-    moves (at most `SWEEPS` times through). With e = w - s·q that is q_k + (e H)_k / (s·H_kk), rounded."""
-    outs, width = target.shape[1:]
-    order = np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
-    ordered = _ordered(hessian, order)
-    diagonal = np.einsum("gkk->gk", ordered)
-    work, wide = _columns(target, order, len(scales)), _flat(scales)
-    low, high = (np.tile(b, len(scales)) for b in bounds)
-    found = intmath.nearest_step(work / wide, low, high)
-    for _ in range(SWEEPS):
-        before = found.copy()
-        pull = _carried(ordered, work - found * wide)
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        groups, outs, width = target.shape
+        work, wide = _columns(target, order, len(scales)), _flat(scales)
+        low, high = (np.tile(b, len(scales)) for b in bounds)
+        found, errors = np.empty_like(work), np.empty_like(work)
+        loss = np.zeros_like(wide)
         for first in range(0, width, BLOCK):
             last = min(first + BLOCK, width)
-            here, old = pull[first:last], found[first:last].copy()
+            moved = work[first:last] + _carried(upper[:, :first, first:last], errors[:first])
             for k in range(first, last):
-                best = intmath.nearest_step(found[k] + here[k - first] / (wide * diagonal[:, k, None]), low, high)
-                moved = np.where(_gains(best - found[k], here[k - first], wide, diagonal[:, k, None]), best, found[k])
-                step = (moved - found[k]) * wide
-                found[k] = moved
-                here[k - first + 1 :] -= ordered[:, k, k + 1 : last].T[:, :, None] * step
-            pull[last:] -= _carried(ordered[:, first:last, last:], (found[first:last] - old) * wide)
-        if np.array_equal(found, before):
-            break
-    integers = _rows(found, order, len(scales), outs)
-    return integers, row_errors(integers * scales[..., None] - target, hessian)
+                here = moved[k - first]
+                found[k] = intmath.nearest_step(here / wide, low, high)
+                real = found[k] * wide
+                loss += weights[:, k, None] * (here - real) ** 2
+                errors[k] = work[k] - real
+                moved[k - first + 1 :] += upper[:, k, k + 1 : last].T[:, :, None] * errors[k]
+        return _rows(found, order, len(scales), outs), _unflat(loss, len(scales), groups, outs)
+
+    return rounded
 
 
-ROUNDINGS: dict[str, Rounding] = {"nearest": nearest, "hessian": hessian, "coordinate": coordinate}
+def coordinate(hessian: Floats) -> Rounding:
+    """From the nearest integers on, each weight in turn to the integer that is best while all others stay, until none
+    moves (at most `SWEEPS` times through). With e = w - s·q that is q_k + (e H)_k / (s·H_kk), rounded."""
+    order = _falling(hessian)
+    ordered = _ordered(hessian, order)
+    diagonal = np.einsum("gkk->gk", ordered)
+
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        outs, width = target.shape[1:]
+        work, wide = _columns(target, order, len(scales)), _flat(scales)
+        low, high = (np.tile(b, len(scales)) for b in bounds)
+        found = intmath.nearest_step(work / wide, low, high)
+        for _ in range(SWEEPS):
+            before = found.copy()
+            pull = _carried(ordered, work - found * wide)
+            for first in range(0, width, BLOCK):
+                last = min(first + BLOCK, width)
+                here, old = pull[first:last], found[first:last].copy()
+                for k in range(first, last):
+                    each = diagonal[:, k, None]
+                    best = intmath.nearest_step(found[k] + here[k - first] / (wide * each), low, high)
+                    moved = np.where(_gains(best - found[k], here[k - first], wide, each), best, found[k])
+                    step = (moved - found[k]) * wide
+                    found[k] = moved
+                    here[k - first + 1 :] -= ordered[:, k, k + 1 : last].T[:, :, None] * step
+                pull[last:] -= _carried(ordered[:, first:last, last:], (found[first:last] - old) * wide)
+            if np.array_equal(found, before):
+                break
+        integers = _rows(found, order, len(scales), outs)
+        return integers, row_errors(integers * scales[..., None] - target, hessian)
+
+    return rounded
+
+
+ROUNDINGS: dict[str, Callable[[Floats], Rounding]] = {
+    "nearest": nearest,
+    "hessian": hessian,
+    "coordinate": coordinate,
+}
+"""H -> rounding: what follows from H alone is made once, for all rows."""
 
 
 def row_errors(difference: Floats, hessian: Floats) -> Floats:
@@ -101,6 +120,11 @@ def _gains(steps: Floats, pull: Floats, scale: Floats, diagonal: Floats) -> NDAr
     move = steps * scale
     change = move * (move * diagonal - 2 * pull)
     return np.asarray(change < -1e-12 * diagonal * scale**2)
+
+
+def _falling(hessian: Floats) -> NDArray[np.int64]:
+    """Columns in order of falling H_kk, `[G, K]`."""
+    return np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
 
 
 def _factor(hessian: Floats, order: NDArray[np.int64]) -> tuple[Floats, Floats]:

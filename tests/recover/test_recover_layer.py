@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.recover.layer import AROUND, LayerOptions, Solved, quadratic, regression, solve
+from quantpipe.recover import layer
+from quantpipe.recover.layer import AROUND, LayerOptions, Solved, regression, solve
 from quantpipe.recover.moments import Moments, OutputMoments
+from quantpipe.recover.rounding import row_errors
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -109,7 +112,7 @@ def test_hessian_rounding_is_no_worse_than_nearest(groups: int, outs: int, width
     # A greedy choice: not a theorem for every single row, so over many it is the sum that is asked for.
     slack = 1e-9 + (0.1 * nearest.error_after if groups * outs * width >= 60 else 0.5 * nearest.error_after)
     assert result.error_after <= nearest.error_after + slack
-    assert result.error_after == pytest.approx(quadratic(real(result) - weight, hessian))
+    assert result.error_after == pytest.approx(float(row_errors(real(result) - weight, hessian).sum()))
 
 
 @settings(max_examples=20, deadline=None)
@@ -283,6 +286,48 @@ def test_ridge_and_damping_grow_together() -> None:
     np.testing.assert_array_equal(grown.bias_shift, by_hand.bias_shift)
     half = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.6, damping=0.04, growth=5.0))
     np.testing.assert_array_equal(half.integers, by_hand.integers)
+
+
+@pytest.mark.parametrize("rounding", ["hessian", "coordinate", "nearest"])
+@pytest.mark.parametrize("schema", [PLAIN, POWER2], ids=["any scale", "powers of two"])
+@pytest.mark.parametrize("per_channel", [True, False])
+@pytest.mark.parametrize("groups", [1, 3])
+def test_rows_in_parts_are_rounded_as_all_at_once(
+    groups: int, per_channel: bool, schema: TensorSchema, rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weights(groups, 11, 20, 5)
+    found = moments(weight, 5)
+    options = LayerOptions(rounding=rounding)
+    whole = solved(weight, found, options, 4, schema, per_channel)
+    monkeypatch.setattr(layer, "TOGETHER", 300 * groups)  # 15 rows without scales to choose from, 5 with three of them
+    parts = solved(weight, found, options, 4, schema, per_channel)
+    np.testing.assert_array_equal(parts.integers, whole.integers)
+    np.testing.assert_array_equal(parts.scale, whole.scale)
+    np.testing.assert_allclose(parts.bias_shift, whole.bias_shift, rtol=1e-12, atol=1e-15)
+    assert (parts.error_before, parts.error_after) == pytest.approx((whole.error_before, whole.error_after))
+
+
+def test_moments_serve_again() -> None:
+    weight = weights(2, 5, 12, 6)
+    found = moments(weight, 6)
+    first, second = (solved(weight, found, LayerOptions()) for _ in range(2))
+    np.testing.assert_array_equal(first.bias_shift, second.bias_shift)
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_a_large_layer_takes_a_few_times_its_moments(per_channel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the moments and the float weights. Measured: 4.1 times H, and 5.1 where the tensor has one scale, most of
+    it while H is factorized; 17.4 with all rows together."""
+    monkeypatch.setattr(layer, "TOGETHER", 1 << 14)
+    weight = weights(1, 512, 512, 7)
+    found = moments(weight, 7, 1000)
+    tracemalloc.start()
+    try:
+        solved(weight, found, LayerOptions(), per_channel=per_channel)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 7 * found.hessian.nbytes, peak / found.hessian.nbytes
 
 
 @pytest.mark.parametrize("scale_search", [True, False])

@@ -26,7 +26,7 @@ def layer(groups: int, outs: int, width: int, seed: int, correlated: float = 1.0
 
 def rounded(how: str, target: Floats, scales: Floats, hessian: Floats) -> tuple[Floats, Floats]:
     bounds = np.full(target.shape[:2], -TOP), np.full(target.shape[:2], TOP)
-    return ROUNDINGS[how](target, scales, bounds, hessian)
+    return ROUNDINGS[how](hessian)(target, scales, bounds)
 
 
 def error_of(integers: Floats, target: Floats, scale: float, hessian: Floats) -> float:
