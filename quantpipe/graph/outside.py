@@ -114,6 +114,15 @@ def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
     return array
 
 
+def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    """An array in a file of its own where `other` is in one; else, or if it is in one already, itself."""
+    if not is_mapped(other) or is_mapped(array):
+        return array
+    found = file_array(array.shape, array.dtype)
+    found[...] = array
+    return found
+
+
 def row_blocks(array: NDArray[Any], values: int = 1 << 22) -> Iterator[slice]:
     """Slices of axis 0 that hold about `values` elements each; one for an array of few."""
     rows = max(1, values // max(array[:1].size, 1))

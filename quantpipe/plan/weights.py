@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
+from quantpipe.graph.outside import beside, is_mapped
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import exponent_of
@@ -25,7 +27,8 @@ def choose_weight(draft: Draft, kernel: Kernel) -> None:
     thresholds = np.asarray(draft.strategy.weights[tensor], np.float64)
     weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)
     if tensor in draft.overrides.weights:
-        weight = draft.overrides.weights[tensor]
+        given = draft.overrides.weights[tensor]
+        weight = replace(given, values=beside(given.values, weight.values)) if is_mapped(weight.values) else given
     elif kernel.bias is not None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))

@@ -8,12 +8,13 @@ depends on the other choices of a candidate, and a tensor's integers serve every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.graph.outside import beside
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Overrides, Planner
 from quantpipe.recover.float_moments import first_users
@@ -78,5 +79,6 @@ class Variants:
         key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes())
         if key not in self._made:
             made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, self._options)
+            made = replace(made, values=beside(made.values, start.values))
             self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
         return self._made[key]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.outside import beside
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Planner
@@ -187,7 +188,8 @@ class _Walk:
         return other, rule.sign
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
-        self.overrides.weights[before.tensor] = replace(before, values=found["values"], scale=found["scale"])
+        values = beside(found["values"], before.values)
+        self.overrides.weights[before.tensor] = replace(before, values=values, scale=found["scale"])
         if "bias" in found:
             self.overrides.biases[kernel.node] = found["bias"]
         nearest, recovered = (float(e) for e in found["errors"])

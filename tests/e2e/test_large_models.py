@@ -55,6 +55,33 @@ def test_a_run_with_the_weights_left_in_their_file(program: Program) -> None:
     assert "net.data: there is no such file" in program.run(*arguments, folder="other").paragraph
 
 
+def test_recovery_with_the_weights_left_in_their_file(program: Program) -> None:
+    """The recovered integers are those of the model in memory, up to what sums in another order round otherwise; they
+    go to files of their own, are taken from the run folder the next time, and are replayed from there."""
+    program.env["TMPDIR"] = str(program.cwd)  # forked runs end without clean-up
+    path = saved(dense_net(), program.cwd / "model")
+    data = features(program.cwd / "x.npy", 96, 64)
+    arguments = (f"model.path={path}", "dataset=npz", data, "hardware=int4_weights", "recover=default")
+    inside = program.run(*arguments, folder="inside")
+    outside = program.run(*arguments, "model.resident_mb=0", folder="outside")
+    for run in (inside, outside):
+        assert run.code == 0, run.err
+        assert run.report["agreement"]["differing"] == 0
+        assert run.report["recover"][1]["kept"]
+    first, second = (dict(np.load(run.folder / "recover" / "weights.npz")) for run in (inside, outside))
+    weights = [name for name in first if name.startswith("weight/")]
+    assert len(weights) == 5 and first.keys() == second.keys()
+    assert np.mean([np.mean(first[name] == second[name]) for name in weights]) > 0.999
+    made = (outside.folder / "realize" / "model.onnx").read_bytes()
+    shutil.rmtree(outside.folder / "realize")
+    again = program.run(*arguments, "model.resident_mb=0", folder="outside")
+    assert again.code == 0 and (outside.folder / "realize" / "model.onnx").read_bytes() == made
+    strategy = outside.folder / "search" / "strategy.json"
+    replay = program.run(*arguments, "model.resident_mb=0", "command=replay", f"strategy={strategy}", folder="replay")
+    assert replay.code == 0, replay.err
+    assert replay.report["metrics"]["realized"] == outside.report["metrics"]["realized"]
+
+
 @pytest.mark.parametrize("value,wanted", [("-1", "legal is 0 and above"), ("all", "legal is a whole number")])
 def test_resident_mb_is_checked(program: Program, value: str, wanted: str) -> None:
     paragraph = program.run(f"model.resident_mb={value}").paragraph

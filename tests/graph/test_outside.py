@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,14 @@ def test_recovery_walks_the_same_layers(dense: tuple[Graph, Graph]) -> None:
         found = walk(graph, made.topology, made.schema, strategy, made.planner, made.samples, LayerOptions(),
                      4096, 64, 0)  # fmt: skip
         layers.append({str(entry["node"]): float(entry["error_recovered"]) for entry in found.layers})
+        inside = replace(found.overrides, weights={t: replace(w, values=np.array(w.values))
+                                                   for t, w in found.overrides.weights.items()})  # fmt: skip
+        for overrides in (found.overrides, inside):  # as the walk made them, and as they are read from a file
+            stored = made.planner.plan(strategy, overrides).weights
+            for tensor, weight in found.overrides.weights.items():
+                np.testing.assert_array_equal(stored[tensor].values, weight.values)
+                assert is_mapped(stored[tensor].values) == (place_of(graph.constant_tensor(tensor)) is not None)
+                assert is_mapped(weight.values) == is_mapped(stored[tensor].values)
     assert layers[0].keys() == layers[1].keys() and len(layers[0]) >= 3
     for name, after in layers[0].items():
         assert layers[1][name] == pytest.approx(after, rel=0.2), name  # a tie in one weight moves all that follow
