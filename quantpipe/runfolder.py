@@ -49,6 +49,12 @@ from quantpipe.types import (
     Topology,
 )
 
+FREE = {
+    "recover": ("strategy", "metric", "threshold", "profile"),
+    "evaluate": ("strategy", "metric", "search_data", "recovery"),
+}
+"""By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
+
 
 class RunFolder:
     """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
@@ -104,13 +110,14 @@ class RunFolder:
         """ArtifactError when the file is there and belongs to another run than `origin` says.
 
         Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
-        report compares the strategy by, or another objective: report and recovery are made anew.
+        report shows beside the strategy or compares it by, another objective, or other estimates of ranges: report and
+        recovery are made anew.
         """
         if not path.is_file():
             return
         found = read_origin(path)
         if found is not None and "strategy" in origin.inputs:
-            free = ("strategy", "metric", "search_data") if origin.kind == "evaluate" else ("strategy", "metric")
+            free = FREE.get(origin.kind, ("strategy",))
             kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
             same = {name: found.inputs[name] for name in free if name in found.inputs}
             origin = replace(origin, inputs={**kept, **same})

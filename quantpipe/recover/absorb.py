@@ -59,7 +59,8 @@ def absorbed(
         if not link.offsets:
             continue
         seen = extremes[link.tensor]
-        offset, limits = _offset(graph, link, seen, spec, options, steps.get(link.tensor, 0.0))
+        there = extremes[link.clamped]
+        offset, limits = _offset(graph, link, seen, there, spec, options, steps.get(link.tensor, 0.0))
         before, after = (_range(seen, o, schema) for o in (np.zeros(link.channels), offset))
         if link.tensor in steps or after <= (1.0 - LEAST_GAIN) * before:
             changes[link.tensor] = ChannelChange(np.ones(link.channels), offset, limits)
@@ -67,18 +68,28 @@ def absorbed(
 
 
 def _offset(
-    graph: Graph, link: Link, seen: ChannelExtremes, spec: HardwareSpec, options: Absorption, step: float
+    graph: Graph,
+    link: Link,
+    seen: ChannelExtremes,
+    there: ChannelExtremes,
+    spec: HardwareSpec,
+    options: Absorption,
+    step: float,
 ) -> tuple[Floats, tuple[float, float] | None]:
-    """Offsets `[C]`, and the limits of the clamp where they are not simply those of T moved along."""
+    """Offsets `[C]`, and the limits of the clamp where they are not simply those of T moved along; `there`: extremes
+    where the clamp stands."""
     centre = _whole_steps((seen.minimum + seen.maximum) / 2, step)
     whole = _whole_steps(np.full(link.channels, (seen.minimum.min() + seen.maximum.max()) / 2), step)
     if link.clamp is None or (spec.channel_bounds and link.swallowed):
         return (centre if options.by_channel else whole), None
     clamp = graph.by_name[link.clamp]
-    low, high = clamp_limits(graph, clamp)
+    limits = clamp_limits(graph, clamp)
+    if limits is None:
+        return (centre if options.by_channel else whole), None
+    low, high = limits
     if clamp.op == CLAMP or _can_clamp(graph, link, spec):
         return whole, (low - whole[0], high - whole[0])
-    exceeded = np.maximum(np.minimum(seen.minimum, seen.mean - 3 * seen.deviation), 0.0)
+    exceeded = np.maximum(np.minimum(there.minimum, there.mean - 3 * there.deviation), 0.0)
     return exceeded, (low, high)
 
 

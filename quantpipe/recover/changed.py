@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import rule_of
+from quantpipe.oprules import Family, rule_of
 from quantpipe.oprules.channels import AFFINE, COLUMNS, along
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.links import Link, links
@@ -62,10 +62,11 @@ def compose(first: ChannelChange, second: ChannelChange) -> ChannelChange:
     return ChannelChange(first.factor * second.factor, first.offset + first.factor * second.offset, second.limits)
 
 
-def clamp_limits(graph: Graph, node: Node) -> tuple[float, float]:
-    """Real limits of a clamp on the way."""
+def clamp_limits(graph: Graph, node: Node) -> tuple[float, float] | None:
+    """Real limits of a clamp on the way; None where a change has given each channel its own already (it is a Max or a
+    Min then), as it may again."""
     rule = rule_of(node)
-    return rule.bounds(node, graph) if rule is not None else (float("-inf"), float("inf"))
+    return rule.bounds(node, graph) if rule is not None and rule.family is Family.CLAMP else None
 
 
 def _fits(known: Mapping[str, Link], tensor: str, change: ChannelChange) -> bool:
@@ -129,7 +130,9 @@ def _change_clamps(
     if link.clamp is None:
         return
     node = graph.by_name[link.clamp]
-    low, high = clamp_limits(graph, node)
+    original = clamp_limits(graph, node)
+    assert original is not None  # noqa: S101  (links are made of the float model's clamps)
+    low, high = original
     repeats = graph.shapes[node.outputs[0]][link.axis] // link.channels
     factor, offset = np.repeat(change.factor, repeats), np.repeat(change.offset, repeats)
     limits = (low - offset) / factor, (high - offset) / factor

@@ -34,11 +34,11 @@ class ChannelExtremes:
 def channel_extremes(
     graph: Graph, found: Sequence[Link], samples: Samples, *, moments: bool = True
 ) -> Mapping[str, ChannelExtremes]:
-    """By tensor of each link, measured on the tensor that the link's readers read. `moments`: with mean and deviation,
+    """By tensor: of what each link's readers read, and of what its clamp gives. `moments`: with mean and deviation,
     which take several times as long as extremes."""
     if not found:
         return {}
-    sums = {link.tensor: _Sums(link, moments) for link in found}
+    sums = {tensor: _Sums(link, moments) for link in found for tensor in (link.tensor, link.clamped)}
     session = Session(with_outputs(graph.model, list(sums)), spin=False, where=graph.source)
     fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
     with ThreadPoolExecutor(available_cores()) as pool:

@@ -61,7 +61,7 @@ def equalized(
     """A change per link whose channels are better off in other units; offsets are 0. `channel_bounds`: whether the
     device can bound each channel by itself."""
     made = [link for link in found if not link.affine]
-    pairs = [_Pair(graph, link, extremes[link.tensor], channel_bounds, options) for link in made]
+    pairs = [_Pair(graph, link, extremes, channel_bounds, options) for link in made]
     weights = {n: _weight(graph, topology, n) for p in pairs for n in (p.link.maker, *p.link.readers)}
     for _ in range(options.iterations):
         moved = [pair.balance(weights) for pair in pairs]
@@ -74,11 +74,15 @@ class _Pair:
     """One link and its factors so far."""
 
     def __init__(
-        self, graph: Graph, link: Link, extremes: ChannelExtremes, channel_bounds: bool, options: Equalization
+        self,
+        graph: Graph,
+        link: Link,
+        extremes: Mapping[str, ChannelExtremes],
+        channel_bounds: bool,
+        options: Equalization,
     ) -> None:
         self._graph, self.link, self._options = graph, link, options
         self.factor = np.ones(link.channels)
-        self._peak = np.maximum(np.abs(extremes.minimum), np.abs(extremes.maximum))
         self._least, self._most, self._limits = self._room(extremes, channel_bounds)
 
     def balance(self, weights: dict[str, Floats]) -> float:
@@ -112,27 +116,33 @@ class _Pair:
         return ChannelChange(self.factor, np.zeros(self.link.channels), self._limits)
 
     def _room(
-        self, extremes: ChannelExtremes, channel_bounds: bool
+        self, extremes: Mapping[str, ChannelExtremes], channel_bounds: bool
     ) -> tuple[Floats, Floats, tuple[float, float] | None]:
         """Least and greatest factors, and the limits that the clamp keeps where it cannot have others."""
-        link, top = self.link, float(self._peak.max())
-        # No channel grows beyond the tensor's own range, which would cost all the others resolution.
-        least = self._peak / top if top > 0 else np.ones(link.channels)
+        link = self.link
+        # No channel grows beyond its tensor's own range, which would cost all the others resolution.
+        least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamped]))
         most = np.full(link.channels, np.inf)
-        if link.clamp is None:
+        limits = None if link.clamp is None else clamp_limits(self._graph, self._graph.by_name[link.clamp])
+        if limits is None or (channel_bounds and link.swallowed):
             return least, most, None
-        low, high = clamp_limits(self._graph, self._graph.by_name[link.clamp])
-        open_ends = all(not np.isfinite(b) or b == 0.0 for b in (low, high))
-        if open_ends or (channel_bounds and link.swallowed):
-            return least, most, None
+        if all(not np.isfinite(b) or b == 0.0 for b in limits):
+            return least, most, limits
         # The clamp stays: a channel that meets it stays, too, and no other one may come to meet it.
+        (low, high), there = limits, extremes[link.clamped]
         keep = 1.0 - self._options.margin
         met = np.zeros(link.channels, bool)
-        for bound, seen in ((low, extremes.minimum), (high, extremes.maximum)):
+        for bound, seen in ((low, there.minimum), (high, there.maximum)):
             if np.isfinite(bound) and bound != 0.0:
                 met |= np.abs(seen) >= keep * abs(bound)
                 least = np.maximum(least, np.abs(seen) / (keep * abs(bound)))
         return np.where(met, 1.0, least), np.where(met, 1.0, most), (low, high)
+
+
+def _share(seen: ChannelExtremes) -> Floats:
+    """The peak of each channel as a share of the greatest; 1 where all are 0."""
+    peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
+    return np.asarray(peak / peak.max() if peak.max() > 0 else np.ones_like(peak))
 
 
 def _weight(graph: Graph, topology: Topology, name: str) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from math import prod
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,6 +84,15 @@ class Forward:
     def knows(self, tensor: str) -> bool:
         """Whether the cut that has been reached holds a tensor."""
         return tensor in self._real
+
+    def grow_alike(self, first: str, second: str) -> bool:
+        """Whether two tensors are as many times as large in every batch as in the one sample that the graph's shapes
+        are of. A table that serves all samples of a batch does not grow with them."""
+        one, other = (max(1, prod(self._graph.shapes[t])) for t in (first, second))
+        return all(
+            self._real.elements(first, batch) * other == self._real.elements(second, batch) * one
+            for batch in range(len(self.sizes))
+        )
 
     def run(self, part: Segment, plan: QuantPlan) -> None:
         """Take both models through one segment."""

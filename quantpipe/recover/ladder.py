@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quantpipe.errors import HardwareError
+from quantpipe.errors import ArtifactError, HardwareError
 from quantpipe.plan import Overrides
 from quantpipe.recover.options import StepItem
 from quantpipe.recover.work import NotApplicable, State
@@ -39,7 +39,8 @@ def climb(
 ) -> tuple[State, Climbed]:
     """Try the steps in order. `measure` gives the KL of a state (lower is better).
 
-    A step that cannot apply, or whose numbers the device cannot express, is not kept, and its row says why. Where KL is
+    A step that cannot apply, or whose numbers the device or the network cannot express, is not kept, and its row says
+    why. Where KL is
     `enough` behind a walk, steps that would repeat it in other units are left out.
     """
     state, best = start, measure(start)
@@ -57,7 +58,7 @@ def climb(
         try:
             found = run(step, replace(state, note=""))
             value = measure(found)
-        except (HardwareError, NotApplicable) as error:
+        except (HardwareError, NotApplicable, ArtifactError) as error:
             row |= {"seconds": time.perf_counter() - started, "reason": str(error)}
             continue
         helps = value < best

@@ -21,7 +21,8 @@ class Link:
     channels of the tensor (a map flattened into features).
 
     `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
-    values, and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
+    values, `clamped` what it gives (`tensor` where there is none: a pool between them may average what met a limit
+    away), and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
     the way. `offsets`: whether channels may also be moved, or only scaled. `affine`: the maker ends with gain and
     offset per channel instead of a weight.
     """
@@ -31,6 +32,7 @@ class Link:
     readers: tuple[str, ...]
     tensors: tuple[str, ...]
     clamp: str | None
+    clamped: str
     swallowed: bool
     channels: int
     axis: int
@@ -113,6 +115,7 @@ class _Finder:
             tuple(n.name for n in readers),
             tuple(tensors),
             clamp,
+            tensor if clamp is None else graph.by_name[clamp].outputs[0],
             self._swallows(maker, clamp),
             channels,
             axis,

@@ -91,7 +91,7 @@ class RecoverOptions:
         for parameter in told:
             if parameter not in known:
                 raise ConfigError(
-                    f"gives {name} the parameter {parameter!r}{nearest(parameter, known)}; legal are "
+                    f"gives {name} the parameter {parameter!r}{nearest(str(parameter), known)}; legal are "
                     f"{', '.join(known)}",
                     where=KEY,
                 )

@@ -22,6 +22,7 @@ class Spool:
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
         self._memory: dict[tuple[str, int], Array] = {}
+        self._elements: dict[tuple[str, int], int] = {}
         self._files: dict[tuple[str, int], Path] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-")
         self._number = 0
@@ -39,10 +40,12 @@ class Spool:
         """Delete the files and forget everything."""
         self._memory.clear()
         self._files.clear()
+        self._elements.clear()
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
         with self._lock:
+            self._elements[tensor, batch] = array.size
             if self._used + array.nbytes <= self._limit:
                 self._memory[tensor, batch] = np.asarray(array, order="C")
                 self._used += array.nbytes
@@ -56,12 +59,18 @@ class Spool:
         found = self._memory.get((tensor, batch))
         return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
 
+    def elements(self, tensor: str, batch: int) -> int:
+        """How many the array has; it is not read for that."""
+        return self._elements[tensor, batch]
+
     def __contains__(self, tensor: str) -> bool:
         return any(name == tensor for name, _ in (*self._memory, *self._files))
 
     def drop(self, tensors: Iterable[str]) -> int:
         """Forget tensors that nobody reads any more. Returns the bytes of memory that this frees."""
         names, before = set(tensors), self._used
+        for key in [k for k in self._elements if k[0] in names]:
+            del self._elements[key]
         for key in [k for k in self._memory if k[0] in names]:
             self._used -= self._memory.pop(key).nbytes
         for key in [k for k in self._files if k[0] in names]:

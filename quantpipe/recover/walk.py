@@ -185,6 +185,8 @@ class _Walk:
         other = next((t for t in node.inputs if t != made), made)
         if graph.shapes[other] != graph.shapes[made] or not self._forward.knows(other):
             return None
+        if not self._forward.grow_alike(other, kernel.operands[0].tensor):
+            return None
         return other, rule.sign
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:

@@ -187,9 +187,7 @@ class Work:
                 weight, bias = stored[kernel.weight or ""], state.graph.constant(kernel.bias or "")
                 axis = state.topology.weight_of[weight.tensor].channel_axis
                 scale = weight.scale.astype(np.float64)
-                real = (weight.values - weight.zero_point) * (
-                    along(scale, weight.values.ndim, axis) if scale.ndim else scale
-                )
+                real = weight.centred() * (along(scale, weight.values.ndim, axis) if scale.ndim else scale)
                 error = real - state.graph.constant(weight.tensor).astype(np.float64)
                 found[name] = bias.astype(np.float64).reshape(-1) + COLUMNS[node.op].response(node, error, offset)
         return found

@@ -29,7 +29,7 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
         job.files.write_realized(plan, realized, job.realized(strategy))
     if "evaluate" not in settings.stages:
         return {}
-    origin = job.evaluated(strategy)
+    origin = job.evaluated(strategy, found.recovery)
     if is_current(job.files.report, origin) and settings.command == "run":
         job.console.stage("evaluate", "from an earlier run in this folder")
         report = read_json(job.files.report, origin)

@@ -119,7 +119,10 @@ class Job:
         start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
         own = {"metric": self._metric} if self.settings.value_of is not None else {}
         inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
-        found = self.origin("recover", inputs, (*ANNOTATE, "recover", "seed"))
+        # Steps that change channels estimate ranges anew.
+        ranges = {"threshold": digest_json(self.settings.config.get("threshold"))}
+        ranges |= {"profile": self.profile} if self.profile else {}
+        found = self.origin("recover", inputs | ranges, (*ANNOTATE, "recover", "seed"))
         # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
         config = {**found.config, "recover": {k: v for k, v in found.config["recover"].items() if k != "holdout"}}
         return replace(found, config=config)
@@ -127,8 +130,10 @@ class Job:
     def realized(self, strategy: str) -> Origin:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
-    def evaluated(self, strategy: str) -> Origin:
+    def evaluated(self, strategy: str, recovery: Mapping[str, Any]) -> Origin:
+        """`recovery`: its record, which the report shows, also where no step was kept."""
         made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
+        made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
         return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))

@@ -124,6 +124,7 @@ def test_steps_take_parameters() -> None:
         ({"steps": [{"iterations": 3}]}, "recover.steps", "name: equalize"),
         ({"steps": [{"name": "equalise"}]}, "recover.steps", "equalize"),
         ({"steps": [{"name": "equalize", "iteration": 3}]}, "recover.steps", "iterations"),
+        ({"steps": [{"name": "equalize", 1: 2}]}, "recover.steps", "iterations"),
         ({"steps": [{"name": "equalize", "iterations": 0}]}, "recover.steps", "1 and above"),
         ({"steps": [{"name": "equalize", "iterations": 2.5}]}, "recover.steps", "whole"),
         ({"steps": [{"name": "equalize", "factors": "rael"}]}, "recover.steps", "real"),

@@ -51,6 +51,26 @@ def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str,
     assert "its weights were recovered" in refused.paragraph and str(weights) in refused.paragraph
 
 
+def test_a_report_is_made_anew_for_another_recovery(program: Program) -> None:
+    """Also where no step was kept, so that the strategy and its weights are those of the run before."""
+    good(program.run("hardware=vta"))
+    found = good(program.run("hardware=vta", "recover=default", "recover.steps=[smooth]"))
+    assert [row["kept"] for row in found.report["recover"]] == [False]
+    again = good(program.run("hardware=vta", "recover=default", "recover.steps=[smooth]"))
+    assert again.err.count("from an earlier run in this folder") == 3 and again.report == found.report
+
+
+def test_recovery_is_made_anew_for_other_estimates_of_ranges(program: Program) -> None:
+    """The strategy is the same in all three runs; what a step estimates ranges with is not."""
+    steps = ("hardware=vta", "recover=default", "recover.steps=[equalize]", "recover.enough=0")
+    good(program.run("hardware=vta", "threshold=max_range"))
+    good(program.run(*steps, "threshold=percentile", "threshold.activations.p=90", "stages=[realize,evaluate]"))
+    third = good(program.run(*steps, "threshold=max_range"))
+    fresh = good(program.run(*steps, "threshold=max_range", folder="fresh"))
+    assert third.report["metrics"] == fresh.report["metrics"]
+    assert [r["kl_after"] for r in third.report["recover"]] == [r["kl_after"] for r in fresh.report["recover"]]
+
+
 def test_steps_with_parameters_change_channels_and_replay(program: Program) -> None:
     """Only channels in other units and ranges are recovered: no integer weight is stored, and yet all is replayed."""
     steps = "recover.steps=[{name: equalize, iterations: 5},absorb,{name: ranges, evaluations: 2, samples: 16}]"

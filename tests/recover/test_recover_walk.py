@@ -194,6 +194,38 @@ def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
     says(found, rows @ weight.T + asked * sign * (rows - stored), stored)
 
 
+@pytest.mark.parametrize("maker", ["conv", "matmul"])
+def test_a_table_that_serves_all_samples_is_no_shortcut(maker: str) -> None:
+    """layer(x) + table[:, :T] with T read from the data: a computed tensor, of the shape that one sample's result has,
+    and of one sample only."""
+    net = Net(3)
+    x, values, axis = (
+        (net.input(None, 4, None, 6), (24, 4, 6, 6), 2)
+        if maker == "conv"
+        else (net.input(None, None, 4), (24, 6, 4), 1)
+    )
+    ends = (net.constant(np.array([end])) for end in (axis, axis + 1))
+    length = net.node("Slice", net.node("Shape", x), *ends)
+    whole = net.floats(1, *(8 if at == axis else n for at, n in enumerate(values) if at))
+    table = net.node("Slice", whole, net.constant(np.array([0])), length, net.constant(np.array([axis])), name="table")
+
+    def layer(data: str, name: str) -> str:
+        if maker == "conv":
+            return net.conv(data, 4, 4, name=name)
+        return net.node("MatMul", data, net.floats(4, 4), name=name)
+
+    result = layer(net.node("Relu", layer(x, "first")), "second")
+    net.output(net.node("Relu", net.node("Add", result, table, name="place")))
+    proto = net.proto()
+    proto.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = "T"
+    samples = ArraySamples({x: np.random.default_rng(4).standard_normal(values).astype(np.float32)})
+    made = line(load(proto, lambda _: samples), "int4_weights", samples=samples)
+    assert "table" in made.graph.by_name
+    found = walk(made, bits=4)
+    assert [entry["node"] for entry in found.layers] == ["first", "second"]
+    assert made.agree(made.planner.plan(made.strategy(4), found.overrides), "qdq").differing == 0
+
+
 def test_a_shortcut_in_float_has_an_error_too(moments_seen: list[Moments]) -> None:
     """conv(tanh(z)) + z with z = sigmoid(conv(x)) in float, on a device that adds real numbers, so z has no scale: its
     error is what the recovered first layer makes of it, by onnxruntime."""
