@@ -28,6 +28,10 @@ NOISE = 1e-5
 """Difference of real outputs, over the largest of them, that is put down to the order of float32 sums."""
 
 
+WORSE = 2.0
+"""Squared error of the realized over that of the simulated model that rounding in float nodes does not explain."""
+
+
 @dataclass(frozen=True)
 class Agreement:
     """`tensors` and `elements` compared; `differing` elements fed by integers only, `behind_float` right behind a float
@@ -89,6 +93,18 @@ def compare(
                 found = _without_noise(expected, found)
             count.add(name, expected, found, tensor=False)
     return replace(count.result(len(shared)), samples=len(samples))
+
+
+def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:
+    """What to say where all integers that integers feed agree, and the realized model is far worse all the same: what
+    its nodes in float compute is not counted, and should differ by rounding alone. `simulated`, `realized`: metrics."""
+    lost, found = simulated.get("mse"), realized.get("mse")
+    if agreement.differing or lost is None or found is None or not found > WORSE * lost:
+        return None
+    return (
+        f"the realized model's squared error is {found:.3g} of the outputs' variance, the simulated model's "
+        f"{lost:.3g}, although all integers agree: a node in float computes something else in the realized model"
+    )
 
 
 def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:

@@ -15,8 +15,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.build import ir_dtype
-from quantpipe.graph.view import Node
-from quantpipe.oprules import Family
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import Family, rule_of
 from quantpipe.realize import functions
 from quantpipe.realize.stored import PADS, Stored
 from quantpipe.rendering import Context, Lowering
@@ -74,7 +74,9 @@ class Integer(Stored):
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = context.plan.raw_scales[tensor]
-        if tensor in self._wide_sums:  # DequantizeLinear reads no int64
+        # DequantizeLinear reads no int64. And where a node in float that only moves values reads its result,
+        # onnxruntime (1.32) quantizes that again behind the node, without a zero point: to uint8.
+        if tensor in self._wide_sums or _is_moved(context.graph, tensor):
             single = self._writer(context).cast(value, np.float32, f"{tensor}/single")
             parameter = self.constant(context, f"{tensor}_acc_scale", fr.along_channels(scale, context.graph, tensor))
             return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
@@ -358,3 +360,9 @@ class Integer(Stored):
 
     def _zero(self, context: Context, q: Quantizer) -> ir.Value | None:
         return self.grid(context, q)[1] if q.zero_point else None
+
+
+def _is_moved(graph: Graph, tensor: str) -> bool:
+    """Whether some node that only moves values reads a tensor."""
+    rules = [rule_of(node) for node, _ in graph.consumers.get(tensor, ())]
+    return any(rule is not None and rule.family is Family.MOVE for rule in rules)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from quantpipe.evaluate.agreement import Agreement, compare, island_entries
+from quantpipe.evaluate.agreement import Agreement, compare, float_warning, island_entries
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.rendering import Rendered
 from quantpipe.types import Form, QuantPlan
@@ -155,3 +155,21 @@ def test_fewer_bits_make_more_noise() -> None:
         plan = made.plan(bits)
         noise.append([e["sqnr_db"] for e in layer_report(made.graph, plan, made.simulate(plan), made.samples)])
     assert all(a > b > c for a, b, c in zip(*noise, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("differing", "simulated", "realized", "warned"),
+    [
+        (0, 0.01, 0.5, True),
+        (0, 0.01, 0.011, False),
+        (0, 0.0, 0.0, False),
+        (7, 0.01, 0.5, False),  # said already
+        (0, None, None, False),
+    ],
+)
+def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
+    differing: int, simulated: float | None, realized: float | None, warned: bool
+) -> None:
+    agreement = Agreement(3, 100, differing, 0, 1.0, None)
+    said = float_warning(agreement, {"mse": simulated}, {"mse": realized})
+    assert (said is not None) == warned and (said is None or "a node in float" in said)

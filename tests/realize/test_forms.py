@@ -193,3 +193,18 @@ def test_graphs_are_the_same_every_time() -> None:
     made = line(graph_of("residual_block"), hardware("vta"))
     texts = {model_proto(made.realize(made.plan(), "integer").model).SerializeToString() for _ in range(3)}
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("move", ["Reshape", "Transpose", "Identity"])
+def test_an_accumulator_that_float_nodes_move_keeps_its_values(move: str) -> None:
+    """onnxruntime puts QuantizeLinear, without a zero point and so to uint8, behind a node that moves what a
+    DequantizeLinear without one gives: the result would be cut to 0 .. 255 steps."""
+    net = Net(seed=8)
+    x = net.node("Add", net.node("MatMul", net.input(None, 6, 8), net.floats(8, 8)), net.floats(6, 8, scale=3.0))
+    more = {"Reshape": [net.constant(np.array([0, 48]))], "Transpose": [], "Identity": []}[move]
+    net.output(net.node("Sin", net.node(move, x, *more)))
+    made = line(net, "hago_sample")
+    plan = made.plan()
+    (expected,), (found,) = (made.outputs(model).values() for model in (None, made.realize(plan, "integer").model))
+    assert made.graph.by_name[made.topology.kernels[0].node].op == "Add"
+    np.testing.assert_allclose(found, expected, atol=0.2)
