@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from quantpipe.errors import ArtifactError, HardwareError
@@ -64,6 +65,8 @@ def climb(
         helps = value < best
         row |= {"kl_after": value, "gain": best - value, "kept": helps, "on": found.note}
         row["seconds"] = time.perf_counter() - started
+        if not isfinite(value):
+            row["reason"] = "its KL is no finite number: outputs are, or differ, beyond what float32 holds"
         if helps:
             best, state = value, found
     return state, Climbed(state.overrides, tuple(table), state.layers)

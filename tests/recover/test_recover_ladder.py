@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.errors import ArtifactError, ConfigError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, climb
 from quantpipe.recover.equalize import Equalization
@@ -74,10 +74,18 @@ def test_a_step_that_does_not_help_leaves_nothing(bad: float) -> None:
     assert [s["kept"] for s in found.steps] == [True, False, True]
     assert found.steps[1]["kl_before"] == 0.5 == found.steps[2]["kl_before"]
     np.testing.assert_equal(found.steps[1]["kl_after"], bad)
+    assert ("no finite number" in found.steps[1].get("reason", "")) == (not np.isfinite(bad))
     assert list(found.overrides.biases) == ["step 0", "step 2"]
 
 
-@pytest.mark.parametrize("error", [NotApplicable("no pairs"), HardwareError("no such shift", stage="plan")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotApplicable("no pairs"),
+        HardwareError("no such shift", stage="plan"),
+        ArtifactError("no place for that", stage="recover"),
+    ],
+)
 def test_a_step_that_cannot_apply_says_why(error: Exception) -> None:
     _, found = climbed([error, 0.5])
     first, second = found.steps
