@@ -99,7 +99,7 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
     """What to say where all integers that integers feed agree, and the realized model is far worse all the same: what
     its nodes in float compute is not counted, and should differ by rounding alone. `simulated`, `realized`: metrics."""
     lost, found = simulated.get("mse"), realized.get("mse")
-    if agreement.differing or lost is None or found is None or not found > WORSE * lost:
+    if agreement.differing or lost is None or found is None or not found > WORSE * lost + NOISE**2:
         return None
     return (
         f"the realized model's squared error is {found:.3g} of the outputs' variance, the simulated model's "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
-from quantpipe.graph.outside import beside, is_mapped
+from quantpipe.graph.outside import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.draft import Draft
 from quantpipe.plan.requantize import exponent_of
@@ -28,7 +28,8 @@ def choose_weight(draft: Draft, kernel: Kernel) -> None:
     weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)
     if tensor in draft.overrides.weights:
         given = draft.overrides.weights[tensor]
-        weight = replace(given, values=beside(given.values, weight.values)) if is_mapped(weight.values) else given
+        values = beside(given.values, weight.values)
+        weight = given if values is given.values else replace(given, values=values)
     elif kernel.bias is not None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))

@@ -80,11 +80,9 @@ def _offset(
     where the clamp stands."""
     centre = _whole_steps((seen.minimum + seen.maximum) / 2, step)
     whole = _whole_steps(np.full(link.channels, (seen.minimum.min() + seen.maximum.max()) / 2), step)
-    if link.clamp is None or (spec.channel_bounds and link.swallowed):
-        return (centre if options.by_channel else whole), None
-    clamp = graph.by_name[link.clamp]
-    limits = clamp_limits(graph, clamp)
-    if limits is None:
+    clamp = None if link.clamp is None else graph.by_name[link.clamp]
+    limits = None if clamp is None else clamp_limits(graph, clamp)
+    if clamp is None or limits is None or (spec.channel_bounds and link.swallowed):
         return (centre if options.by_channel else whole), None
     low, high = limits
     if clamp.op == CLAMP or _can_clamp(graph, link, spec):

@@ -64,7 +64,7 @@ class Spool:
         return self._elements[tensor, batch]
 
     def __contains__(self, tensor: str) -> bool:
-        return any(name == tensor for name, _ in (*self._memory, *self._files))
+        return any(name == tensor for name, _ in self._elements)
 
     def drop(self, tensors: Iterable[str]) -> int:
         """Forget tensors that nobody reads any more. Returns the bytes of memory that this frees."""

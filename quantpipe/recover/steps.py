@@ -22,8 +22,8 @@ from quantpipe.types import Granularity
 class Walk:
     """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
     regression and rounding, as shares of the mean second moment; `growth`: how both grow where samples are few for a
-    layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer
-    of few bits answers for the error of what its result is added to."""
+    layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer of few bits answers for the error of
+    what its result is added to."""
 
     rows: int = 16384
     rounding: str = "hessian"

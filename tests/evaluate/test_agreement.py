@@ -163,6 +163,8 @@ def test_fewer_bits_make_more_noise() -> None:
         (0, 0.01, 0.5, True),
         (0, 0.01, 0.011, False),
         (0, 0.0, 0.0, False),
+        (0, 0.0, 1e-13, False),  # all in float: sums in another order
+        (0, 0.0, 1e-3, True),
         (7, 0.01, 0.5, False),  # said already
         (0, None, None, False),
     ],
