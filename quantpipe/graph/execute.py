@@ -23,6 +23,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy, skeleton
 from quantpipe.graph.pairs import PAIR, pair, separated
+from quantpipe.graph.unsigned import unsigned_weights
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class Session:
     refers to them, and the runtime maps them itself. What would copy weights is then off: constant folding, fusions
     into weights, blocked layouts, prepacking; so is the arena, which would keep the largest temporary for ever. Nodes
     run in the order in which they are written: of its own accord the runtime begins with those that depend on no input,
-    and so would make every weight real before the first layer needs one.
+    and so would make every weight real before the first layer needs one. Exact kernels on x86 CPUs without VNNI want
+    uint8 weights, which are made in files, too.
     """
 
     def __init__(
@@ -88,9 +90,10 @@ class Session:
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             options.add_external_initializers(list(weights), given)
         with ExitStack() as files:
-            data, off = _prepare(model, options, files)
+            ask = exact and pairs_saturate()
+            data, off = _prepare(model, options, files, unsigned=ask)
             try:
-                load = _loaded_exact if exact and pairs_saturate() else _loaded
+                load = _loaded_exact if ask else _loaded
                 self._session = load(data, options, off)
             except Exception as error:  # onnxruntime raises its own family of types
                 raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
@@ -132,8 +135,11 @@ def pairs_saturate() -> bool:
     return int(session.run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != PAIR
 
 
-def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack) -> tuple[bytes, list[str]]:
-    """(what the runtime reads, optimizers to leave out); sets the options that a skeleton needs.
+def _prepare(
+    model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack, *, unsigned: bool
+) -> tuple[bytes, list[str]]:
+    """(what the runtime reads, optimizers to leave out); sets the options that a skeleton needs. `unsigned`: int8
+    weights in files are given to it as uint8.
 
     Its own files go with `files`, once the session stands: it has mapped them.
     """
@@ -142,6 +148,9 @@ def _prepare(model: ir.Model | bytes, options: ort.SessionOptions, files: ExitSt
         options.add_session_config_entry("session.use_env_allocators", "1")
         return model if isinstance(model, bytes) else model_bytes(model), []
     spool = files.enter_context(tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True))
+    if unsigned:
+        model = unsigned_weights(model)
+        files.callback(lambda held: None, model)  # its files are there until the runtime has mapped them
     data, folder = skeleton(model, Path(spool))
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     options.add_session_config_entry("session.disable_prepacking", "1")

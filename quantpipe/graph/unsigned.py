@@ -1,0 +1,127 @@
+"""int8 weights in files as uint8 ones, for onnxruntime's exact kernels on CPUs that add pairs of products in int16.
+
+The runtime makes them itself where it is asked for these kernels, in memory and twice; for a model whose weights lie in
+files that is many times what a layer takes. So they are made here, one at a time and in files, and it finds nothing
+left to do: w + 128 about the zero point z + 128 is what w about z was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.outside import copied, file_array, place_of, row_blocks
+from quantpipe.graph.rewrites.tools import constant, new_constant
+
+SIGN = np.uint8(0x80)
+"""Exclusive or with it adds 128 to an int8 number and reads it as uint8."""
+
+DEQUANTIZE, SCALE, ZERO = "DequantizeLinear", 1, 2
+"""The op, and its ports."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Of a product of integers: its weight, and the zero points of its data and of its weight."""
+
+    weight: int
+    data_zero: int
+    weight_zero: int
+
+
+PRODUCTS: Mapping[str, Ports] = {
+    "QLinearConv": Ports(3, 2, 5),
+    "QLinearMatMul": Ports(3, 2, 5),
+    "QGemm": Ports(3, 2, 5),
+    "ConvInteger": Ports(1, 2, 3),
+    "MatMulInteger": Ports(1, 2, 3),
+}
+FUSED = frozenset({"Conv", "Gemm", "MatMul"})
+"""Ops on real numbers that the runtime makes one of these where both operands leave integers right before."""
+
+Zero = tuple[ir.Node, int]
+"""Where the zero point of a weight stands: a node and the port."""
+
+
+def unsigned_weights(model: ir.Model) -> ir.Model:
+    """A copy of the model in which int8 weights in files are uint8 ones in files, where all that reads them multiplies
+    uint8 data by them; the model itself where there are none. Raises StorageError where the disk has no room."""
+    if not any(_zeros_of(value) for value in model.graph.initializers.values()):
+        return model
+    model = copied(model)
+    for name, value in list(model.graph.initializers.items()):
+        made: dict[ir.Value | None, ir.Value] = {}
+        for node, port in _zeros_of(value):
+            given = _input(node, port)
+            if given not in made:
+                made[given] = new_constant(model.graph, f"{name}/unsigned_zero", _unsigned_zero(node, port))
+            node.resize_inputs(max(len(node.inputs), port + 1))
+            node.replace_input_with(port, made[given])
+        if made:
+            value.const_value = ir.Tensor(_flipped(value), name=name)
+            value.type = ir.TensorType(ir.DataType.UINT8)
+    return model
+
+
+def _zeros_of(value: ir.Value) -> list[Zero]:
+    """Where the zero points of a weight stand, one for each reader; none where it is not one to be changed."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype != ir.DataType.INT8 or not place_of(tensor) or value.is_graph_output():
+        return []
+    found = [_zero_of(node, port) for node, port in value.uses()]
+    zeros = [zero for zero in found if zero is not None]
+    return zeros if len(zeros) == len(found) else []
+
+
+def _zero_of(node: ir.Node, port: int) -> Zero | None:
+    """Of one reader, by the port where it reads the weight; None where it does not multiply uint8 data by it, or where
+    the zero point is no constant."""
+    if node.op_type == DEQUANTIZE:
+        users = list(node.outputs[0].uses())
+        fits = port == 0 and bool(users) and all(_multiplies_uint8(*user) for user in users)
+        needed, zero = _input(node, ZERO) or _input(node, SCALE), (node, ZERO)
+    elif (ports := PRODUCTS.get(node.op_type)) is not None:
+        fits = port == ports.weight and _is_uint8(_input(node, ports.data_zero))
+        needed, zero = _input(node, ports.weight_zero), (node, ports.weight_zero)
+    else:
+        return None
+    return zero if fits and (needed is None or needed.const_value is not None) else None
+
+
+def _multiplies_uint8(node: ir.Node, port: int) -> bool:
+    """Whether a node multiplies what leaves uint8 right before it by what it reads at this port."""
+    data = node.inputs[0]
+    maker = data.producer() if data is not None else None
+    unsigned = maker is not None and maker.op_type == DEQUANTIZE and _is_uint8(_input(maker, ZERO))
+    return unsigned and node.op_type in FUSED and port == 1
+
+
+def _is_uint8(zero: ir.Value | None) -> bool:
+    """Whether this is the zero point of uint8 numbers."""
+    return zero is not None and zero.const_value is not None and zero.const_value.dtype == ir.DataType.UINT8
+
+
+def _input(node: ir.Node, port: int) -> ir.Value | None:
+    return node.inputs[port] if port < len(node.inputs) else None
+
+
+def _unsigned_zero(node: ir.Node, port: int) -> NDArray[np.uint8]:
+    """That of uint8 numbers for the one of int8 numbers that stands there (none: 0, in the shape of the scale)."""
+    given = constant(_input(node, port))
+    if given is not None:
+        return np.asarray(given.view(np.uint8) ^ SIGN)
+    scale = constant(_input(node, SCALE)) if node.op_type == DEQUANTIZE else None
+    return np.full(() if scale is None else scale.shape, SIGN)
+
+
+def _flipped(value: ir.Value) -> NDArray[np.uint8]:
+    weight = constant(value)
+    assert weight is not None  # noqa: S101
+    found = file_array(weight.shape, np.uint8)
+    for rows in row_blocks(weight):
+        np.bitwise_xor(weight[rows].view(np.uint8), SIGN, out=found[rows])
+    return found
