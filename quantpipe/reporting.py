@@ -84,7 +84,7 @@ def build_report(
             *_left_out(data),
             *_profile_notes(profile),
             *_search_notes(search),
-            *([carried.warning] if carried and carried.warning else []),
+            *evaluation.warnings,
         ],
     }
 

@@ -19,7 +19,7 @@ from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.subset import First
-from quantpipe.evaluate.agreement import Agreement, compare
+from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.judge import Judge
 from quantpipe.evaluate.latency import latency
@@ -170,6 +170,13 @@ class Evaluation:
     free_running: Mapping[str, float | None] = field(default_factory=dict)
     generalization: Generalization | None = None
     overflow: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is doubtful about the numbers, in sentences."""
+        carried = self.generalization.warning if self.generalization is not None else None
+        elsewhere = float_warning(self.agreement, self.metrics["simulated"], self.metrics["realized"])
+        return [said for said in (carried, elsewhere) if said]
 
 
 def evaluate(

@@ -9,7 +9,6 @@ from quantpipe import stages
 from quantpipe.artifacts import is_current, read_json
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.agreement import float_warning
 from quantpipe.filing import file_report
 from quantpipe.graph.store import is_model_current
 from quantpipe.rendering import Rendered
@@ -60,12 +59,8 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         settings.value_of,
         job.inputs.output,
     )
-    if evaluation.generalization is not None and evaluation.generalization.warning:
-        job.console.warn(evaluation.generalization.warning)
-    metrics = evaluation.metrics
-    elsewhere = float_warning(evaluation.agreement, metrics["simulated"], metrics["realized"])
-    if elsewhere is not None:
-        job.console.warn(elsewhere)
+    for warning in evaluation.warnings:
+        job.console.warn(warning)
     host = host_warning(job.graph, job.topology, plan)
     if host is not None:
         job.console.warn(host)

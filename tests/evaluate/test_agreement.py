@@ -9,6 +9,7 @@ import pytest
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning, island_entries
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.rendering import Rendered
+from quantpipe.stages import Evaluation
 from quantpipe.types import Form, QuantPlan
 from tests.ops.line import Line, Net, line
 from tests.ops.test_every_op import line_of
@@ -175,3 +176,5 @@ def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
     agreement = Agreement(3, 100, differing, 0, 1.0, None)
     said = float_warning(agreement, {"mse": simulated}, {"mse": realized})
     assert (said is not None) == warned and (said is None or "a node in float" in said)
+    metrics = {"simulated": {"mse": simulated}, "realized": {"mse": realized}}
+    assert Evaluation(metrics, agreement, ()).warnings == ([said] if said else [])
