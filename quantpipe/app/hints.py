@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -17,17 +20,40 @@ _NO_KEY = re.compile(r"Could not override '([^']+)'")
 _NO_OPTION = re.compile(
     r"Could not find '([^'/]+)/([^']+)'.*?Available options in '[^']+':\s*(.*?)\s*Config search path", re.S
 )
+_NO_MERGE = re.compile(r"Error merging override \+{0,2}([^=\s]+)=(.*)", re.S)
 
 
 def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -> str | None:
-    """A paragraph about a key or an option that does not exist, or None for anything else. `overrides`: those without
-    a mistake, such as the search path and the options of groups."""
+    """A paragraph about a key or an option that does not exist, or a mapping where a list stands and the other way
+    round; None for anything else. `overrides`: those without a mistake, such as the search path and the options of
+    groups."""
     text = str(error)
     if (found := _NO_OPTION.search(text)) is not None:
         group, option, legal = found[1], found[2], found[3].split()
         return f"{group}: has no option {option!r}{nearest(option, legal)}; legal are {', '.join(legal)}"
     if (found := _NO_KEY.search(text)) is not None:
-        return _no_key(found[1], list(_keys(_composed(folder, overrides))))
+        return _no_key(found[1], list(_keys(_plain(_composed(folder, overrides)))))
+    if (found := _NO_MERGE.search(text)) is not None:
+        return _no_merge(found[1], found[2], OmegaConf.select(_composed(folder, overrides), found[1]))
+    return None
+
+
+def no_option(overrides: Sequence[str], groups: Mapping[str, Path]) -> str | None:
+    """A paragraph about the first group that is given something else than options' names, of which Hydra makes a
+    traceback; None if there is none. `groups`: the folders of their options."""
+    parser = OverridesParser.create()
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException:
+            continue  # its own message says where
+        group, value = override.key_or_group, override.value()
+        if group not in groups or override.is_delete():
+            continue
+        given = value.list if isinstance(value, ChoiceSweep) else value if isinstance(value, list) else [value]
+        if any(v is None or v == "" or isinstance(v, bool | int | float | dict) for v in given):
+            legal = sorted(path.stem for path in groups[group].glob("*.yaml"))
+            return f"{group}: is {text.partition('=')[2]!r}; legal is the name of an option, such as {', '.join(legal)}"
     return None
 
 
@@ -39,11 +65,24 @@ def _no_key(key: str, known: Sequence[str]) -> str:
     return f"{key}: is no key{nearest(key, known)}{legal}"
 
 
+def _no_merge(key: str, given: str, there: Any) -> str | None:
+    if OmegaConf.is_list(there):
+        example = f", such as {_plain(there)}" if there else ""
+        return f"{key}: is {given}; legal is a list{example}"
+    if OmegaConf.is_dict(there):
+        return f"{key}: is {given}; legal is a mapping of {', '.join(map(str, there))}"
+    return None
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=False)
+
+
 def _composed(folder: str, overrides: Sequence[str]) -> Any:
     """The configuration without the rest of the command line."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(folder, version_base="1.3"):
-        return OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=False)
+        return compose("config", overrides=list(overrides))
 
 
 def _keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
-from quantpipe.app.hints import in_our_words
+from quantpipe.app.hints import in_our_words, no_option
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
 from quantpipe.report import summary_table
@@ -59,6 +59,10 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
+    folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
+    if (wrong := no_option(sys.argv[1:], folders)) is not None:
+        _say(wrong)
+        raise SystemExit(2)
     sys.argv[1:] = _with_search_path([_experiment(a) for a in sys.argv[1:]])
     try:
         hydra.main(version_base="1.3", config_path=str(folder_of("conf")), config_name="config")(_task)()
