@@ -23,7 +23,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy, skeleton
 from quantpipe.graph.pairs import PAIR, pair, separated
-from quantpipe.graph.unsigned import unsigned_weights
+from quantpipe.graph.rewrites.unsigned import unsigned_weights
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import read_model
 from quantpipe.graph.outside import place_of
-from quantpipe.graph.unsigned import unsigned_weights
+from quantpipe.graph.rewrites.unsigned import unsigned_weights
 
 RNG = np.random.default_rng(8)
 K, N, ZERO = 64, 24, 100
