@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.graph.integer_ops import INTEGER_OPS, Ports
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lint.forms import (
     BYTE_OPS,
@@ -20,7 +21,6 @@ from quantpipe.lint.forms import (
     CONVERSIONS,
     DEQUANTIZE,
     DYNAMIC,
-    INTEGER_OPS,
     LONG,
     PACKED_WEIGHTS,
     QUANTIZE,
@@ -28,7 +28,6 @@ from quantpipe.lint.forms import (
     SHORT,
     WIDE,
 )
-from quantpipe.lint.forms import Stored as Ports
 from quantpipe.oprules import Family, OpRule, rule_of
 from quantpipe.types import DType
 

@@ -22,6 +22,7 @@ OP_TABLES = (
     "rendering/",
     "graph/normalize.py",
     "graph/fold.py",
+    "graph/integer_ops.py",
     "graph/outputs.py",
     "graph/pairs.py",
     "graph/rewrites/",

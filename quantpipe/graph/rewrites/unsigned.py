@@ -7,13 +7,11 @@ left to do: w + 128 about the zero point z + 128 is what w about z was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe.graph.integer_ops import INTEGER_OPS
 from quantpipe.graph.outside import copied, file_array, place_of, row_blocks
 from quantpipe.graph.rewrites.tools import constant, new_constant
 
@@ -24,24 +22,9 @@ DEQUANTIZE, SCALE, ZERO = "DequantizeLinear", 1, 2
 """The op, and its ports."""
 
 
-@dataclass(frozen=True)
-class Ports:
-    """Of a product of integers: its weight, and the zero points of its data and of its weight."""
-
-    weight: int
-    data_zero: int
-    weight_zero: int
-
-
-PRODUCTS: Mapping[str, Ports] = {
-    "QLinearConv": Ports(3, 2, 5),
-    "QLinearMatMul": Ports(3, 2, 5),
-    "QGemm": Ports(3, 2, 5),
-    "ConvInteger": Ports(1, 2, 3),
-    "MatMulInteger": Ports(1, 2, 3),
-}
+PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"})
 FUSED = frozenset({"Conv", "Gemm", "MatMul"})
-"""Ops on real numbers that the runtime makes one of these where both operands leave integers right before."""
+"""Ops on real numbers that the runtime makes one of PRODUCTS where both operands leave integers right before."""
 
 Zero = tuple[ir.Node, int]
 """Where the zero point of a weight stands: a node and the port."""
@@ -84,9 +67,12 @@ def _zero_of(node: ir.Node, port: int) -> Zero | None:
         users = list(node.outputs[0].uses())
         fits = port == 0 and bool(users) and all(_multiplies_uint8(*user) for user in users)
         needed, zero = _input(node, ZERO) or _input(node, SCALE), (node, ZERO)
-    elif (ports := PRODUCTS.get(node.op_type)) is not None:
-        fits = port == ports.weight and _is_uint8(_input(node, ports.data_zero))
-        needed, zero = _input(node, ports.weight_zero), (node, ports.weight_zero)
+    elif node.op_type in PRODUCTS:
+        form = INTEGER_OPS[node.op_type]
+        (data,), weight = form.data, form.weight
+        assert weight is not None and weight.zero is not None and data.zero is not None  # noqa: S101
+        fits = port == weight.data and _is_uint8(_input(node, data.zero))
+        needed, zero = _input(node, weight.zero), (node, weight.zero)
     else:
         return None
     return zero if fits and (needed is None or needed.const_value is not None) else None
