@@ -4,10 +4,10 @@ Each line is a process of its own, so that its peak memory is its own. The searc
 seeded quarter of the calibration set (at most 128 images); `--calibration N` images, at most, are taken from the rest.
 Top-1 on the validation images, which play no part before, with its 95 % interval (Wilson), and image by image against
 the float model: how many were lost and won, and the probability of so uneven a split if both were as good (exact sign
-test).
+test). With several `--seeds` a line for each, and their means.
 
     python benchmarks/recovery.py [--models NAME ...] [--settings NAME ...] [--calibration N ...] [--steps NAME ...]
-        [--seed N] > benchmarks/results/recovery.md
+        [--seeds N ...] > benchmarks/results/recovery.md
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.image_folder import ImageFolderDataset
 from quantpipe.data.npz import NpzDataset
 from quantpipe.evaluate.reference import outputs_of
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, pairs_saturate
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
@@ -215,7 +215,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def show(model: str, setting: str, line: dict[str, Any]) -> str:
+def show(model: str, setting: str, seed: int, line: dict[str, Any]) -> str:
     calibrated, judged, count = line["samples"]
     top1 = [f"{n / count:.4f} ({n})" for n in line["right"].values()]
     low, high = interval(line["right"]["after"], count)
@@ -224,7 +224,19 @@ def show(model: str, setting: str, line: dict[str, Any]) -> str:
     kl = " → ".join([f"{line['steps'][0]['kl_before']:.4f}", *(_step(s) for s in line["steps"])])
     passes = line["seconds"] / line["float_seconds"]
     cost = f"{line['seconds']:.1f} | {passes:.0f} | {line['rss'][0]:.0f} → {line['rss'][1]:.0f}"
-    return f"| {model} | {setting} | {calibrated}/{judged} | {' | '.join(top1)} of {count} | {paired} | {kl} | {cost} |"
+    which = f"{model} | {setting} | {calibrated}/{judged} | {seed}"
+    return f"| {which} | {' | '.join(top1)} of {count} | {paired} | {kl} | {cost} |"
+
+
+def means(lines: list[dict[str, Any]]) -> str:
+    """Over the seeds: top-1 after recovery with its standard error, KL of what was kept, float passes."""
+    top1 = np.array([line["right"]["after"] / line["samples"][2] for line in lines])
+    kept = [[s["kl_after"] for s in line["steps"] if s["kept"]] or [line["steps"][0]["kl_before"]] for line in lines]
+    passes = [line["seconds"] / line["float_seconds"] for line in lines]
+    return (
+        f"{top1.mean():.4f} ± {top1.std(ddof=1) / len(top1) ** 0.5:.4f} ({min(top1):.4f} to {max(top1):.4f}), "
+        f"KL {np.mean([k[-1] for k in kept]):.4f}, {np.mean(passes):.0f} float passes"
+    )
 
 
 def _step(step: dict[str, Any]) -> str:
@@ -238,40 +250,38 @@ def main() -> None:
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--calibration", nargs="+", type=int, default=[128])
     parser.add_argument("--steps", nargs="+", help="instead of those of recover=default, with recover.enough=0")
-    parser.add_argument("--seed", type=int, default=0, help="of the walks; the samples stay")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of the walks; the samples stay")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(
-            json.dumps(one(options.models[0], options.settings[0], options.calibration[0], options.steps, options.seed))
-        )
+        which = options.models[0], options.settings[0], options.calibration[0], options.steps, options.seeds[0]
+        print(json.dumps(one(*which)))
         return
     print(f"# Accuracy recovery, {f'steps {options.steps}' if options.steps else 'recover=default'}\n")
-    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs, ", end="")
-    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse, seed {options.seed}. Samples: calibration/search split.")
+    kernels = "pairs of int8 products added in int16" if pairs_saturate() else "exact sums of int8 products"
+    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs ({kernels}),")
+    print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse. Samples: calibration/search split.")
     print(
         "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"
     )
     print("the float model over the calibration images; peak RSS of the process before recovery and after it.\n")
-    columns = ["model", "setting", "samples", "float top-1", "before", "after", "against float", "KL", "s"]
+    columns = ["model", "setting", "samples", "seed", "float top-1", "before", "after", "against float", "KL", "s"]
     print(f"| {' | '.join([*columns, 'float passes', 'peak RSS, MiB'])} |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---" * (len(columns) + 2) + "|", flush=True)
+    together = []
     for model, setting, calibration in itertools.product(options.models, options.settings, options.calibration):
-        which = [
-            "--models",
-            model,
-            "--settings",
-            setting,
-            "--calibration",
-            str(calibration),
-            "--seed",
-            str(options.seed),
-        ]
-        which += ["--steps", *options.steps] if options.steps else []
-        done = subprocess.run(
-            [sys.executable, __file__, "--one", *which], check=True, stdout=subprocess.PIPE, text=True
-        )
-        print(show(model, setting, json.loads(done.stdout)), flush=True)
+        lines = []
+        for seed in options.seeds:
+            command = [sys.executable, __file__, "--one", "--models", model, "--settings", setting]
+            command += ["--calibration", str(calibration), "--seeds", str(seed)]
+            command += ["--steps", *options.steps] if options.steps else []
+            lines.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+            print(show(model, setting, seed, lines[-1]), flush=True)
+        together.append((f"{model}, {setting}, {calibration} images", lines))
+    if len(options.seeds) > 1:
+        print("\nMeans over the seeds, standard errors, least to most:\n")
+        for name, lines in together:
+            print(f"- {name}: top-1 {means(lines)}")
 
 
 if __name__ == "__main__":
