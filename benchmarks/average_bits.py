@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
+from recovery import ZOO, machine
 
 ROOT = Path(__file__).resolve().parents[1]
-ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
 GOALS = {4: 0.878, 5: 0.887, 6: 0.890}
 
 
@@ -75,7 +73,7 @@ def main() -> None:
     first = next(iter(found.values()))
     splits = ", ".join(f"{role} {entry['samples']}" for role, entry in first["data"].items())
     print("# Average weight bits: EfficientNet-Lite0, activations of 8 bits\n")
-    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}; images: {splits}; ", end="")
+    print(f"{machine()}; images: {splits};")
     print(f"float top-1 {first['metrics']['float']['top1']:.4f}.\n")
     print(
         "| average allowed | seed | of the result | top-1 | standard error | goal | KL | KL, searched "

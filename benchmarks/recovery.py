@@ -211,6 +211,12 @@ def one(model: str, setting: str, calibration: int, steps: list[str] | None, see
     }
 
 
+def machine() -> str:
+    """What figures depend on besides their commands."""
+    kernels = "pairs of int8 products added in int16" if pairs_saturate() else "exact sums of int8 products"
+    return f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs ({kernels})"
+
+
 def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
@@ -231,11 +237,11 @@ def show(model: str, setting: str, seed: int, line: dict[str, Any]) -> str:
 def means(lines: list[dict[str, Any]]) -> str:
     """Over the seeds: top-1 after recovery with its standard error, KL of what was kept, float passes."""
     top1 = np.array([line["right"]["after"] / line["samples"][2] for line in lines])
-    kept = [[s["kl_after"] for s in line["steps"] if s["kept"]] or [line["steps"][0]["kl_before"]] for line in lines]
+    kl = [last["kl_after" if last["kept"] else "kl_before"] for last in (line["steps"][-1] for line in lines)]
     passes = [line["seconds"] / line["float_seconds"] for line in lines]
     return (
         f"{top1.mean():.4f} ± {top1.std(ddof=1) / len(top1) ** 0.5:.4f} ({min(top1):.4f} to {max(top1):.4f}), "
-        f"KL {np.mean([k[-1] for k in kept]):.4f}, {np.mean(passes):.0f} float passes"
+        f"KL {np.mean(kl):.4f}, {np.mean(passes):.0f} float passes"
     )
 
 
@@ -258,8 +264,7 @@ def main() -> None:
         print(json.dumps(one(*which)))
         return
     print(f"# Accuracy recovery, {f'steps {options.steps}' if options.steps else 'recover=default'}\n")
-    kernels = "pairs of int8 products added in int16" if pairs_saturate() else "exact sums of int8 products"
-    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs ({kernels}),")
+    print(f"{machine()},")
     print(f"calibrate.memory_mb={MEMORY_MB}, threshold=mse. Samples: calibration/search split.")
     print(
         "KL on the search split; seconds of all steps with their measurements; float passes: seconds over one pass of"

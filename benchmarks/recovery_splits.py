@@ -14,16 +14,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import subprocess
 import sys
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import yaml
-from recovery import MEMORY_MB, MODELS, SETTINGS, option, prepared
+from recovery import MEMORY_MB, MODELS, SETTINGS, machine, option, prepared
 
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.evaluate.metrics import log_probabilities
@@ -95,7 +92,7 @@ def main() -> None:
         print(json.dumps(one(given.models[0], given.settings[0], given.splits[0], given.seeds[0], lists[0])))
         return
     print("# Steps of recovery, on several splits and seeds\n")
-    print(f"onnxruntime {ort.__version__}, Python {platform.python_version()}, {os.cpu_count()} CPUs. Splits ", end="")
+    print(f"{machine()}. Splits")
     print(f"{given.splits}, for each seeds {given.seeds}; means, on images that no weight was fitted to.\n")
     print("| model | setting | steps | √KL ± standard error | KL | squared error | change class | √KL of each |")
     print("|---" * 8 + "|", flush=True)

@@ -18,7 +18,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class IntegerOp:
-    """`op` of OP_RULES, its data operands, its weight, the port of its bias, and the ports of its result's grid.
+    """The float `op`, its data operands, its weight, the port of its bias, and the ports of its result's grid.
 
     `repeats`: the data operands come in threes from port 2 on, however many there are.
     """

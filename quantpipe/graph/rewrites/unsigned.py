@@ -21,8 +21,9 @@ SIGN = np.uint8(0x80)
 DEQUANTIZE, SCALE, ZERO = "DequantizeLinear", 1, 2
 """The op, and its ports."""
 
-
 PRODUCTS = frozenset({"QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger"})
+"""The products of INTEGER_OPS that models are written with (others the runtime makes of them)."""
+
 FUSED = frozenset({"Conv", "Gemm", "MatMul"})
 """Ops on real numbers that the runtime makes one of PRODUCTS where both operands leave integers right before."""
 
