@@ -51,7 +51,7 @@ from quantpipe.types import (
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile"),
-    "evaluate": ("strategy", "metric", "search_data", "recovery"),
+    "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
 }
 """By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
 

@@ -176,7 +176,7 @@ class Evaluation:
         """What is doubtful about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.metrics["simulated"], self.metrics["realized"])
-        return [said for said in (carried, elsewhere) if said]
+        return [said for said in (carried, elsewhere, *self.agreement.warnings) if said]
 
 
 def evaluate(

@@ -1,42 +1,71 @@
-"""Whether the simulated and the realized model hold the same integers, tensor by tensor, element by element.
+"""Whether the simulated and the realized model compute the same, tensor by tensor, element by element.
 
-Both graphs are run on the same samples with all their integer tensors as outputs. Where a float island feeds integers
-again, two correct runs may differ by rounding inside the island; so behind each such entry the simulated run goes on
-with the realized integers, and what differs at the entry itself is counted apart (`behind_float`). Nothing can then
-cascade: every difference that is counted is made where it is found.
+Both are run on the same samples, and every value that leaves the realized model is compared with the *simulated* one:
+all integers; the real numbers that kernels hand on; the outputs. What is fed by integers alone must be equal. Where a
+float island feeds integers again, or an output, two correct runs may differ by rounding inside the island: such values
+must lie within a stated bound (`roundoff.py`), and those that are not equal are counted apart. Behind an island the
+simulated run goes on with the realized integers, so nothing can cascade: every difference that is counted is made where
+it is found.
+
+The realized model is run in several sessions, since what users run need not be what we run: as the file asks to be run
+(with every integer as an output, and as it is), and with each session option that changes kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
-from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import expose
+from quantpipe.errors import AgreementError
+from quantpipe.evaluate.sides import Kind, Realized, Simulated, value_names
+from quantpipe.evaluate.watched import Watched
+from quantpipe.graph.execute import Session, pairs_saturate
+from quantpipe.graph.outside import is_outside
+from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
 from quantpipe.rendering import Rendered
-from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import Form, QuantPlan, Samples, Topology
+from quantpipe.simulate.simulator import Simulation
+from quantpipe.types import QuantPlan, Samples, Topology
 
-NOISE = 1e-5
-"""Difference of real outputs, over the largest of them, that is put down to the order of float32 sums."""
-
+OTHERS = 16
+"""Samples that sessions with other options are compared on: they show whether kernels differ, not how often."""
 
 WORSE = 2.0
 """Squared error of the realized over that of the simulated model that rounding in float nodes does not explain."""
 
+UNOPTIMIZED = "optimization off"
+
+
+@dataclass(frozen=True)
+class SessionAgreement:
+    """What the realized model computes in sessions of one kind. `decides`: the run fails where these differ; others
+    say what to expect where the file is run so. `inexact`: not equal, and within the bound of float32's rounding.
+    `refused`: why the runtime takes no such session."""
+
+    session: str
+    decides: bool
+    samples: int = 0
+    elements: int = 0
+    differing: int = 0
+    inexact: int = 0
+    first_tensor: str | None = None
+    refused: str | None = None
+
 
 @dataclass(frozen=True)
 class Agreement:
-    """`tensors` and `elements` compared; `differing` elements fed by integers only, `behind_float` right behind a float
-    island; `max_lsb` the greatest difference in integer steps; `first_tensor` the first that differs, in graph
-    order."""
+    """The comparison in the sessions that decide.
+
+    `tensors` and `elements` compared (`real_elements` of them are real numbers); `differing` those of them that
+    rounding does not explain; `behind_float` those made by float nodes, and `real_inexact` those made by kernels, that
+    differ within the bound of float32's rounding; `max_lsb` the greatest difference in integer steps; `first_tensor`
+    the first that differs, in graph order.
+    """
 
     tensors: int
     elements: int
@@ -45,9 +74,24 @@ class Agreement:
     max_lsb: float
     first_tensor: str | None
     samples: int = 0
+    real_elements: int = 0
+    real_inexact: int = 0
+    sessions: tuple[SessionAgreement, ...] = field(default=())
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"sessions": [asdict(session) for session in self.sessions]}
+
+    @property
+    def warnings(self) -> list[str]:
+        """What sessions with other options compute otherwise where those that decide agree, in sentences."""
+        if self.differing:
+            return []
+        return [
+            f"in {_session(s.session)}, {s.differing:,} of {s.elements:,} elements differ from the searched "
+            f"integers, first in {s.first_tensor}; {_deploy(self.sessions)}"
+            for s in self.sessions
+            if not s.decides and s.differing and s.session != UNOPTIMIZED
+        ]
 
 
 def compare(
@@ -58,48 +102,39 @@ def compare(
     realized: Rendered,
     samples: Samples,
 ) -> Agreement:
-    """Run both on all samples. The final outputs of the realized model as users run it are compared as well."""
-    shared = [t for t in simulation.rendered.integers if t in realized.integers]
-    entries = [t for t in shared if t in island_entries(graph, topology)]
-    sim_names = {t: simulation.rendered.integers[t] for t in shared}
-    real_names = {t: realized.integers[t] for t in shared}
-    model = bind(simulation.rendered.model, simulation.weights)
-    stored = {k.output for k in topology.kernels if k.form is Form.QUANTIZED}
-    outputs = [o.name for o in graph.outputs]
-    own = _feed_from_outside(model, {sim_names[t]: t for t in entries})
-    simulated = Session(expose(model, [own.get(t, sim_names[t]) for t in shared]), where="simulated model")
-    exposed = Session(expose(realized.model, list(real_names.values())), int8_kernels=True, where="realized model")
-    plain = Session(expose(realized.model, [real_names[t] for t in entries]), where="realized model")
-    zero = {t: _zero_point(plan, t) for t in shared}
+    """Run both on all samples, the realized one in every kind of session. AgreementError where the realized model lacks
+    a tensor that the plan says it holds."""
+    simulated = Simulated(graph, topology, plan, simulation, realized)
+    return compare_with(simulated, realized, samples, session_kinds(realized.model))
 
-    def entering(run: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
-        return {sim_names[t]: run[real_names[t]].astype(np.float32) - np.float32(zero[t]) for t in entries}
 
-    count = _Counter(entries)
-    for batch in samples.batches(run_size(graph, [t for t in shared if t in graph.shapes])):
-        real, users = exposed.run(batch.inputs), plain.run(batch.inputs)
-        feeds = {**batch.inputs, **simulation.scalars}
-        sim = simulated.run({**feeds, **entering(real)})
-        for tensor in shared:
-            expected = sim[own.get(tensor, sim_names[tensor])].astype(np.float64) + zero[tensor]
-            count.add(tensor, expected, real[real_names[tensor]].astype(np.float64))
-        # The instrumented graph could be fused differently; what counts is the graph that users run. A float island in
-        # it may then round another way: if so, the simulated run goes on with what entered there.
-        if any(np.any(users[real_names[t]] != real[real_names[t]]) for t in entries):
-            real = simulated.run({**feeds, **entering(users)}, outputs)
-        for name in outputs:
-            expected, found = real[name].astype(np.float64), users[name].astype(np.float64)
-            if name not in stored:
-                found = _without_noise(expected, found)
-            count.add(name, expected, found, tensor=False)
-    return replace(count.result(len(shared)), samples=len(samples))
+def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kinds: Sequence[Kind]) -> Agreement:
+    """The same for a simulated model that is loaded already, in some kinds of sessions."""
+    lacking = [n for n in realized.integers.values() if n not in value_names(realized.model)]
+    if lacking:
+        raise AgreementError(
+            f"the realized model holds no tensor {lacking[0]!r}, which the plan names; it is not the model that this "
+            "run wrote: delete it, and the run writes it again",
+            stage="evaluate",
+        )
+    sides = [Realized(kind, simulated, realized) for kind in kinds]
+    done = 0
+    for batch in samples.batches(
+        run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
+    ):
+        simulated.start(batch.inputs)
+        for side in sides:
+            if side.session is not None and (side.kind.samples is None or done < side.kind.samples):
+                side.add(batch.inputs, len(batch.indices))
+        done += len(batch.indices)
+    return _summary(simulated.watched, sides, len(samples))
 
 
 def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:
-    """What to say where all integers that integers feed agree, and the realized model is far worse all the same: what
-    its nodes in float compute is not counted, and should differ by rounding alone. `simulated`, `realized`: metrics."""
+    """What to say where all compared elements agree on the samples compared, and the realized model is far worse on all
+    of them. `simulated`, `realized`: metrics."""
     lost, found = simulated.get("mse"), realized.get("mse")
-    if agreement.differing or lost is None or found is None or not found > WORSE * lost + NOISE**2:
+    if agreement.differing or lost is None or found is None or not found > WORSE * lost + 1e-10:
         return None
     return (
         f"the realized model's squared error is {found:.3g} of the outputs' variance, the simulated model's "
@@ -107,63 +142,64 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
     )
 
 
-def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
-    """Stored tensors that are quantized from the result of a float node (not from the model's own inputs)."""
-    made = {k.output for k in topology.kernels}
-    read = {o.tensor for k in topology.kernels for o in k.operands if o.form is Form.QUANTIZED}
-    return frozenset(t for t in read if t not in made and t in graph.producers)
+def session_kinds(model: ir.Model) -> list[Kind]:
+    """The sessions to compare: those that decide, then each that users may open instead."""
+    asked = carried(model)
+    host = EXACT_PAIRS if pairs_saturate() else {}
+    name = name_of({**asked, **host})
+    kinds = [
+        Kind(name, True, partial(Session, options=asked)),
+        Kind(name, True, partial(Session, options=asked), whole=False),
+    ]
+    if is_outside(model):  # each session maps all weights again, and runs without rearranged ones
+        return kinds
+    if asked or host:
+        # As it is: integers that are outputs keep the runtime from rewriting int8 to uint8.
+        kinds.append(Kind(name_of({}), False, partial(Session, options={}, exact=False), whole=False))
+    if not host:
+        options = {**asked, **EXACT_PAIRS}
+        kinds.append(Kind(name_of(options), False, partial(Session, options=options, exact=False), samples=OTHERS))
+    off = partial(Session, options=asked, optimize=False)
+    return [*kinds, Kind(UNOPTIMIZED, False, off, samples=OTHERS)]
 
 
-def _feed_from_outside(model: ir.Model, names: Mapping[str, str]) -> dict[str, str]:
-    """Make values graph inputs, keeping what the graph computes for them under another name: tensor -> that name."""
-    renamed = {}
-    for node in list(model.graph):
-        for value in node.outputs:
-            name = value.name or ""
-            if name in names:
-                tensor = names[name]
-                outside = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
-                value.replace_all_uses_with(outside)
-                value.name = f"{name}/own"
-                model.graph.inputs.append(outside)
-                renamed[tensor] = value.name
-    return renamed
+def _session(name: str) -> str:
+    return "a default session" if name == name_of({}) else f"a session with {name}"
 
 
-def _without_noise(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Real results with what float32 sums lose by another order taken away (integers differ by far more)."""
-    if expected.shape != found.shape:
-        return found
-    return np.where(np.abs(found - expected) <= NOISE * np.max(np.abs(expected), initial=0.0), expected, found)
+def _deploy(sessions: Collection[SessionAgreement]) -> str:
+    name = next(s.session for s in sessions if s.decides)
+    how = "with onnxruntime's default options" if name == name_of({}) else f"with the session option {name}"
+    return f"run the model {how}, in which all agree"
 
 
-def _zero_point(plan: QuantPlan, tensor: str) -> int:
-    """What turns the simulated q - z into q (accumulators have none)."""
-    return plan.quantizers[tensor].zero_point if tensor in plan.quantizers else 0
+def _summary(what: Watched, sides: Collection[Realized], samples: int) -> Agreement:
+    """One figure of the sessions that decide, and a line for each kind."""
+    whole, plain = (side.count for side in sides if side.kind.decides)
+    differing = whole.differing or plain.differing
+    return Agreement(
+        tensors=len(what.integers) + len(what.entries),
+        elements=whole.elements,
+        differing=differing,
+        behind_float=max(whole.behind, plain.behind),
+        max_lsb=max(whole.max_lsb, plain.max_lsb),
+        first_tensor=whole.first or plain.first,
+        samples=samples,
+        real_elements=whole.real_elements,
+        real_inexact=max(whole.inexact, plain.inexact),
+        sessions=tuple(_line(side) for side in sides),
+    )
 
 
-class _Counter:
-    """Counts while batches go by."""
-
-    def __init__(self, entries: list[str]) -> None:
-        self._entries = frozenset(entries)
-        self._elements = self._differing = self._behind = 0
-        self._max = 0.0
-        self._first: str | None = None
-
-    def add(self, name: str, expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any], tensor: bool = True) -> None:
-        if tensor:
-            self._elements += found.size
-        different = int(np.count_nonzero(expected != found)) if expected.shape == found.shape else found.size
-        if not different:
-            return
-        if name in self._entries:
-            self._behind += different
-        else:
-            self._differing += different
-            self._first = self._first or name
-        if tensor and expected.shape == found.shape:
-            self._max = max(self._max, float(np.max(np.abs(expected - found))))
-
-    def result(self, tensors: int) -> Agreement:
-        return Agreement(tensors, self._elements, self._differing, self._behind, self._max, self._first)
+def _line(side: Realized) -> SessionAgreement:
+    count = side.count
+    return SessionAgreement(
+        session=side.kind.name,
+        decides=side.kind.decides,
+        samples=side.samples,
+        elements=count.elements,
+        differing=count.differing,
+        inexact=count.behind + count.inexact,
+        first_tensor=count.first,
+        refused=side.refused,
+    )

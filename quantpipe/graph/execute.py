@@ -24,6 +24,7 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy, skeleton
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
+from quantpipe.graph.session_options import carried
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,9 @@ behind all nodes that were there before."""
 class Session:
     """One loaded model.
 
-    `optimize=False` runs the nodes as written. `threads=None` uses every core. `int8_kernels` fuses int8 Q/DQ where it
-    stands: on x86 the runtime otherwise rewrites it to uint8 first, and leaves in float what it cannot rewrite, such
-    as integers that are graph outputs. `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
+    `optimize=False` runs the nodes as written. `threads=None` uses every core. `options`: session options by name;
+    None sets those that the model asks for in its metadata (`session_options.py`), an empty mapping none at all.
+    `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
     other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
     refers to and does not hold (`hollow`), by name; the runtime copies them. `exact=False` takes the kernels that the
     runtime takes of its own accord: on x86 CPUs without VNNI, those for uint8 data and int8 weights add pairs of
@@ -70,31 +71,32 @@ class Session:
         *,
         optimize: bool = True,
         threads: int | None = None,
-        int8_kernels: bool = False,
+        options: Mapping[str, str] | None = None,
         spin: bool = True,
         weights: Feeds | None = None,
         exact: bool = True,
         where: str = "model",
     ) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.intra_op_num_threads = threads or available_cores()
-        options.inter_op_num_threads = 1
+        wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
+        settings = ort.SessionOptions()
+        settings.log_severity_level = 4
+        settings.intra_op_num_threads = threads or available_cores()
+        settings.inter_op_num_threads = 1
         if not optimize:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not spin:
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-        if int8_kernels:
-            options.add_session_config_entry("session.qdqisint8allowed", "1")
+            settings.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in wanted.items():
+            settings.add_session_config_entry(name, value)
         if weights:
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
-            options.add_external_initializers(list(weights), given)
+            settings.add_external_initializers(list(weights), given)
         with ExitStack() as files:
             ask = exact and pairs_saturate()
-            data, off = _prepare(model, options, files, unsigned=ask)
+            data, off = _prepare(model, settings, files, unsigned=ask)
             try:
                 load = _loaded_exact if ask else _loaded
-                self._session = load(data, options, off)
+                self._session = load(data, settings, off)
             except Exception as error:  # onnxruntime raises its own family of types
                 raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())

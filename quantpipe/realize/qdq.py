@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.graph.session_options import INT8_KERNELS
 from quantpipe.graph.view import Node
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
@@ -42,6 +43,12 @@ class Qdq(Stored):
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
         }
+
+    def session_options(self, context: Context) -> Mapping[str, str]:
+        """Int8 activations: a default session on x86 runs their ops in float wherever it cannot rewrite the integers to
+        uint8."""
+        int8 = any(q.dtype.signed and q.dtype.bits == 8 for q in context.plan.quantizers.values())
+        return INT8_KERNELS if int8 else {}
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         raise no_accumulators(tensor)
@@ -132,7 +139,7 @@ class Qdq(Stored):
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
         """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""
-        if context.is_stored(tensor) and not fr.feeds_float_weights(context, tensor):
+        if context.is_stored(tensor) and not fr.must_stay_real(context, tensor):
             return context.get(tensor, Form.FLOAT)
         if tensor not in self._entered:
             grid = self.grid(context, context.plan.quantizers[tensor])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from quantpipe.graph.outside import is_mapped
 from quantpipe.graph.view import Node
 from quantpipe.rendering import Context
 from quantpipe.rendering import fragments as fr
-from quantpipe.types import Accumulate, DType, Kernel, Move, Quantizer, Requantize, WeightTensor
+from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
 
 
 class Stored:
@@ -30,7 +31,7 @@ class Stored:
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
-        if fr.feeds_float_weights(context, tensor):
+        if fr.must_stay_real(context, tensor):
             return self._multiplied(context, q, value)
         return context.builder.op(
             "DequantizeLinear", value, *self.grid(context, q), name=f"{tensor}/dequantize", output=tensor, claim=True
@@ -54,6 +55,9 @@ class Stored:
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
+
+    def session_options(self, context: Context) -> Mapping[str, str]:
+        return {}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         return value
@@ -118,6 +122,8 @@ class Stored:
         """Relu or Clip that no producer swallowed: a clip on stored integers."""
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Move)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+        if kernel.form is not Form.QUANTIZED:
+            raise no_accumulators(node.name)
         q = context.plan.quantizers[kernel.output]
         stored = context.operand(kernel.operands[0], kernel.output)
         low = q.qmin if plan.low is None else plan.low

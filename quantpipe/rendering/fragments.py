@@ -145,15 +145,23 @@ ConstantWriter = Callable[[str, Any], ir.Value]
 """Makes a named number available in the graph: a constant in realized forms, an input in the simulated one."""
 
 
-def feeds_float_weights(context: Context, tensor: str) -> bool:
-    """Whether a node left in float multiplies the tensor by float weights of its own.
+APPROXIMATED = ("Softmax",)
+"""Float ops that onnxruntime replaces by an integer approximation where they stand between DequantizeLinear and
+QuantizeLinear: up to a step off, and slower than the op itself."""
 
-    onnxruntime quantizes such weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias
-    quantization, from basic optimization on): an island that was kept in float would silently not be.
+
+def must_stay_real(context: Context, tensor: str) -> bool:
+    """Whether a DequantizeLinear in front of a node left in float would make the runtime compute it in integers.
+
+    It does so in two cases: a node with float weights of its own, which it quantizes to int8 by itself (its weight and
+    bias quantization, from basic optimization on), and an op that it has an approximation of. An island that was kept
+    in float would silently not be.
     """
     for reader, _ in context.graph.consumers.get(tensor, ()):
         if reader.name in context.topology.kernel_of or reader.name in context.topology.swallowed:
             continue
+        if reader.op in APPROXIMATED:
+            return True
         constants = [t for t in reader.inputs if t and context.graph.is_constant(t)]
         if any(len(context.graph.shapes[t]) >= 2 and context.graph.dtypes[t] == "float32" for t in constants):
             return True

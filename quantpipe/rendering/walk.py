@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
+from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, Topology
 
@@ -79,6 +80,10 @@ class Dialect(Protocol):
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """The other way: stored -> integers of the plan's type."""
+        ...
+
+    def session_options(self, context: Context) -> Mapping[str, str]:
+        """Options without which a session would compute something else than the plan says; the model carries them."""
         ...
 
 
@@ -202,7 +207,9 @@ def render(
         original = next(v for v in graph.model.graph.outputs if v.name == info.name)
         value.type, value.shape = original.type, original.shape
         outputs.append(value)
-    return Rendered(context.builder.build(outputs), context.stored())
+    model = context.builder.build(outputs)
+    carry(model, dialect.session_options(context))
+    return Rendered(model, context.stored())
 
 
 def _copy_float(context: Context, node: Node) -> None:

@@ -29,6 +29,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         labelled=any((metrics.get(name) or {}).get("top1") is not None for name in _MODELS),
         tone=tone,
         sentence=sentence,
+        sessions=text.sessions(report.get("agreement")),
         plot=best_so_far(search.get("trace_cost" if by_cost else "trace")),
         plotted="Cost of the best candidate so far" if by_cost else "Best value found so far",
         front=pareto_front(search.get("front"), search.get("picked")),

@@ -24,7 +24,7 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
 def _models(report: Mapping[str, Any]) -> Table:
     tone, sentence = text.verdict(report.get("agreement"))
     # Text, not str: names may hold what rich would read as markup.
-    table = Table(title=Text(_title(report)), caption=Text(sentence, style=_TONES[tone]), caption_justify="left")
+    table = Table(title=Text(_title(report)), caption=_caption(report, sentence, tone), caption_justify="left")
     table.add_column("")
     for name in ("float", "simulated", "realized"):
         table.add_column(name, justify="right")
@@ -50,6 +50,13 @@ def _models(report: Mapping[str, Any]) -> Table:
         pair = (text.milliseconds(latency.get(key)) for key in ("float_ms", "realized_ms"))
         _add(table, "latency, batch 1", next(pair), "", next(pair))
     return table
+
+
+def _caption(report: Mapping[str, Any], sentence: str, tone: str) -> Text:
+    """The verdict, and below it the sessions that it was taken in."""
+    found = Text(sentence, style=_TONES[tone])
+    sessions = text.sessions(report.get("agreement"))
+    return found.append(f"\n{sessions}", style="dim") if sessions else found
 
 
 def _candidates(search: Mapping[str, Any]) -> str:

@@ -92,11 +92,39 @@ def verdict(agreement: Any) -> tuple[str, str]:
         f"{number(differing)} of {number(elements)} elements differ between simulated and realized model{samples}"
     )
     if not differing:
-        return "good", sentence
+        return "good", sentence + _rounded(found)
     where = f", first in {found['first_tensor']}" if found.get("first_tensor") else ""
     steps = found.get("max_lsb")
     by = f", by at most {number(steps)} integer step{'' if steps == 1 else 's'}" if _is_number(steps) else ""
-    return "bad", sentence + where + by
+    return "bad", sentence + where + by + _rounded(found)
+
+
+def _rounded(agreement: dict[str, Any]) -> str:
+    """What the count of differing elements leaves out: values that float32 rounds another way."""
+    said = []
+    for key, where in (("behind_float", "behind nodes in float"), ("real_inexact", "of real results of kernels")):
+        if _is_number(agreement.get(key)) and agreement[key]:
+            said.append(f"{number(agreement[key])} {where}")
+    return f"; besides, {' and '.join(said)} differ by the rounding of float32" if said else ""
+
+
+def sessions(agreement: Any) -> str | None:
+    """The sessions that the realized model was compared in, and what differs in each: one sentence; None where they are
+    not known."""
+    found = agreement.get("sessions") if isinstance(agreement, dict) else None
+    rows = [row for row in found or () if isinstance(row, dict) and _is_number(row.get("differing"))]
+    if not rows:
+        return None
+    total: dict[str, list[str]] = {}
+    for row in rows:
+        total.setdefault(str(row.get("session")), []).append(_session(row))
+    return "sessions compared: " + "; ".join(f"{name} {' and '.join(parts)}" for name, parts in total.items())
+
+
+def _session(row: dict[str, Any]) -> str:
+    if row.get("refused"):
+        return "cannot load the model"
+    return f"{number(row['differing'])} of {number(row.get('elements'))}"
 
 
 def _is_number(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from quantpipe import stages
@@ -10,6 +11,7 @@ from quantpipe.artifacts import is_current, read_json
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
+from quantpipe.graph.io import file_hash, read_model
 from quantpipe.graph.store import is_model_current
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
@@ -29,7 +31,8 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
         job.files.write_realized(plan, realized, job.realized(strategy))
     if "evaluate" not in settings.stages:
         return {}
-    origin = job.evaluated(strategy, found.recovery)
+    realized = replace(realized, model=read_model(job.files.model))  # what is compared is the file
+    origin = job.evaluated(strategy, found.recovery, file_hash(job.files.model, realized.model))
     if is_current(job.files.report, origin) and settings.command == "run":
         job.console.stage("evaluate", "from an earlier run in this folder")
         report = read_json(job.files.report, origin)

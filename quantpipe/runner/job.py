@@ -130,9 +130,10 @@ class Job:
     def realized(self, strategy: str) -> Origin:
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
-    def evaluated(self, strategy: str, recovery: Mapping[str, Any]) -> Origin:
-        """`recovery`: its record, which the report shows, also where no step was kept."""
-        made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest}
+    def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
+        """`recovery`: its record, which the report shows, also where no step was kept. `model_file`: digest of the
+        realized model as it lies in the folder."""
+        made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest, "model_file": model_file}
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}

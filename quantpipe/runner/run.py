@@ -67,7 +67,7 @@ def _refuse_another_run(job: Job) -> None:
         job.files.stats: job.calibrated,
         job.files.recovered: job.recovered(""),
         job.files.model: job.realized(""),
-        job.files.report: job.evaluated("", {}),
+        job.files.report: job.evaluated("", {}, ""),
     }
     for path, origin in made.items():
         job.files.refuse_other(path, origin)

@@ -93,6 +93,9 @@ class Simulated(Arithmetic):
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
         return self._weight(context, f"{tensor}.q", centred)
 
+    def session_options(self, context: Context) -> Mapping[str, str]:
+        return {}
+
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """q - z."""
         q = context.plan.quantizers[tensor]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 from tests.e2e.program import Program, contents, read
 
@@ -159,3 +163,20 @@ def test_a_strategy_of_another_model_or_hardware_is_refused(program: Program, fi
 
 def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:
     assert "command=replay strategy=FILE" in program.run("stages=[realize]").paragraph
+
+
+def test_a_changed_model_file_is_found_although_its_digest_was_changed_too(program: Program) -> None:
+    """What is compared is the file: the rows of the last layer's weights are rolled, and the origin file agrees."""
+    path = program.run().folder / "realize" / "model.onnx"
+    model = onnx.load(path)
+    weight = next(t for t in model.graph.initializer if t.name == "classifier.weight_q")
+    weight.CopyFrom(numpy_helper.from_array(np.roll(numpy_helper.to_array(weight), 1, axis=0), weight.name))
+    path.write_bytes(model.SerializeToString())
+    beside = path.with_name(f"{path.name}.origin.json")
+    origin = read(beside)
+    origin["origin"]["content"] = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+    beside.write_text(json.dumps(origin))
+    second = program.run()
+    assert second.code == 3, second.err
+    assert "first in the tensor logits" in second.err
+    assert second.report["metrics"]["realized"]["top1"] < 0.5 < second.report["metrics"]["simulated"]["top1"]

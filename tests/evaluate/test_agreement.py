@@ -6,8 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from quantpipe.evaluate.agreement import Agreement, compare, float_warning, island_entries
+from quantpipe.errors import AgreementError
+from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning
 from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.watched import island_entries, watched
+from quantpipe.graph.execute import pairs_saturate
+from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.rendering import Rendered
 from quantpipe.stages import Evaluation
 from quantpipe.types import Form, QuantPlan
@@ -55,16 +59,21 @@ def test_a_changed_grid_is_found_at_the_input(constant: str) -> None:
     assert found.differing > 0 and found.first_tensor == "x"
 
 
-def test_counts_are_of_every_element_of_every_stored_tensor() -> None:
+def test_counts_are_of_every_element_of_every_tensor() -> None:
     made = line_of("conv_chain", "ort_cpu", "auto")
-    found = made.agree(made.plan(), "qdq")
+    found = made.agree(made.plan(), "qdq", everywhere=True)
     stored = set(made.topology.group_of)
+    outputs = sum(int(np.prod(made.graph.shapes[o.name])) for o in made.graph.outputs)
+    integers = sum(int(np.prod(made.graph.shapes[t])) for t in stored)
     assert found.tensors == len(stored)
-    assert found.elements == len(made.samples) * sum(int(np.prod(made.graph.shapes[t])) for t in stored)
-    assert found.as_dict() == {
-        "tensors": found.tensors, "elements": found.elements, "differing": 0, "behind_float": 0, "max_lsb": 0.0,
-        "first_tensor": None, "samples": len(made.samples),
-    }  # fmt: skip
+    assert found.real_elements == len(made.samples) * outputs
+    assert found.elements == len(made.samples) * (integers + outputs)
+    assert (found.differing, found.behind_float, found.real_inexact, found.max_lsb) == (0, 0, 0, 0.0)
+    assert found.first_tensor is None and found.samples == len(made.samples) and not found.warnings
+    names = [(s.session, s.decides, s.elements) for s in found.sessions]
+    default = "session.x64quantprecision=1" if pairs_saturate() else "default"
+    assert names[:2] == [(default, True, found.elements), (default, True, found.real_elements)]
+    assert names[-1] == ("optimization off", False, found.elements)
 
 
 def test_accumulators_are_compared_where_both_have_them() -> None:
@@ -76,20 +85,98 @@ def test_accumulators_are_compared_where_both_have_them() -> None:
 
 
 @pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
-def test_what_differs_behind_a_float_node_is_counted_apart(backend: str) -> None:
-    """A fault inside the island shows as behind_float, and does not cascade into what integers feed."""
+def test_a_fault_inside_an_island_is_found_and_does_not_cascade(backend: str) -> None:
     made = line_of("erf_island", "ort_cpu", "auto")
-    assert island_entries(made.graph, made.topology)
     plan = made.plan()
-    entry = next(iter(island_entries(made.graph, made.topology)))
+    (entry,) = island_entries(made.graph, made.topology)
     realized = made.realize(plan, backend)
-    graph = realized.model.graph
-    erf = next(n for n in graph if n.op_type == "Erf")
-    erf.op_type = "Tanh"
+    next(n for n in realized.model.graph if n.op_type == "Erf").op_type = "Tanh"
     found = compared(made, plan, realized)
-    assert found.differing == 0 and found.first_tensor is None
-    assert found.behind_float > 0
+    size = len(made.samples) * int(np.prod(made.graph.shapes[entry]))
+    assert 0 < found.differing <= size and found.first_tensor == entry
     assert entry in made.topology.group_of
+
+
+@pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
+def test_a_weight_of_an_island_that_feeds_an_output_is_found(backend: str) -> None:
+    """The last layer in float: real outputs are compared with the simulated model, within what rounding explains."""
+    net = Net(seed=3)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="front")
+    flat = net.node("Flatten", net.node("Exp", x, name="exp"), name="flat")
+    net.output(net.dense(flat, 144, 5, name="last"))
+    made = line(net, float_nodes=("last",))
+    plan = made.plan()
+    assert made.agree(plan, backend).differing == 0
+    realized = made.realize(plan, backend)
+    weight = made.graph.by_name["last"].inputs[1]
+    value = realized.model.graph.initializers[weight]
+    array = np.array(value.const_value.numpy())
+    array[2, 7] += 1e-2
+    value.const_value = ir.tensor(array)
+    found = compared(made, plan, realized)
+    assert found.differing > 0 and found.first_tensor == made.graph.outputs[0].name
+
+
+@pytest.mark.parametrize("spec", ["ort_cpu", "tensorrt_both"])
+@pytest.mark.parametrize("backend", ["qdq", "qoperator", "integer"])
+def test_rows_of_the_last_layer_are_compared_with_the_simulated_model(backend: str, spec: str) -> None:
+    """Its result leaves the realized model as real numbers; it was once compared with the realized model itself."""
+    made = line_of("gemm_trans", spec, "auto")
+    plan = made.plan()
+    last = made.topology.kernels[-1]
+    assert last.form is Form.RAW and last.output == made.graph.outputs[0].name
+    realized = made.realize(plan, backend)
+    names = [n for n in realized.model.graph.initializers if n.startswith(f"{last.weight}_q")]
+    value = realized.model.graph.initializers[names[0]]
+    axis = 0 if backend == "qdq" else 1  # kernels take the transposed matrix
+    value.const_value = ir.tensor(np.roll(np.array(value.const_value.numpy()), 1, axis))
+    found = compared(made, plan, realized)
+    assert found.differing > 0.5 * found.real_elements
+
+
+def test_int8_activations_carry_the_session_option_they_need() -> None:
+    made = line_of("matmul_matrix", "tensorrt_both", "auto")
+    plan = made.plan()
+    realized = made.realize(plan, "qdq")
+    assert carried(realized.model) == INT8_KERNELS
+    assert carried(made.realize(plan, "qoperator").model) == {}
+    other = line_of("matmul_matrix", "ort_cpu", "auto")
+    assert carried(other.realize(other.plan(), "qdq").model) == {}
+    found = made.agree(plan, "qdq", everywhere=True)
+    assert found.differing == found.real_inexact == 0
+    default = [s for s in found.sessions if s.session == "default"]
+    assert [s.decides for s in default] == [False], "a default session computes the product in float"
+    assert default[0].inexact > 0 and default[0].differing == 0, "within the bound of a float32 sum"
+
+
+def test_a_session_that_computes_otherwise_is_told() -> None:
+    other = SessionAgreement("default", False, 6, 100, 7, 0, "y")
+    asked = SessionAgreement("session.qdqisint8allowed=1", True, 6, 100, 0)
+    (said,) = Agreement(1, 100, 0, 0, 0.0, None, sessions=(asked, other)).warnings
+    assert "in a session with default" in said or "in a default session" in said
+    assert "7 of 100" in said and "session.qdqisint8allowed=1" in said
+    off = SessionAgreement("optimization off", False, 6, 100, 7, 0, "y")
+    assert not Agreement(1, 100, 0, 0, 0.0, None, sessions=(asked, off)).warnings, "told in the list of sessions"
+    assert not Agreement(1, 100, 7, 0, 0.0, "y", sessions=(asked, other)).warnings, "the run fails anyway"
+
+
+def test_a_model_that_lacks_a_tensor_of_the_plan_is_refused() -> None:
+    made = line_of("conv_chain", "ort_cpu", "auto")
+    plan = made.plan()
+    realized = made.realize(plan, "qdq")
+    with pytest.raises(AgreementError, match="holds no tensor 'gone'"):
+        compared(made, plan, Rendered(realized.model, {**realized.integers, "x": "gone"}))
+
+
+def test_decisions_on_real_numbers_are_loose_and_what_they_decide_on_is_compared() -> None:
+    net = Net(seed=5)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="front")
+    soft = net.node("Softmax", x, axis=1, name="soft")
+    net.output(net.node("Cast", net.node("ArgMax", soft, axis=1, keepdims=0), to=1, name="best"), soft)
+    made = line(net)
+    what = watched(made.graph, made.topology, ["front_out"])
+    assert what.loose == {"best_out"} and what.outside == ("soft_out", "best_out")
+    assert made.agree(made.plan(), "qdq").differing == 0
 
 
 @pytest.mark.parametrize("backend", ["qdq", "qoperator"])

@@ -24,7 +24,8 @@ from quantpipe.annotate.topology import analyze
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.evaluate.agreement import Agreement, compare
+from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
+from quantpipe.evaluate.sides import Simulated
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
@@ -180,9 +181,14 @@ def hardware_data(name: str) -> dict[str, Any]:
     return data
 
 
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"tensorrt_both": ("tensorrt", {"add_inputs": "both"})}
+"""Shipped files with changes that tests ask for by name: int8 activations that Q/DQ can hold."""
+
+
 def hardware(shipped: str, /, **changes: Any) -> HardwareSpec:
-    """A shipped hardware file, with some of its top-level fields replaced."""
-    return load_hardware(hardware_data(shipped) | changes)
+    """A shipped hardware file (or a variant of one), with some of its top-level fields replaced."""
+    name, own = VARIANTS.get(shipped, (shipped, {}))
+    return load_hardware(hardware_data(name) | own | changes)
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -280,9 +286,12 @@ class Line:
     def realize(self, plan: QuantPlan, backend: str) -> Rendered:
         return render(self.graph, self.topology, plan, BACKENDS[backend]())
 
-    def agree(self, plan: QuantPlan, backend: str) -> Agreement:
-        realized = self.realize(plan, backend)
-        return compare(self.graph, self.topology, plan, self.simulate(plan), realized, self.samples)
+    def agree(self, plan: QuantPlan, backend: str, everywhere: bool = False) -> Agreement:
+        """The comparison in the sessions that decide, or in all of them."""
+        realized, simulation = self.realize(plan, backend), self.simulate(plan)
+        simulated = Simulated(self.graph, self.topology, plan, simulation, realized)
+        kinds = [kind for kind in session_kinds(realized.model) if kind.decides or everywhere]
+        return compare_with(simulated, realized, self.samples, kinds)
 
     def outputs(self, model: Any = None) -> dict[str, Array]:
         """All outputs of a model (of the float model when none is given) over all samples."""

@@ -13,6 +13,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
+from quantpipe.graph.session_options import INT8_KERNELS
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import Accumulate, DType, QuantPlan, Sum
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load
@@ -33,7 +34,7 @@ def integers(made: Line, plan: QuantPlan, backend: str) -> tuple[dict[str, Any],
     names, real_names = simulation.rendered.integers, realized.integers
     model = bind(simulation.rendered.model, simulation.weights)
     found = Session(expose(model, list(names.values()))).run({**batch.inputs, **simulation.scalars})
-    real = Session(expose(realized.model, list(real_names.values())), int8_kernels=True).run(batch.inputs)
+    real = Session(expose(realized.model, list(real_names.values())), options=INT8_KERNELS).run(batch.inputs)
     return {t: found[n] for t, n in names.items()}, {t: real[n] for t, n in real_names.items()}
 
 

@@ -208,3 +208,13 @@ def test_an_accumulator_that_float_nodes_move_keeps_its_values(move: str) -> Non
     (expected,), (found,) = (made.outputs(model).values() for model in (None, made.realize(plan, "integer").model))
     assert made.graph.by_name[made.topology.kernels[0].node].op == "Add"
     np.testing.assert_allclose(found, expected, atol=0.2)
+
+
+@pytest.mark.parametrize("backend", ["qdq", "qoperator"])
+def test_a_clip_of_accumulators_is_refused_by_forms_that_have_none(backend: str) -> None:
+    net = Net()
+    net.output(net.node("Clip", net.conv(net.input(None, 3, 5, 5), 3, 4, 1, 1), net.constant(np.float32(0)),
+                        net.constant(np.float32(6))))  # fmt: skip
+    made = line(net, "hago_sample")
+    with pytest.raises(HardwareError, match="hands accumulators from op to op"):
+        made.realize(made.plan(), backend)

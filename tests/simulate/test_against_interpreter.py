@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
+from quantpipe.graph.session_options import INT8_KERNELS
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import QuantPlan
 from tests.ops.cases import CASES
@@ -34,7 +35,7 @@ def check(made: Line, plan: QuantPlan, backend: str) -> None:
     sim_names, real_names = simulation.rendered.integers, realized.integers
     model = bind(simulation.rendered.model, simulation.weights)
     sim_session = Session(expose(model, list(sim_names.values())))
-    real_session = Session(expose(realized.model, list(real_names.values())), int8_kernels=True)
+    real_session = Session(expose(realized.model, list(real_names.values())), options=INT8_KERNELS)
     batch = next(iter(made.samples.batches(6)))
     truth = Interpreter(made.graph, made.topology, plan).run(batch.inputs)
     simulated = sim_session.run({**batch.inputs, **simulation.scalars})

@@ -1,0 +1,76 @@
+"""Counts of compared elements while batches go by: equal, explained by rounding, differing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Counter:
+    """`elements` compared, `real_elements` of them real; `differing`; `behind`: made by float nodes and explained by
+    their rounding; `inexact`: made by kernels and explained by the order of a sum; `first` tensor that differs."""
+
+    def __init__(self) -> None:
+        self.elements = self.real_elements = self.differing = self.behind = self.inexact = 0
+        self.max_lsb = 0.0
+        self.first: str | None = None
+
+    def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
+        """Compare integers. `excused`: which of them rounding in float nodes explains, asked only where some differ;
+        True: all."""
+        self.elements += found.size
+        different = _different(expected, found)
+        if not different.any():
+            return
+        if expected.shape == found.shape:
+            self.max_lsb = max(self.max_lsb, float(np.max(np.abs(expected - found.astype(np.float64)))))
+        allowed = excused() if callable(excused) else np.asarray(excused)
+        self._take(tensor, different, allowed, by_float=True)
+
+    def reals(
+        self,
+        tensor: str,
+        expected: Array,
+        found: Array,
+        *,
+        excused: bool | Callable[[], Array] = False,
+        by_float: bool = False,
+    ) -> None:
+        """Compare real numbers, or what an output holds otherwise. `excused`: by how much each may be off, asked only
+        where some differ; True: by anything."""
+        self.elements += found.size
+        self.real_elements += found.size
+        different = _different(expected, found)
+        if not different.any():
+            return
+        allowed = np.asarray(excused) if isinstance(excused, bool) else np.asarray(False)
+        if callable(excused) and expected.shape == found.shape and expected.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                allowed = np.abs(expected.astype(np.float64) - found.astype(np.float64)) <= excused()
+        self._take(tensor, different, allowed, by_float)
+
+    def _take(self, tensor: str, different: Array, allowed: Array, by_float: bool) -> None:
+        wrong = int(np.count_nonzero(different & ~allowed))
+        explained = int(np.count_nonzero(different)) - wrong
+        self.differing += wrong
+        if by_float:
+            self.behind += explained
+        else:
+            self.inexact += explained
+        if wrong and self.first is None:
+            self.first = tensor
+
+
+def _different(expected: Array, found: Array) -> NDArray[np.bool_]:
+    """Which elements are not equal (two NaN are); all of them where the shapes are not."""
+    if expected.shape != found.shape:
+        return np.ones(found.shape or (1,), bool) if found.size else np.ones(1, bool)
+    different = expected != found
+    if expected.dtype.kind == "f" and found.dtype.kind == "f":
+        different &= ~(np.isnan(expected) & np.isnan(found))
+    return np.asarray(different)

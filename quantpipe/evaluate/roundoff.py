@@ -1,0 +1,85 @@
+"""How far two correct float32 runs of the same arithmetic may lie apart, element by element.
+
+Two cases. A kernel that gives real numbers and that the runtime carries by a float32 sum: the bound of a sum of n
+products in any order (Higham, Accuracy and Stability of Numerical Algorithms, 3.1), from the very operands. Nodes left
+in float: a stated share of the result, widened by what the runtime's own optimizations change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.build import GraphBuilder
+from quantpipe.graph.execute import Session
+from quantpipe.graph.view import Graph
+from quantpipe.rendering.fragments import along_channels
+from quantpipe.types import Accumulate, Contract, Kernel, Quantizer, QuantPlan, Topology
+
+Array = NDArray[Any]
+
+UNIT = 2.0**-24
+"""Relative error of one rounding to float32."""
+
+NOISE = 1e-5
+"""Share of a real result, and of the root mean square of its sample, that nodes in float may lose to rounding."""
+
+SENSITIVE = 16.0
+"""How many times the difference of two runs of the same float nodes, optimized and as written, is rounding, too."""
+
+OWN = 4
+"""Roundings of a term beside those of the sum: its two dequantized factors, their product, the bias."""
+
+HUGE = 1e30
+"""Magnitudes that stand for infinity (masks), and say nothing of the others."""
+
+
+def sum_tolerance(
+    graph: Graph, topology: Topology, plan: QuantPlan, kernel: Kernel, operands: Mapping[str, Array]
+) -> Array | None:
+    """(n + 4)·u·(Σ|x|·|w| + |b|) of each real result of a kernel, n products each; None for kernels that sum nothing.
+
+    `operands`: the kernel's integers less their zero points, by tensor.
+    """
+    numbers = plan.kernels[kernel.node]
+    if not isinstance(numbers, Accumulate | Contract):
+        return None
+    node = graph.by_name[kernel.node]
+    builder = GraphBuilder("magnitudes", max(graph.opset, 17), 9)
+    feeds = {o.tensor: np.abs(operands[o.tensor]).astype(np.float32) for o in kernel.operands}
+    inputs = {o.port: builder.input(o.tensor, "float32", feeds[o.tensor].shape) for o in kernel.operands}
+    count = feeds[kernel.operands[0].tensor].shape[-1]
+    if isinstance(numbers, Accumulate):
+        weight = plan.weights[numbers.weight]
+        count = weight.values.size // weight.values.shape[topology.weight_of[weight.tensor].channel_axis]
+        inputs[1] = builder.constant("weight", np.abs(weight.centred()).astype(np.float32))
+        if numbers.bias is not None:
+            inputs[2] = builder.constant("bias", np.abs(numbers.bias).astype(np.float32))
+    result = builder.copy(node, [inputs[p] for p in sorted(inputs)], ["magnitude"])[0]
+    sums = Session(builder.build([result]), where="magnitudes of products").run(feeds)["magnitude"]
+    scale = along_channels(np.abs(np.asarray(numbers.acc_scale, np.float64)), graph, kernel.output)
+    return np.asarray(sums.astype(np.float64) * scale * (count + OWN) * UNIT)
+
+
+def island_tolerance(value: Array, as_written: Array) -> Array:
+    """What nodes in float may lose by rounding, for each element of their result. `as_written`: the same result of the
+    same nodes without the runtime's optimizations."""
+    real = value.astype(np.float64)
+    usual = np.where(np.abs(real) < HUGE, real, 0.0)
+    axes = tuple(range(1, real.ndim))
+    spread = np.sqrt(np.mean(usual**2, axis=axes, keepdims=True)) if real.size else np.zeros(())
+    unrest = np.zeros(())
+    if as_written.shape == value.shape and real.size:
+        apart = np.abs(np.nan_to_num(real - as_written.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
+        unrest = np.max(np.where(np.abs(real) < HUGE, apart, 0.0), axis=axes, keepdims=True)
+    return np.asarray(NOISE * (np.abs(usual) + spread) + SENSITIVE * unrest)
+
+
+def explained_step(found: Array, real: Array, tolerance: Array, quantizer: Quantizer) -> NDArray[np.bool_]:
+    """Whether integers `found` are what quantizing real numbers gives that lie within a tolerance of `real`."""
+    scale = float(quantizer.scale)
+    place = np.clip(real.astype(np.float64) / scale + quantizer.zero_point, quantizer.qmin, quantizer.qmax)
+    return np.asarray(np.abs(found.astype(np.float64) - place) <= 0.5 + tolerance / scale)

@@ -1,0 +1,189 @@
+"""The two sides of the comparison: the simulated model, which says what every value has to be, and the realized model
+in one kind of session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.errors import ModelError
+from quantpipe.evaluate.counting import Counter
+from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
+from quantpipe.evaluate.watched import watched
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.view import Graph
+from quantpipe.rendering import Rendered
+from quantpipe.simulate.simulator import Simulation, bind
+from quantpipe.types import QuantPlan, Topology
+
+Array = NDArray[Any]
+Values = Mapping[str, Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """One way to run the realized model: what every session of it is made with, and what it is compared on."""
+
+    name: str
+    decides: bool
+    open: Callable[..., Session]
+    whole: bool = True
+    """With every integer as an output; else as the file is."""
+    samples: int | None = None
+
+
+class Simulated:
+    """The simulated model, and what of it each session is compared with."""
+
+    def __init__(
+        self, graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, realized: Rendered
+    ) -> None:
+        self.graph, self.topology, self.plan = graph, topology, plan
+        held = simulation.rendered.integers
+        self.watched = watched(graph, topology, [t for t in held if t in realized.integers])
+        self.names = {t: held[t] for t in (*self.watched.integers, *self.watched.entries)}
+        self.kernels = {k.output: k for k in topology.kernels}
+        self._scalars = simulation.scalars
+        model = bind(simulation.rendered.model, simulation.weights)
+        self._own = _feed_from_outside(model, {self.names[t]: t for t in self.watched.entries})
+        self._held = {t: name for t, name in held.items() if "(accumulator)" not in t}
+        real = (*self.watched.reals, *self.watched.outside, *self.watched.entries)
+        operands = [o.tensor for t in self.watched.reals for o in self.kernels[t].operands]
+        inner = [self._held[t] for t in operands if t in self._held]
+        self._model = expose(model, [*(self._own.get(t, n) for t, n in self.names.items()), *real, *inner])
+        self._session = Session(self._model, where="simulated model")
+        self._written: Session | None = None
+        self._inputs: Values = {}
+        self._alone: Values | None = None
+        self._feeds: dict[str, Array] = {}
+        self._as_written: Values | None = None
+        self.zero = {t: plan.quantizers[t].zero_point if t in plan.quantizers else 0 for t in self.names}
+
+    def start(self, inputs: Values) -> None:
+        """Take a new batch."""
+        self._inputs, self._alone = inputs, None
+
+    def run(self, realized: Values) -> Values:
+        """All values of the batch, going on with the realized integers behind every island."""
+        self._as_written = None
+        entering = {
+            self.names[t]: realized[t].astype(np.float32) - np.float32(self.zero[t]) for t in self.watched.entries
+        }
+        self._feeds = {**self._inputs, **self._scalars, **entering}
+        if entering:
+            return self._session.run(self._feeds)
+        if self._alone is None:  # without islands it is the same for every session
+            self._alone = self._session.run(self._feeds)
+        return self._alone
+
+    def integers(self, values: Values, tensor: str) -> Array:
+        """q as the simulated model computes it."""
+        return values[self._own.get(tensor, self.names[tensor])].astype(np.float64) + self.zero[tensor]
+
+    def as_written(self) -> Values:
+        """The values of the last run without the runtime's optimizations."""
+        if self._written is None:
+            self._written = Session(self._model, optimize=False, where="simulated model")
+        if self._as_written is None:
+            self._as_written = self._written.run(self._feeds)
+        return self._as_written
+
+    def real_tolerance(self, values: Values, tensor: str) -> Array:
+        """What a real number may be off by rounding: that of a kernel's sum, or of nodes in float."""
+        kernel = self.kernels.get(tensor)
+        if kernel is not None and all(o.tensor in self._held for o in kernel.operands):
+            operands = {o.tensor: values[self._held[o.tensor]] for o in kernel.operands}
+            found = sum_tolerance(self.graph, self.topology, self.plan, kernel, operands)
+            if found is not None:
+                return found
+        return island_tolerance(values[tensor], self.as_written()[tensor])
+
+
+class Realized:
+    """The realized model in one kind of session, and what of it differs."""
+
+    def __init__(self, kind: Kind, simulated: Simulated, realized: Rendered) -> None:
+        self.kind, self._simulated = kind, simulated
+        what = simulated.watched
+        integers = (*what.integers, *what.entries) if kind.whole else what.entries
+        self._names = {t: realized.integers[t] for t in integers}
+        known = value_names(realized.model)
+        inner = (*what.reals, *what.outside) if kind.whole else ()
+        self._real = tuple(dict.fromkeys(t for t in (*inner, *what.outputs) if t in known))
+        self.count = Counter()
+        self.session: Session | None = None
+        self.refused: str | None = None
+        self.samples = 0
+        try:
+            model = expose(realized.model, [*self._names.values(), *self._real])
+            self.session = kind.open(model, where=f"realized model, {kind.name}")
+        except ModelError as error:
+            if kind.decides:
+                raise
+            self.refused = str(error)
+
+    def add(self, inputs: Values, samples: int) -> None:
+        """Compare one batch."""
+        if self.session is None:
+            return
+        self.samples += samples
+        found = self.session.run(inputs, list(dict.fromkeys((*self._names.values(), *self._real))))
+        integers = {t: found[name] for t, name in self._names.items()}
+        expected = self._simulated.run(integers)
+        for tensor in integers:
+            self._integers(tensor, expected, integers[tensor])
+        for tensor in self._real:
+            self._reals(tensor, expected, found[tensor])
+
+    def _integers(self, tensor: str, expected: Values, found: Array) -> None:
+        simulated, what = self._simulated, self._simulated.watched
+        own = simulated.integers(expected, tensor)
+        if tensor not in what.entries or tensor in what.loose:
+            self.count.integers(tensor, own, found, excused=tensor in what.loose)
+            return
+
+        def excused() -> Array:
+            tolerance = island_tolerance(expected[tensor], simulated.as_written()[tensor])
+            return explained_step(found, expected[tensor], tolerance, simulated.plan.quantizers[tensor])
+
+        self.count.integers(tensor, own, found, excused=excused)
+
+    def _reals(self, tensor: str, expected: Values, found: Array) -> None:
+        simulated, what = self._simulated, self._simulated.watched
+        own, kernel = expected[tensor], simulated.kernels.get(tensor)
+        if tensor in what.loose:
+            self.count.reals(tensor, own, found, excused=True, by_float=True)
+        elif tensor in what.reals or tensor in what.outside:
+            tolerance = partial(simulated.real_tolerance, expected, tensor)
+            self.count.reals(tensor, own, found, excused=tolerance, by_float=kernel is None)
+        else:
+            self.count.reals(tensor, own, found)
+
+
+def value_names(model: ir.Model) -> set[str]:
+    """Every value of the main graph by name."""
+    made = {v.name or "" for node in model.graph for v in node.outputs}
+    return made | {v.name or "" for v in (*model.graph.inputs, *model.graph.initializers.values())}
+
+
+def _feed_from_outside(model: ir.Model, names: Mapping[str, str]) -> dict[str, str]:
+    """Make values graph inputs, keeping what the graph computes for them under another name: tensor -> that name."""
+    renamed = {}
+    for node in list(model.graph):
+        for value in node.outputs:
+            name = value.name or ""
+            if name in names:
+                tensor = names[name]
+                outside = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT))
+                value.replace_all_uses_with(outside)
+                value.name = f"{name}/own"
+                model.graph.inputs.append(outside)
+                renamed[tensor] = value.name
+    return renamed

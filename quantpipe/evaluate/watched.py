@@ -1,0 +1,93 @@
+"""Which tensors of the simulated and the realized model are compared, and how near each of them has to be.
+
+Takes a graph, its topology and the names that both renderings give to integers; gives lists of tensors by kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import Form, Topology
+
+JUMPS = ("Round", "Floor", "Ceil", "Sign", "Mod", "If", "Loop", "Scan")
+"""Float ops whose result can jump where their input moves by a rounding error."""
+SHAPES = ("Shape", "Size")
+"""Ops that read no value of their input, only its shape."""
+FLOATS = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Tensors by what two correct runs may differ by.
+
+    `integers`, fed by integers alone: by nothing. `entries`, integers quantized from the result of a float node, and
+    `outside`, real numbers that float nodes make: by the rounding of float32. `reals`, real numbers that kernels make:
+    by nothing, or by the order of a float32 sum where the runtime carries it so. `outputs`: those of the model, which
+    are compared in every session. `loose`: what follows from a decision on real numbers (an index, a comparison, a
+    rounding); it may be anything where the numbers decided on, which are among `outside`, are near a tie.
+    """
+
+    integers: tuple[str, ...]
+    entries: tuple[str, ...]
+    reals: tuple[str, ...]
+    outside: tuple[str, ...]
+    outputs: tuple[str, ...]
+    loose: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def has_islands(self) -> bool:
+        """Whether anything compared comes from float nodes."""
+        return bool(self.entries or self.outside)
+
+
+def watched(graph: Graph, topology: Topology, shared: Collection[str]) -> Watched:
+    """What to compare. `shared`: the tensors whose integers both renderings hold (accumulators by their own names)."""
+    made = {k.output: k for k in topology.kernels}
+    entries = island_entries(graph, topology)
+    outputs = tuple(o.name for o in graph.outputs)
+    handed_on = [
+        t for t, k in made.items() if k.form is Form.RAW and t in graph.dtypes and f"{t} (accumulator)" not in shared
+    ]
+    ends = [t for t in (*entries, *outputs) if t not in made and t in graph.producers]
+    decided = {t: tuple(_decided_on(graph, topology, t)) for t in ends}
+    asked = [t for tensors in decided.values() for t in tensors if t not in made and t in graph.producers]
+    return Watched(
+        integers=tuple(t for t in shared if t not in entries),
+        entries=tuple(t for t in shared if t in entries),
+        reals=tuple(handed_on),
+        outside=tuple(dict.fromkeys((*asked, *(t for t in outputs if t in decided)))),
+        outputs=outputs,
+        loose=frozenset(t for t, tensors in decided.items() if tensors),
+    )
+
+
+def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
+    """Stored tensors that are quantized from the result of a float node (not from the model's own inputs)."""
+    made = {k.output for k in topology.kernels}
+    read = {o.tensor for k in topology.kernels for o in k.operands if o.form is Form.QUANTIZED}
+    return frozenset(t for t in read if t not in made and t in graph.producers)
+
+
+def _decided_on(graph: Graph, topology: Topology, tensor: str) -> Iterator[str]:
+    """The real numbers that decisions on the way to a tensor are made by; none where all that leads there is
+    continuous. The way ends where integers enter."""
+    pending, seen = [tensor], set()
+    while pending:
+        current = pending.pop()
+        node = graph.producers.get(current)
+        if current in seen or node is None or node.name in topology.kernel_of or node.name in topology.swallowed:
+            continue
+        seen.add(current)
+        if node.op in SHAPES:
+            continue
+        real = [t for t in (*node.inputs, *node.captured) if t and graph.dtypes.get(t) in FLOATS]
+        real = [t for t in real if not graph.is_constant(t)]
+        if real and _decides(graph, node, current):
+            yield from real
+        pending += [t for t in (*node.inputs, *node.captured) if t]
+
+
+def _decides(graph: Graph, node: Node, tensor: str) -> bool:
+    return node.op in JUMPS or graph.dtypes.get(tensor) not in FLOATS

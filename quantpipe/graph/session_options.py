@@ -1,0 +1,42 @@
+"""Session options that a model file asks for: carried in its metadata, and set by every session of quantpipe.
+
+A Q/DQ file with int8 activations is run in float by a default session on x86 wherever the runtime cannot rewrite it to
+uint8; so it carries the option that fuses int8 where it stands. Whoever deploys the file sets what
+`metadata_props["quantpipe.session_options"]` names (a JSON object, option -> value).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+KEY = "quantpipe.session_options"
+"""Of the metadata entry."""
+
+INT8_KERNELS = {"session.qdqisint8allowed": "1"}
+"""Fuse int8 Q/DQ as it stands."""
+
+EXACT_PAIRS = {"session.x64quantprecision": "1"}
+"""Kernels that add products of uint8 and int8 in 32 bits on x86 CPUs without VNNI, too."""
+
+
+def carry(model: ir.Model, options: Mapping[str, str]) -> None:
+    """Write into a model which session options it needs; nothing where it needs none."""
+    if options:
+        model.metadata_props[KEY] = json.dumps(dict(options), sort_keys=True)
+
+
+def carried(model: ir.Model) -> dict[str, str]:
+    """The session options that a model asks for; none where its metadata hold nothing of the kind."""
+    try:
+        found = json.loads(model.metadata_props.get(KEY, "{}"))
+    except json.JSONDecodeError:
+        return {}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def name_of(options: Mapping[str, str]) -> str:
+    """How a report calls a session with these options."""
+    return ", ".join(f"{option}={value}" for option, value in sorted(options.items())) or "default"
