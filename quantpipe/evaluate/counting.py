@@ -21,12 +21,12 @@ class Counter:
         self.first: str | None = None
 
     def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
-        """Compare integers. `excused`: which of them rounding in float nodes explains, asked only where some differ;
+        """Compare integers, given in float types that hold them. `excused`: which of them rounding in float nodes explains, asked only where some differ;
         True: all."""
         self.elements += found.size
-        different = _different(expected, found)
-        if not different.any():
+        if np.array_equal(expected, found):
             return
+        different = _different(expected, found)
         if expected.shape == found.shape:
             self.max_lsb = max(self.max_lsb, float(np.max(np.abs(expected - found.astype(np.float64)))))
         allowed = excused() if callable(excused) else np.asarray(excused)

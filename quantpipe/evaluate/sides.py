@@ -84,8 +84,13 @@ class Simulated:
         return self._alone
 
     def integers(self, values: Values, tensor: str) -> Array:
-        """q as the simulated model computes it."""
-        return values[self._own.get(tensor, self.names[tensor])].astype(np.float64) + self.zero[tensor]
+        """q - z as the simulated model computes it: whole numbers in float32 or, where that holds too few, float64."""
+        return values[self._own.get(tensor, self.names[tensor])]
+
+    def centred(self, tensor: str, found: Array) -> Array:
+        """Stored integers less their zero point, in a float type that holds them exactly."""
+        real = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
+        return real - real.dtype.type(self.zero[tensor]) if self.zero[tensor] else real
 
     def as_written(self) -> Values:
         """The values of the last run without the runtime's optimizations."""
@@ -144,16 +149,16 @@ class Realized:
 
     def _integers(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched
-        own = simulated.integers(expected, tensor)
+        own, centred = simulated.integers(expected, tensor), simulated.centred(tensor, found)
         if tensor not in what.entries or tensor in what.loose:
-            self.count.integers(tensor, own, found, excused=tensor in what.loose)
+            self.count.integers(tensor, own, centred, excused=tensor in what.loose)
             return
 
         def excused() -> Array:
             tolerance = island_tolerance(expected[tensor], simulated.as_written()[tensor])
             return explained_step(found, expected[tensor], tolerance, simulated.plan.quantizers[tensor])
 
-        self.count.integers(tensor, own, found, excused=excused)
+        self.count.integers(tensor, own, centred, excused=excused)
 
     def _reals(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched
