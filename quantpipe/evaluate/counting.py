@@ -21,8 +21,8 @@ class Counter:
         self.first: str | None = None
 
     def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
-        """Compare integers, given in float types that hold them. `excused`: which of them rounding in float nodes explains, asked only where some differ;
-        True: all."""
+        """Compare integers, given in float types that hold them. `excused`: which of them rounding in float nodes
+        explains, asked only where some differ; True: all."""
         self.elements += found.size
         if np.array_equal(expected, found):
             return

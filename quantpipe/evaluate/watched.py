@@ -9,12 +9,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.decisions import JUMPS, SHAPES
 from quantpipe.types import Form, Topology
 
-JUMPS = ("Round", "Floor", "Ceil", "Sign", "Mod", "If", "Loop", "Scan")
-"""Float ops whose result can jump where their input moves by a rounding error."""
-SHAPES = ("Shape", "Size")
-"""Ops that read no value of their input, only its shape."""
 FLOATS = ("float16", "float32", "float64")
 
 

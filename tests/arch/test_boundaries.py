@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import onnx
-import pytest
 
 from quantpipe.oprules import OP_RULES
 
@@ -43,6 +43,7 @@ PLAIN_WORDS = {"Constant", "If", "Max", "Mean", "Min", "Not", "Or", "Range", "Sc
 OP_NAMES = (set(OP_RULES) | {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}) - PLAIN_WORDS
 
 
+@cache
 def parsed(name: str) -> ast.Module:
     return ast.parse((ROOT / name).read_text(encoding="utf-8"))
 
@@ -69,17 +70,17 @@ def imported(tree: ast.Module) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if not n.startswith(OP_TABLES)])
-def test_op_types_stand_in_the_tables_only(name: str) -> None:
-    found = [f"{name}:{line}: {op!r}" for line, op in op_strings(parsed(name))]
+def test_op_types_stand_in_the_tables_only() -> None:
+    names = [n for n in NAMES if not n.startswith(OP_TABLES)]
+    found = [f"{name}:{line}: {op!r}" for name in names for line, op in op_strings(parsed(name))]
     assert not found, "per-op knowledge outside OP_RULES, hardware files and lowerings: " + "; ".join(found)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_outside_libraries_have_one_place(name: str) -> None:
-    used = imported(parsed(name))
-    for library, places in OUTSIDE.items():
-        assert library not in used or name.startswith(places), f"{name} imports {library}; only {places} may"
+def test_outside_libraries_have_one_place() -> None:
+    for name in NAMES:
+        used = imported(parsed(name))
+        for library, places in OUTSIDE.items():
+            assert library not in used or name.startswith(places), f"{name} imports {library}; only {places} may"
 
 
 def test_types_and_search_know_nothing_of_onnx() -> None:
@@ -88,34 +89,33 @@ def test_types_and_search_know_nothing_of_onnx() -> None:
             assert not imported(parsed(name)) & {"onnx", "onnx_ir", "onnxslim", "onnxruntime"}, name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files_stay_small(name: str) -> None:
-    lines = (ROOT / name).read_text(encoding="utf-8").count("\n")
-    assert lines <= 400, f"{name} has {lines} lines: it hides a second idea"
+def test_files_stay_small() -> None:
+    lines = {name: (ROOT / name).read_text(encoding="utf-8").count("\n") for name in NAMES}
+    long = {name: count for name, count in lines.items() if count > 400}
+    assert not long, f"too long, each hides a second idea: {long}"
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "intmath.py"])
-def test_rounding_stands_in_intmath(name: str) -> None:
+def test_rounding_stands_in_intmath() -> None:
     """NumPy's rounding functions are called there alone; the error report measures rounding and may use it."""
-    allowed = {"evaluate/layers.py"}
-    calls = {
-        n.func.attr
-        for n in ast.walk(parsed(name))
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)
-        and n.func.value.id == "np"
-    }  # fmt: skip
-    assert name in allowed or not calls & {"rint", "round", "around", "fix"}, name
+    for name in set(NAMES) - {"intmath.py", "evaluate/layers.py"}:
+        calls = {
+            n.func.attr
+            for n in ast.walk(parsed(name))
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and isinstance(n.func.value, ast.Name)
+            and n.func.value.id == "np"
+        }  # fmt: skip
+        assert not calls & {"rint", "round", "around", "fix"}, name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_module_says_what_it_is_for(name: str) -> None:
-    assert ast.get_docstring(parsed(name)), f"{name} has no first paragraph"
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [name for name in NAMES if not ast.get_docstring(parsed(name))]
+    assert not silent, f"without a first paragraph: {silent}"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_stray_output(name: str) -> None:
-    calls = [n for n in ast.walk(parsed(name)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    assert not [c for c in calls if c.func.id == "print"], f"{name} prints"
+def test_no_stray_output() -> None:
+    for name in NAMES:
+        calls = [n for n in ast.walk(parsed(name)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+        assert not [c for c in calls if c.func.id == "print"], f"{name} prints"
 
 
 def test_the_tests_of_op_strings_would_notice_one() -> None:
