@@ -59,6 +59,7 @@ def error(data: NDArray[np.float32], range_: Range, bits: int, schema: TensorSch
 # --- what all of them promise ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("estimator", ALL, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,6 +79,7 @@ def test_ranges_have_the_schemas_form(estimator: Estimator, schema: TensorSchema
     assert np.isfinite(error(data, range_, 8, schema))
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("estimator", ALL, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("constant", [0.0, 3.0, -3.0, 1e-30])
@@ -184,6 +186,7 @@ def test_expected_error_is_the_integral() -> None:
         assert got[j] == pytest.approx(direct, rel=1e-5)
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("schema", [SYMMETRIC, TensorSchema(denominator="range"), ASYMMETRIC, UNSIGNED])
@@ -223,6 +226,7 @@ def test_mse_threshold_grows_with_bits(kind: str) -> None:
     assert all(b >= a / step for a, b in pairwise(thresholds))
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("power", [PowerOfTwo.UP, PowerOfTwo.NEAREST, PowerOfTwo.SEARCH])
 @pytest.mark.parametrize("symmetry", Symmetry)

@@ -54,6 +54,7 @@ def test_max_range_is_the_extremes(weight: NDArray[np.float32], data: st.DataObj
         assert r == Range(part.min(), part.max())
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("schema", SCHEMAS)
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis", [0, 1, None])

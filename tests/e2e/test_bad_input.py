@@ -13,6 +13,7 @@ from tests.e2e.models import DIGITS, SCALED, npz, with_op
 from tests.e2e.program import ROOT, Program
 
 
+@pytest.mark.smoke
 def test_model_files(program: Program) -> None:
     """One program, many broken files: each is named, with what is wrong with it."""
     good = DIGITS.read_bytes()
@@ -123,6 +124,7 @@ def test_nothing_is_written_for_a_wrong_configuration(program: Program) -> None:
     assert [p.name for p in left if p.suffix != ".log"] == []
 
 
+@pytest.mark.smoke
 def test_an_unknown_key_at_the_top_is_refused(program: Program) -> None:
     assert "sed: is no key (did you mean 'seed'" in program.run("+sed=1").paragraph
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.program import Program
 
 
+@pytest.mark.smoke
 def test_check_of_a_model_that_fits(program: Program) -> None:
     result = program.run("command=check")
     assert result.code == 0, result.err
@@ -37,6 +40,7 @@ def test_a_sweep_of_checks_ends_with_the_worst_answer(program: Program) -> None:
     assert "parts of it in float" in result.out
 
 
+@pytest.mark.smoke
 def test_lint_of_our_own_model_and_of_another_device(program: Program) -> None:
     assert program.run("hardware=vta", folder="made").code == 0
     model = f"model.path={program.cwd}/made/realize/model.onnx"

@@ -29,6 +29,8 @@ LAYOUT = (
     "evaluate/report.html",
     "config.yaml",
 )
+pytestmark = pytest.mark.smoke
+
 KEYS = {
     "agreement": {"tensors", "elements", "differing", "behind_float", "max_lsb", "first_tensor"},
     "calibrate": {"seconds", "samples", "float_pass_seconds", "peak_rss_mb"},

@@ -14,6 +14,7 @@ from onnx import numpy_helper
 from tests.e2e.program import Program, contents, read
 
 
+@pytest.mark.smoke
 def test_a_second_run_skips_and_gives_the_same_report(program: Program) -> None:
     first = program.run()
     before = contents(first.folder)
@@ -121,6 +122,7 @@ def test_a_damaged_artifact_is_refused_by_name(program: Program) -> None:
     assert str(stats) in program.run().paragraph
 
 
+@pytest.mark.smoke
 def test_replay_gives_the_same_numbers(program: Program, finished: Path) -> None:
     strategy = finished / "search" / "strategy.json"
     result = program.run("command=replay", f"strategy={strategy}")
@@ -165,6 +167,7 @@ def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:
     assert "command=replay strategy=FILE" in program.run("stages=[realize]").paragraph
 
 
+@pytest.mark.smoke
 def test_a_changed_model_file_is_found_although_its_digest_was_changed_too(program: Program) -> None:
     """What is compared is the file: the rows of the last layer's weights are rolled, and the origin file agrees."""
     path = program.run().folder / "realize" / "model.onnx"

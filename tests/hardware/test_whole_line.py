@@ -69,6 +69,7 @@ def test_digits(name: str) -> None:
     check(made, name)
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("treatment", ["both", "residual_only", "none"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:

@@ -21,7 +21,9 @@ from quantpipe.types import QuantPlan
 from tests.ops.line import Line
 
 SCALE = np.float32(1 + 2.0**-7)
-"""What a real constant is multiplied by."""
+"""What a real number of a kernel is multiplied by."""
+WEIGHT = np.float32(2)
+"""What a real constant of a node in float is multiplied by: of a smaller change, rounding may explain what it moves."""
 TRIES = 3
 """Elements of a constant that are changed, one at a time, until an output moves."""
 
@@ -56,7 +58,8 @@ def mutants(made: Line, plan: QuantPlan, backend: str, seed: int = 0) -> Iterato
         tried = rng.permutation(array.size)[:TRIES]
         for attempt, flat in enumerate(tried):
             index = tuple(int(i) for i in np.unravel_index(flat, array.shape))
-            value.const_value = _tensor(_changed(array, index), kept.dtype, name)
+            factor = WEIGHT if made.graph.is_constant(name) else SCALE
+            value.const_value = _tensor(_changed(array, index, factor), kept.dtype, name)
             after = _outputs(made, realized)
             moved = after is None or any(not np.array_equal(after[o], before[o], equal_nan=True) for o in before)
             if moved or attempt == len(tried) - 1:
@@ -74,7 +77,7 @@ def tally(found: Counter[str], mutant: Mutant) -> None:
     found["inside"] += mutant.found and not mutant.moved
 
 
-def _changed(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
+def _changed(array: np.ndarray, index: tuple[int, ...], factor: np.float32) -> np.ndarray:
     changed = array.copy()
     old = array[index]
     if array.dtype == bool:
@@ -82,7 +85,7 @@ def _changed(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
     elif array.dtype.kind in "iu":
         changed[index] = old - 1 if old == np.iinfo(array.dtype).max else old + 1
     else:
-        changed[index] = old * SCALE if old and np.isfinite(old) else 1
+        changed[index] = old * factor if old and np.isfinite(old) else 1
     return changed
 
 

@@ -208,6 +208,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 @pytest.mark.parametrize("schema", [PLAIN, POWER2], ids=["plain", "power2"])
 @pytest.mark.parametrize("per_channel", [True, False])

@@ -25,6 +25,7 @@ MISSED = {
 }
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize(("name", "toy"), PAIRS)
 def test_starts_at_the_most_precise_point_and_stays_in_the_space(name: str, toy: str) -> None:
     measure = Counting(TOYS[toy])
@@ -37,6 +38,7 @@ def test_starts_at_the_most_precise_point_and_stays_in_the_space(name: str, toy:
     assert len(set(measure.points)) == len(measure.points), "a point was measured twice"
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize(("name", "toy"), PAIRS)
 def test_result_is_the_best_of_what_was_measured(name: str, toy: str) -> None:
     t = TOYS[toy]
@@ -51,6 +53,7 @@ def test_result_is_the_best_of_what_was_measured(name: str, toy: str) -> None:
     assert keys == sorted(set(keys)), "the trace goes up only"
 
 
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "uniform"])
 def test_finds_the_optimum_of_a_small_space(name: str, toy: str) -> None:
