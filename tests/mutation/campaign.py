@@ -98,8 +98,8 @@ def main() -> int:
             f"digits model, {SAMPLES} samples, onnxruntime {ort.__version__}. Of every constant of the realized model "
             "(weights, biases, scales, zero points, multipliers, shifts, bounds, tables) one element is changed: an "
             "integer by 1, a real number by 1/128 of it, a real weight of a node in float is doubled; up to three "
-            "elements, until an output of the plain model moves in any bit. *Found*: moved, and the comparison counts differing elements. *Inside*: no output "
-            "moves, and the comparison sees it all the same.",
+            "elements, until an output of the plain model moves in any bit. *Found*: moved, and the comparison counts "
+            "differing elements. *Inside*: no output moves, and the comparison sees it all the same.",
             "",
             "| hardware | form | mutants | moved | found | missed | inside |",
             "|---|---|---:|---:|---:|---:|---:|",
