@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantpipe import stages
-from quantpipe.artifacts import is_current, read_json
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
-from quantpipe.graph.store import is_model_current
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
 from quantpipe.runner.job import Found, Job
@@ -25,14 +23,14 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)
     strategy = job.files.digest_of(found.strategy, found.overrides)
-    if not is_model_current(job.files.model, job.realized(strategy)):
+    if not job.files.realized_current(job.realized(strategy)):
         job.files.write_realized(plan, realized, job.realized(strategy))
     if "evaluate" not in settings.stages:
         return {}
     origin = job.evaluated(strategy, found.recovery)
-    if is_current(job.files.report, origin) and settings.command == "run":
+    report = job.files.read_report(origin) if settings.command == "run" else None
+    if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
-        report = read_json(job.files.report, origin)
     else:
         report = _evaluate(job, found, profile, plan, realized)
         job.files.write_report(report, origin)
