@@ -99,4 +99,4 @@ def _partial(job: Job, tensors: Sequence[str]) -> Partial:
     settings = job.settings.calibrate
     inputs = {**job.calibrated.inputs, "tensors": digest_json(list(tensors))}
     config = {key: getattr(settings, key) for key in ("memory_mb", "statistics", "per_channel")}
-    return Partial(job.files.partial, Origin("calibrate/partial", inputs, config))
+    return Partial(job.files.partial, Origin("calibrate/partial", inputs, config), job.files.damaged)

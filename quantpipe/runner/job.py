@@ -137,7 +137,10 @@ class Job:
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
-        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        # An option that is not used says nothing: reports of versions that did not have it are the same.
+        options = {k: v for k, v in found.config["evaluate"].items() if k != "realized_samples" or v is not None}
+        return replace(found, config={**found.config, "evaluate": options})
 
     @property
     def _metric(self) -> str:

@@ -30,7 +30,7 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
     if not options.steps:
         return replace(found, overrides=start, recovery=files.write_recovered(Climbed(start, ()), origin))
     job.console.stage("recover", ", ".join(options.names))
-    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
+    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     climbed = stages.recover(
         job.graph,
         job.topology,

@@ -56,9 +56,11 @@ def _execute(job: Job) -> dict[str, Any]:
             judged(job, found, aim.judging)
         return {}
     if found is not None and aim is not None and profile is not None and job.settings.search.refine:
-        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile)
+        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile, aim.reference)
     recovered = recover(job, found or stored_strategy(job), profile)
-    return finish(job, judged(job, recovered, aim.judging) if aim is not None else recovered, profile)
+    if aim is None:
+        return finish(job, recovered, profile)
+    return finish(job, judged(job, recovered, aim.judging), profile, aim.reference)
 
 
 def _refuse_another_run(job: Job) -> None:
