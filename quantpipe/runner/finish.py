@@ -15,6 +15,7 @@ from quantpipe.filing import file_report
 from quantpipe.recover import KeptLayers
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
+from quantpipe.runner import decisions
 from quantpipe.runner.job import Found, Job
 from quantpipe.types import Profile, QuantPlan
 
@@ -47,6 +48,7 @@ def finish(job: Job, found: Found, profile: Profile | None, seen: Reference | No
     else:
         report = _evaluate(job, found, profile, plan, realized, kept=kept, seen=seen)
         job.files.write_report(report, origin)
+        decisions.evaluated(report)
     kept.clear()
     job.write_strategy(found, _measured(report), None)
     return _conclude(job, report)

@@ -8,6 +8,7 @@ from quantpipe import stages
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import Climbed, KeptLayers
 from quantpipe.runfolder import RunFolder
+from quantpipe.runner import decisions
 from quantpipe.runner.job import Found, Job
 from quantpipe.runner.rounded import rounded
 from quantpipe.types import Profile
@@ -53,4 +54,5 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
     )
     recovery = files.write_recovered(climbed, origin)
     kept.clear()
+    decisions.recovered(recovery)
     return replace(found, overrides=climbed.overrides, recovery=recovery)

@@ -22,6 +22,7 @@ from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.rendering import Rendered
 from quantpipe.report.text import number
 from quantpipe.reporting import shortfall
+from quantpipe.runner import decisions
 from quantpipe.runner.job import ANNOTATE, Found, Job
 from quantpipe.runner.pareto import front_current, picked, write_front
 from quantpipe.runner.rounded import candidate_layer, moments_of, rounding_origin
@@ -119,6 +120,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
     variants = recipe.variants(planner)
     overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
     found = Found(strategy, report, table.rectified(strategy), overrides)
+    decisions.searched(found.report)
     for note in found.report["notes"]:
         job.console.warn(note)
     if front and not (current and _same(known, report) and front_current(job, result.front)):
