@@ -101,9 +101,14 @@ class RunFolder:
             self._said.add(path)
             self.warn(f"{path} is damaged ({error.what}): it is not used, and what it held is made again")
 
-    def look_over(self) -> None:
-        """Tell of damage in the files that every run writes again."""
-        for path in (self.config, self.data, self.topology, self.choices):
+    @property
+    def renewed(self) -> tuple[Path, ...]:
+        """Files that every run writes again."""
+        return self.config, self.data, self.topology, self.choices
+
+    def look_over(self, *paths: Path) -> None:
+        """Tell of damage in files that are about to be written again, whatever they held."""
+        for path in paths:
             found = damage(path)
             if found is not None:
                 self.damaged(found)
@@ -130,6 +135,7 @@ class RunFolder:
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
         """The statistics, for programs and for people; what an interrupted calibration had left goes with that."""
+        self.look_over(self.profile, self.stats)
         with Unit(self.stats.parent) as unit:
             unit.text(self.profile, profile_yaml(profile), origin)
             unit.npz(self.stats, stats_arrays(profile), origin)
@@ -238,6 +244,7 @@ class RunFolder:
 
     def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
         """All results, for programs and for people."""
+        self.look_over(self.report, self.page)
         with Unit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
             unit.text(self.page, render_html(report), origin, "<!--")

@@ -24,14 +24,15 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
         return found
     origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))
     stored = files.read_recovered(origin, job.topology)
+    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     if stored is not None:
+        kept.clear()  # a kill may have come between what was recovered and this
         job.console.stage("recover", "from an earlier run in this folder")
         return replace(found, overrides=stored[0], recovery=stored[1])
     start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
     if not options.steps:
         return replace(found, overrides=start, recovery=files.write_recovered(Climbed(start, ()), origin))
     job.console.stage("recover", ", ".join(options.names))
-    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     climbed = stages.recover(
         job.graph,
         job.topology,

@@ -43,7 +43,7 @@ def _execute(job: Job) -> dict[str, Any]:
     stored = job.files.read_profile(job.calibrated) if replayed is None else None
     needed = bool(wanted & {"calibrate", "search"}) and replayed is None
     loaded = loaded_profile(job.settings, job.graph, job.variants.measured) if needed and stored is None else None
-    job.files.look_over()
+    job.files.look_over(*job.files.renewed)
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
     job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
     _annotate(job)
