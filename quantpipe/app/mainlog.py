@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
+from quantpipe.errors import Interrupted
 from quantpipe.settings import RUN_LOG
 
 LOG = logging.getLogger(RUN_LOG)
@@ -56,5 +57,8 @@ class LogFile(logging.FileHandler):
 
 
 def ended(error: BaseException) -> None:
-    """Write what ended the run, with its traceback."""
+    """Write what ended the run, with its traceback; of an interrupt there is nothing to trace."""
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        LOG.warning("%s", str(error) or "interrupted")
+        return
     LOG.error("ended by %s: %s", type(error).__name__, error, exc_info=error)

@@ -98,7 +98,8 @@ def test_killed_where_it_hurts(program: Program, whole: tuple[Result, list[str]]
     for number in chosen(whole[1]):
         folder, why = program.cwd / str(number), whole[1][number - 1]
         assert program.crash(*RUN, folder=folder, kill_at=number)[0].code == KILLED, why
-        goes_on(program, folder, expected, why)
+        result = goes_on(program, folder, expected, why)
+        assert ("16 samples, going on" in result.err) == ("/evaluate/partial/" in why)
 
 
 @pytest.mark.slow
