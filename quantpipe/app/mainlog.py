@@ -53,7 +53,7 @@ class LogFile(logging.FileHandler):
         try:
             super().close()
         except OSError:
-            self.stream = None  # type: ignore[assignment]
+            self.stream = None
 
 
 def ended(error: BaseException) -> None:

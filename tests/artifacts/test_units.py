@@ -4,6 +4,7 @@ count, all of the old files are there or all of the new ones, and the same comma
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from quantpipe.errors import StorageError
 from tests.crash import KILLED, in_child
 
 OLD, NEW = Origin("realize", {"strategy": "a"}), Origin("realize", {"strategy": "b"})
+
+
+@pytest.fixture(autouse=True)
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process has written outlives it, synced or not; syncing takes most of the time here."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def write(folder: Path, origin: Origin) -> None:

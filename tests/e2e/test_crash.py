@@ -78,14 +78,11 @@ def goes_on(program: Program, folder: Path, expected: dict[str, Any], why: str) 
 
 
 def chosen(calls: list[str]) -> list[int]:
-    """The numbers of a few calls where a kill hurts most: in the log of trials, around the commit of the model and of
-    the report, in what is kept of the evaluation, and in main.log."""
+    """The numbers of the calls where a kill hurts most: in the log of trials, between the model and its side file, in
+    what is kept of the evaluation."""
     wanted: tuple[Callable[[str], bool], ...] = (
         lambda c: "write" in c and "trials.jsonl" in c,
         lambda c: "os.rename" in c and "/realize/.model.onnx.origin" in c,
-        lambda c: "os.rename" in c and "/realize/..commit.json" in c,
-        lambda c: "os.rename" in c and "/evaluate/.report.html" in c,
-        lambda c: "os.remove" in c and "/recover/.commit.json" in c,
         lambda c: "os.rename" in c and "/evaluate/partial/.realized" in c,
     )
     found = [next((n for n, call in enumerate(calls, start=1) if test(call)), 0) for test in wanted]
@@ -125,7 +122,7 @@ def full_disk(program: Program, room: int, expected: dict[str, Any]) -> bool:
 def test_a_disk_that_is_full_in_the_middle(program: Program, whole: tuple[Result, list[str]]) -> None:
     expected = essence(whole[0].folder)
     size = sum(len(data) for data in contents(whole[0].folder).values())
-    assert all(full_disk(program, room, expected) for room in (size // 8, size // 2))
+    assert full_disk(program, size // 2, expected)
 
 
 @pytest.mark.slow
@@ -150,10 +147,10 @@ def damaged_everywhere(folder: Path, share: float, bit: int) -> list[Path]:
 
 
 def test_damage_in_every_file_is_said_and_mended(program: Program, whole: tuple[Result, list[str]]) -> None:
-    """All files at once, at their beginning, in the middle and at the end."""
+    """All files at once, at their beginning and in the middle."""
     expected = essence(whole[0].folder)
     folder = program.run(*RUN).folder
-    for share, bit in ((0.0, 0), (0.02, 5), (0.5, 2), (0.9999, 1)):
+    for share, bit in ((0.0, 0), (0.5, 2)):
         paths = damaged_everywhere(folder, share, bit)
         result = goes_on(program, folder, expected, f"{share}")
         unsaid = [path.name for path in paths if str(path) not in result.err]
@@ -167,8 +164,9 @@ def test_damage_at_any_place_of_every_file(program: Program, whole: tuple[Result
     expected = essence(whole[0].folder)
     folder = program.run(*RUN).folder
     rng = np.random.default_rng(0)
-    for _ in range(int(os.environ.get("QUANTPIPE_FLIPS", "40"))):
-        share, bit = float(rng.random()), int(rng.integers(8))
+    places = [(0.02, 5), (0.9999, 1)]
+    places += [(float(rng.random()), int(rng.integers(8))) for _ in range(int(os.environ.get("QUANTPIPE_FLIPS", "40")))]
+    for share, bit in places:
         paths = damaged_everywhere(folder, share, bit)
         result = goes_on(program, folder, expected, f"{share}")
         assert not [path.name for path in paths if str(path) not in result.err], (share, bit, result.err)
