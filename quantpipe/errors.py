@@ -41,6 +41,14 @@ class ArtifactError(QuantpipeError):
     """A stored artifact that belongs to another model or configuration, or is damaged."""
 
 
+class DamagedError(ArtifactError):
+    """A stored artifact that does not fit its own digest, or is not whole. `what` says why, without remedy."""
+
+    def __init__(self, message: str, *, what: str, where: str | None = None) -> None:
+        super().__init__(message, where=where)
+        self.what = what
+
+
 class StorageError(QuantpipeError):
     """A file that could not be written whole (disk full, no permission)."""
 

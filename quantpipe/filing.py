@@ -30,6 +30,8 @@ def file_report(
         for name, value in (report.get(part) or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers[f"{part}.{name}"] = float(value)
+    if few := report.get("run", {}).get("realized_samples"):
+        numbers["realized.samples"] = float(few)  # its metrics are not of all samples
     tracker.log_metrics(numbers)
     tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
     tracker.log_artifacts(folder)

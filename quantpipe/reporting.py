@@ -55,6 +55,7 @@ def build_report(
             "realize": settings.backend,
             "float_on": settings.spec.float_on.value,
             "samples": evaluation.samples,
+            **_bounded(evaluation),
             **({"output": output} if len(graph.outputs) > 1 else {}),
             **(_replayed(search) if settings.command == "replay" else {}),
         },
@@ -87,6 +88,12 @@ def build_report(
             *evaluation.warnings,
         ],
     }
+
+
+def _bounded(evaluation: Evaluation) -> dict[str, int]:
+    """Of how many samples the realized model's metrics are, where that is not all."""
+    few = evaluation.realized_samples
+    return {"realized_samples": few} if few < evaluation.samples else {}
 
 
 def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:

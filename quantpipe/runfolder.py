@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from quantpipe.artifacts import (
     Origin,
     RunLock,
+    Unit,
+    damage,
     digest_array,
     digest_json,
     is_current,
@@ -23,21 +25,17 @@ from quantpipe.artifacts import (
     read_npz,
     read_origin,
     write_json,
-    write_npz,
     write_text,
 )
-from quantpipe.artifacts.write import digest_arrays
+from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
 from quantpipe.calibrate.yaml_profile import profile_yaml
-from quantpipe.errors import ArtifactError
-from quantpipe.graph.store import write_model
-from quantpipe.graph.view import Graph
+from quantpipe.errors import ArtifactError, DamagedError
+from quantpipe.graph.store import is_model_current, stage_model
 from quantpipe.plan import Overrides
 from quantpipe.recover import Climbed, overrides_arrays, overrides_from_arrays
 from quantpipe.rendering import Rendered
 from quantpipe.report import render_html
-from quantpipe.settings import Settings
-from quantpipe.strategyfile import strategy_payload
 from quantpipe.types import (
     Accumulate,
     ChoiceSpace,
@@ -59,8 +57,21 @@ FREE = {
 class RunFolder:
     """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    PLACES = (
+        "annotate", "calibrate", "search", "search/front", "recover", "recover/partial", "recover/finalists/*/recover",
+        "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
+    )  # fmt: skip
+    """Folders that files are written to, below `root`."""
+
+    def __init__(self, root: Path, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`warn` is told of damaged files, once of each."""
+        self.root, self.warn = root, warn
+        self._said: set[Path] = set()
+        self.config = root / "config.yaml"
+        self.data = root / "data.json"
+        self.choices = root / "annotate" / "choices.json"
+        self.profile = root / "calibrate" / "profile.yaml"
+        self.plan = root / "realize" / "plan.json"
         self.topology = root / "annotate" / "topology.json"
         self.stats = root / "calibrate" / "stats.npz"
         self.partial = root / "calibrate" / "partial.npz"
@@ -72,10 +83,35 @@ class RunFolder:
         self.recovered = root / "recover" / "weights.npz"
         self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
+        self.page = root / "evaluate" / "report.html"
+        self.evaluating = root / "evaluate" / "partial"
 
     def lock(self) -> AbstractContextManager[Any]:
         """Keeps a second process out of the folder."""
-        return RunLock(self.root)
+        return RunLock(self.root, self.PLACES)
+
+    def current(self, path: Path, origin: Origin) -> bool:
+        """Whether the file is there, whole and of this origin. Of what is damaged, and so is made again, it tells."""
+        return is_current(path, origin, self.damaged)
+
+    def damaged(self, error: DamagedError) -> None:
+        """Tell of a damaged file that is going to be made again."""
+        path = Path(error.where or self.root)
+        if path not in self._said:
+            self._said.add(path)
+            self.warn(f"{path} is damaged ({error.what}): it is not used, and what it held is made again")
+
+    @property
+    def renewed(self) -> tuple[Path, ...]:
+        """Files that every run writes again."""
+        return self.config, self.data, self.topology, self.choices
+
+    def look_over(self, *paths: Path) -> None:
+        """Tell of damage in files that are about to be written again, whatever they held."""
+        for path in paths:
+            found = damage(path)
+            if found is not None:
+                self.damaged(found)
 
     def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
         """`chosen_from` is the origin of the space, which a threshold may widen and the user may narrow."""
@@ -92,19 +128,34 @@ class RunFolder:
                 for k in topology.kernels
             ],
         }
-        write_json(self.topology, payload, origin)
         choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
-        write_json(self.root / "annotate" / "choices.json", {"choices": choices, "size": str(space.size)}, chosen_from)
+        with Unit(self.topology.parent) as unit:
+            unit.json(self.topology, payload, origin)
+            unit.json(self.choices, {"choices": choices, "size": str(space.size)}, chosen_from)
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
-        write_text(self.root / "calibrate" / "profile.yaml", profile_yaml(profile), origin)
-        write_npz(self.stats, stats_arrays(profile), origin)
+        """The statistics, for programs and for people; what an interrupted calibration had left goes with that."""
+        self.look_over(self.profile, self.stats)
+        with Unit(self.stats.parent) as unit:
+            unit.text(self.profile, profile_yaml(profile), origin)
+            unit.npz(self.stats, stats_arrays(profile), origin)
+            unit.remove(self.partial)
+
+    def keep_profile(self, profile: Profile, origin: Origin) -> None:
+        """Write what people read of the stored statistics again, where it is missing or damaged."""
+        if not self.current(self.profile, origin):
+            write_text(self.profile, profile_yaml(profile), origin)
 
     def read_profile(self, origin: Origin) -> Profile | None:
-        """The stored statistics; None when there are none. ArtifactError when they have another origin."""
+        """The stored statistics; None when there are none, or they are damaged. ArtifactError when they have another
+        origin."""
         if not self.stats.is_file():
             return None
-        return profile_from_arrays(read_npz(self.stats, origin), str(self.stats))
+        try:
+            return profile_from_arrays(read_npz(self.stats, origin), str(self.stats))
+        except DamagedError as error:
+            self.damaged(error)
+            return None
 
     def refuse_other(self, path: Path, origin: Origin) -> None:
         """ArtifactError when the file is there and belongs to another run than `origin` says.
@@ -115,7 +166,14 @@ class RunFolder:
         """
         if not path.is_file():
             return
-        found = read_origin(path)
+        try:
+            found = read_origin(path)
+        except DamagedError as error:
+            self.damaged(error)
+            return
+        if path == self.model and found is None and self.plan.is_file():  # so earlier versions left it when killed
+            self.refuse_other(self.plan, origin)
+            return
         if found is not None and "strategy" in origin.inputs:
             free = FREE.get(origin.kind, ("strategy",))
             kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
@@ -134,47 +192,71 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any], origin: Origin) -> None:
         """The resolved configuration."""
         text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
-        write_text(self.root / "config.yaml", text, origin)
+        write_text(self.config, text, origin)
 
     def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
         """Which samples serve which split."""
-        write_json(self.root / "data.json", record, origin)
+        write_json(self.data, record, origin)
 
-    def write_strategy(
+    def write_strategy(self, payload: Mapping[str, Any], origin: Origin) -> None:
+        """The run's own strategy with its results."""
+        write_json(self.strategy, payload, origin)
+
+    def strategy_origin(self, model: str) -> Origin:
+        """What the strategy in the folder was made from, whose results are being completed; a replay's own if there is
+        none."""
+        known = read_origin(self.strategy) if damage(self.strategy) is None and self.strategy.is_file() else None
+        return known or Origin("search/replay", {"model": model})
+
+    def write_front(
         self,
-        settings: Settings,
-        graph: Graph,
-        topology: Topology,
-        strategy: Strategy,
-        results: Mapping[str, Any],
-        origin: Origin | None,
-        path: Path | None = None,
+        strategy: Mapping[str, Any],
+        points: Mapping[str, Mapping[str, Any]],
+        table: Mapping[str, Any],
+        origin: Origin,
     ) -> None:
-        """`origin` None: keep the one that the file has (its results are being completed). `path` None: the run's own
-        strategy."""
-        payload = strategy_payload(graph.model_hash, settings.spec, settings.schema, topology, strategy, results)
-        if origin is None:
-            known = read_origin(self.strategy) if self.strategy.is_file() else None
-            origin = known or Origin("search/replay", {"model": graph.model_hash})
-        write_json(path or self.strategy, payload, origin)
+        """A Pareto front: the table, one strategy per point by file name, and the run's own. Points of an earlier front
+        go."""
+        with Unit(self.strategy.parent) as unit:
+            for name, payload in points.items():
+                unit.json(self.front / name, payload, origin)
+            unit.json(self.pareto, table, origin)
+            unit.json(self.strategy, strategy, origin)
+            for path in self.front.glob("trial_*.json") if self.front.is_dir() else ():
+                if path.name not in points:
+                    unit.remove(path)
 
-    def write_pareto(self, payload: Mapping[str, Any], origin: Origin) -> None:
-        """The table of a Pareto front."""
-        write_json(self.pareto, payload, origin)
+    def front_current(self, names: Sequence[str], origin: Origin) -> bool:
+        """Whether the table and these strategies of a front are there, whole and of this origin."""
+        found = [self.current(path, origin) for path in (self.pareto, *(self.front / name for name in names))]
+        return all(found)
 
-    def clear_front(self, keep: Sequence[str]) -> None:
-        """Delete strategies of points that are not on the front any more."""
-        for path in self.front.glob("trial_*.json") if self.front.is_dir() else ():
-            if path.name not in keep:
-                path.unlink()
+    def realized_current(self, origin: Origin) -> bool:
+        """Whether the integer model and the numbers in it are there, whole and of this origin."""
+        plan = self.current(self.plan, origin)
+        return is_model_current(self.model, origin, self.damaged) and plan
 
     def write_realized(self, plan: QuantPlan, realized: Rendered, origin: Origin) -> None:
-        write_json(self.root / "realize" / "plan.json", plan_payload(plan), origin)
-        write_model(self.model, realized.model, origin)
+        """The integer model and the numbers in it."""
+        with Unit(self.model.parent) as unit:
+            unit.json(self.plan, plan_payload(plan), origin)
+            stage_model(unit, self.model, realized.model, origin)
 
     def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
-        write_json(self.report, report, origin)
-        write_text(self.report.with_suffix(".html"), render_html(report), origin, "<!--")
+        """All results, for programs and for people."""
+        self.look_over(self.report, self.page)
+        with Unit(self.report.parent) as unit:
+            unit.json(self.report, report, origin)
+            unit.text(self.page, render_html(report), origin, "<!--")
+
+    def read_report(self, origin: Origin) -> dict[str, Any] | None:
+        """What an earlier run of the same origin reported, or None. Its page is made again where it is damaged."""
+        if not self.current(self.report, origin):
+            return None
+        report = read_json(self.report, origin)
+        if not self.current(self.page, origin):
+            write_text(self.page, render_html(report), origin, "<!--")
+        return report
 
     def write_recovered(self, climbed: Climbed, origin: Origin) -> dict[str, Any]:
         """Store recovered weights; returns what the report and the strategy say of them."""
@@ -186,14 +268,15 @@ class RunFolder:
             "weights": weights,
             "metrics": dict(climbed.metrics),
         }
-        write_npz(self.recovered, arrays, origin)
-        write_json(self.recovered.with_name("steps.json"), record, origin)
+        with Unit(self.recovered.parent) as unit:
+            unit.npz(self.recovered, arrays, origin)
+            unit.json(self.recovered.with_name("steps.json"), record, origin)
         return record
 
     def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, dict[str, Any]] | None:
         """What an earlier run of the same origin recovered, or None."""
         steps = self.recovered.with_name("steps.json")
-        if not (is_current(self.recovered, origin) and is_current(steps, origin)):
+        if not all([self.current(self.recovered, origin), self.current(steps, origin)]):
             return None
         arrays = read_npz(self.recovered, origin)
         record = read_json(steps, origin)

@@ -22,6 +22,9 @@ from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
 
+RUN_LOG = "quantpipe.run"
+"""The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
+
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 COMMANDS = ("run", "replay", "check", "lint")
 FORMATS = ("text", "json")
@@ -94,9 +97,11 @@ class CalibrateSettings:
 @dataclass(frozen=True)
 class EvaluateSettings:
     """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
-    `output`: the model's output that metrics and objectives are about, None for the first."""
+    `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
+    output that metrics and objectives are about, None for the first."""
 
     output: str | None = None
+    realized_samples: int | None = None
     agreement_samples: int = 64
     layer_samples: int = 32
     latency_runs: int = 50
@@ -106,6 +111,8 @@ class EvaluateSettings:
         for name in ("agreement_samples", "layer_samples", "latency_runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")
+        if self.realized_samples is not None:
+            whole("evaluate.realized_samples", self.realized_samples, least=1, also=", or null for all")
         if not self.latency_seconds > 0:
             raise ConfigError(f"is {self.latency_seconds}; legal is a number above 0", where="evaluate.latency_seconds")
 

@@ -6,12 +6,10 @@ No stage reads or writes files, talks to MLflow or knows of configuration; the r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
-
-from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
@@ -19,17 +17,17 @@ from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import Checkpoint, float_pass_seconds, measure
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.subset import First
-from quantpipe.evaluate.agreement import Agreement, compare, float_warning
-from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.evaluation import Evaluation, Sizes, evaluate, whole_batches
 from quantpipe.evaluate.judge import Judge
-from quantpipe.evaluate.latency import latency
-from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import summary, top1
-from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.evaluate.reference import Reference, ValueOf, output_metrics, outputs_of, reference_of
-from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session, release_memory
-from quantpipe.graph.outside import is_outside, model_size
+from quantpipe.evaluate.metrics import top1
+from quantpipe.evaluate.reference import (
+    Reference,
+    ValueOf,
+    output_metrics,
+    reference_of,
+)
+from quantpipe.graph.execute import Session
+from quantpipe.graph.outside import model_size
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
@@ -37,7 +35,6 @@ from quantpipe.realize import BACKENDS
 from quantpipe.recover import STEPS, Climbed, Kept, NothingKept, RecoverOptions, State, Work, climb
 from quantpipe.rendering import Rendered, render
 from quantpipe.search import Algorithm, Evaluator, Measure, Objective, SearchResult, TrialLog, run_search
-from quantpipe.simulate.simulator import bind, simulate
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
@@ -50,6 +47,23 @@ from quantpipe.types import (
     Topology,
     Trial,
 )
+
+__all__ = [
+    "Budget",
+    "Evaluation",
+    "Sizes",
+    "all_costs",
+    "annotate",
+    "calibrate",
+    "describe_model",
+    "evaluate",
+    "float_pass",
+    "make_objective",
+    "plan_of",
+    "realize",
+    "recover",
+    "search",
+]
 
 Progress = Callable[[int, int, str], None]
 
@@ -158,93 +172,9 @@ def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> 
     return render(graph, topology, plan, BACKENDS[backend]())
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Numbers of the report that come from running the three models."""
-
-    metrics: Mapping[str, Mapping[str, float | None]]
-    agreement: Agreement
-    layers: Sequence[Mapping[str, Any]] = field(repr=False)
-    latency: Mapping[str, Any] = field(default_factory=dict)
-    samples: int = 0
-    free_running: Mapping[str, float | None] = field(default_factory=dict)
-    generalization: Generalization | None = None
-    overflow: Sequence[Mapping[str, Any]] = ()
-
-    @property
-    def warnings(self) -> list[str]:
-        """What is doubtful about the numbers, in sentences."""
-        carried = self.generalization.warning if self.generalization is not None else None
-        elsewhere = float_warning(self.agreement, self.metrics["simulated"], self.metrics["realized"])
-        return [said for said in (carried, elsewhere, *self.agreement.warnings) if said]
-
-
-def evaluate(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    realized: Rendered,
-    samples: Samples,
-    agreement_samples: int,
-    layer_samples: int,
-    latency_runs: int,
-    latency_seconds: float,
-    chosen_by: Samples,
-    metric: str,
-    value_of: ValueOf | None,
-    output: str | None = None,
-) -> Evaluation:
-    """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
-    of one output, the first if none is named.
-
-    The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`.
-    """
-    session, size = Session(graph.model, where=graph.source), graph.batch_size
-    reference, seen = (reference_of(session, some, size, output, value_of) for some in (samples, chosen_by))
-    outputs = {"float": reference.outputs}
-    simulation = simulate(graph, topology, plan)
-    session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
-    outputs["simulated"], before = (
-        outputs_of(session, s, size, simulation.scalars, output) for s in (samples, chosen_by)
-    )
-    session = Session(realized.model, where="realized model")
-    outputs["realized"] = outputs_of(session, samples, size, output=output)
-    free = free_running(session, samples, reference)
-    del session
-    release_memory()
-    metrics = {name: summary(reference.outputs, out, reference.labels) for name, out in outputs.items()}
-    few = First(samples, _whole_batches(graph, agreement_samples))
-    agreement = compare(graph, topology, plan, simulation, realized, few)
-    release_memory()
-    layers = layer_report(graph, plan, simulation, First(samples, _whole_batches(graph, layer_samples)))
-    release_memory()
-    overflow = overflow_report(graph, topology, plan, simulation, samples)
-    release_memory()
-    shares = {entry["tensor"]: entry["share"] for entry in overflow}
-    layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
-    one = next(iter(samples.batches(1))).inputs
-    timed = _takes(graph, one) and not is_outside(graph.model)  # mapped weights would be timed, not the user's sessions
-    times = latency(graph.model, realized.model, one, latency_runs, latency_seconds) if timed else {}
-    carried = None
-    if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
-        carried = generalization(metric, (seen, before), (reference, outputs["simulated"]))
-    return Evaluation(metrics, agreement, layers, times, len(samples), free, carried, overflow)
-
-
 def float_pass(graph: Graph, samples: Samples) -> float:
     """Seconds of one pass of the float model over a split, the unit in which search costs are read."""
     return float_pass_seconds(graph, samples, graph.batch_size)
-
-
-def _whole_batches(graph: Graph, count: int) -> int:
-    """`count`, or a little more where the model's batch is fixed."""
-    size = graph.fixed_batch or 1
-    return -(-count // size) * size
-
-
-def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether the model runs on these feeds, or has a larger batch of its own."""
-    return all(i.shape[:1] in ((), (None,), feeds[i.name].shape[:1]) for i in graph.inputs)
 
 
 def describe_model(
@@ -303,7 +233,7 @@ def recover(
 
     @cache
     def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:
-        return judge_on(samples if count is None else First(samples, _whole_batches(graph, count))).kl
+        return judge_on(samples if count is None else First(samples, whole_batches(graph, count))).kl
 
     judge = judge_on(judged_on)
     work = Work(

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from quantpipe.app.mainlog import LOG
+
 Update = Callable[[int, int, str], None]
+
+LINE_SECONDS = 30.0
+"""Between two lines about progress."""
 
 
 class RichConsole:
@@ -20,21 +25,26 @@ class RichConsole:
         self._started = time.perf_counter()
 
     def announce(self, text: str) -> None:
+        LOG.info("%s", text)
         self._console.print(text, style="dim", soft_wrap=True, highlight=False, markup=False)
 
     def stage(self, name: str, note: str = "") -> None:
         self.finish()
         seconds = time.perf_counter() - self._started
+        LOG.info("%-10s %s", name, note)
         self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True, highlight=False, markup=False)
 
     def warn(self, text: str) -> None:
+        LOG.warning("%s", text)
         self._console.print(f"warning: {text}", style="yellow", soft_wrap=True, highlight=False, markup=False)
 
     def progress(self, name: str) -> Update:
-        """A bar; its length may be unknown (0) and may change."""
+        """A bar; its length may be unknown (0) and may change. Without a terminal, and in main.log, a line now and
+        then."""
         self.finish()
+        tell = self._lines(name)
         if not self._console.is_terminal:
-            return lambda done, total, note: None
+            return tell
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -50,6 +60,28 @@ class RichConsole:
 
         def update(done: int, total: int, note: str) -> None:
             bars.update(bar, completed=done, total=total or None, note=note)
+            tell(done, total, note)
+
+        return update
+
+    def _lines(self, name: str) -> Update:
+        """Progress in lines, for what takes long; the terminal has its bar."""
+        begin = last = time.perf_counter()
+        first: int | None = None
+
+        def update(done: int, total: int, note: str) -> None:
+            nonlocal last, first
+            now = time.perf_counter()
+            first = done if first is None else first
+            if now - last < LINE_SECONDS:
+                return
+            last = now
+            left = (now - begin) / (done - first) * (total - done) if total and done > first else None
+            text = f"{name} {done}{f'/{total}' if total else ''}{'' if left is None else f', {left:.0f} s left'} {note}"
+            LOG.info("%s", text.rstrip())
+            if not self._console.is_terminal:
+                seconds = now - self._started
+                self._console.print(f"{seconds:6.1f} s  {text}", soft_wrap=True, highlight=False, markup=False)
 
         return update
 

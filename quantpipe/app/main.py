@@ -25,9 +25,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from quantpipe import __version__
 from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
 from quantpipe.app.hints import in_our_words, no_option
+from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
 from quantpipe.report import summary_table
@@ -99,12 +101,26 @@ def _task(config: DictConfig) -> None:
     """One job (the only one, or one of a sweep)."""
     hydra_config = HydraConfig.get()
     _quiet_logs()
+    LOG.info("quantpipe %s: %s", __version__, " ".join(hydra_config.overrides.task) or "no overrides")
     try:
-        _job(config, hydra_config)
+        _logged(config, hydra_config)
     except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
         if hydra_config.mode == RunMode.MULTIRUN:
             raise  # Hydra says which job failed
         raise SystemExit(_report(error)) from None
+
+
+def _logged(config: DictConfig, hydra_config: HydraConf) -> None:
+    """The job, with how it ended in main.log."""
+    try:
+        _job(config, hydra_config)
+        LOG.info("done")
+    except SystemExit as end:
+        LOG.info("done, exit code %s", end.code)
+        raise
+    except BaseException as error:
+        ended(error)
+        raise
 
 
 def _job(config: DictConfig, hydra_config: HydraConf) -> None:

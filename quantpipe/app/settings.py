@@ -113,7 +113,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         recover=_recover(plain["recover"]),
         backend=backend,
         annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
-        evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
+        evaluate=_evaluate(plain["evaluate"]),
         check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
@@ -175,6 +175,13 @@ def _recover(given: Mapping[str, Any]) -> RecoverOptions:
     plain = {key: value for key, value in given.items() if key != "steps"}
     found: RecoverOptions = _options(RecoverOptions, plain, "recover")
     return replace(found, steps=given.get("steps", ()))
+
+
+def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
+    """A number or null is checked by the settings themselves."""
+    plain = {key: value for key, value in given.items() if key != "realized_samples"}
+    found: EvaluateSettings = _options(EvaluateSettings, plain, "evaluate")
+    return replace(found, realized_samples=given.get("realized_samples"))
 
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

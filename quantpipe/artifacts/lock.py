@@ -8,11 +8,12 @@ import fcntl
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from quantpipe.artifacts.write import TEMP_SUFFIX
+from quantpipe.artifacts.unit import complete, sweep
 from quantpipe.errors import ArtifactError, StorageError
 
 _log = logging.getLogger(__name__)
@@ -74,17 +75,27 @@ class FileLock:
 
 
 class RunLock(FileLock):
-    """The lock of a run folder (`<folder>/.lock`). Its owner also clears away what a killed owner left half-written."""
+    """The lock of a run folder (`<folder>/.lock`).
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    Before anything is read, its owner completes the units of files that a killed owner had committed, and clears away
+    what that one left half-written: in the folder itself and in `places` (patterns of folders below it).
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], places: Sequence[str] = ("*",)) -> None:
         super().__init__(Path(folder) / ".lock")
-        self._folder = Path(folder)
+        self._folder, self._places = Path(folder), tuple(places)
 
     def __enter__(self) -> Self:
         super().__enter__()
-        for pattern in (f".*{TEMP_SUFFIX}", f"*/.*{TEMP_SUFFIX}"):
-            for leftover in self._folder.glob(pattern):
-                leftover.unlink(missing_ok=True)
+        try:
+            folders = [self._folder, *(p for pattern in self._places for p in sorted(self._folder.glob(pattern)))]
+            for folder in folders:
+                complete(folder)
+            for folder in folders:
+                sweep(folder)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
 

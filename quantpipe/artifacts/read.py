@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,10 +17,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.artifacts.digest import digest_bytes, digest_file, digest_json
+from quantpipe.artifacts.encode import (
+    NPZ_ORIGIN,
+    ORIGIN_KEY,
+    SEAL_BYTES,
+    digest_arrays,
+    dumped,
+    side_file,
+    text_header,
+)
 from quantpipe.artifacts.origin import Origin
-from quantpipe.artifacts.write import NPZ_ORIGIN, ORIGIN_KEY, digest_arrays, side_file
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, DamagedError
 
+_BINARY = (".onnx", ".data")
+"""Endings of files that carry no origin of their own."""
+_HEADER_KEYS = {"format", "kind", "digest", "inputs"}
+_NOT_NPZ = (
+    ValueError, EOFError, OSError, LookupError, RuntimeError, OverflowError, struct.error, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What reading a damaged npz file may end with (RuntimeError: flags that speak of a password)."""
 _HEADER_LINE = re.compile(r"^\S+ origin\.(?P<key>\w+): (?P<value>.*?)(?: -->)?$")
 _SHOWN_DIFFERENCES = 8
 _REMEDY = "Remove the file to have it made anew, or choose another folder (hydra.run.dir)"
@@ -61,24 +78,70 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
     path = Path(path)
     header = _load_side_file(path)
     if header is None:
+        if path.suffix in _BINARY:
+            return None
         loader: _Loader = _LOADERS.get(path.suffix, _load_text)
         header = loader(path)[1]
     return None if header is None else _origin(path, header)
 
 
-def is_current(path: str | os.PathLike[str], origin: Origin) -> bool:
-    """Whether the artifact is there, undamaged and made from exactly `origin`, so that its stage can be skipped."""
+def is_current(
+    path: str | os.PathLike[str], origin: Origin, damaged: Callable[[DamagedError], None] | None = None
+) -> bool:
+    """Whether the artifact is there, undamaged and made from exactly `origin`, so that its stage can be skipped.
+    `damaged` is told of one that is there and not whole."""
     path = Path(path)
     if not path.is_file():
         return False
     try:
-        if side_file(path).is_file():
-            _check(path, _load_side_file(path), origin, lambda: _digest_file(path))
-        else:
-            _READERS.get(path.suffix, read_text)(path, origin)
+        _read_whole(path, origin)
+    except DamagedError as error:
+        if damaged is not None:
+            damaged(error)
+        return False
     except ArtifactError:
         return False
     return True
+
+
+def damage(path: str | os.PathLike[str]) -> DamagedError | None:
+    """What is wrong with an artifact that is there, whatever it was made from."""
+    path = Path(path)
+    try:
+        if path.is_file():
+            _read_whole(path, None)
+    except DamagedError as error:
+        return error
+    return None
+
+
+def _read_whole(path: Path, origin: Origin | None) -> None:
+    """Read all of an artifact, byte by byte: also what a reader of its content would pass over must be as written."""
+    side = side_file(path)
+    if side.is_file():
+        _check(path, _load_side_file(path), origin, lambda: _digest_file(path))
+        _check_json_layout(side)
+        return
+    if path.suffix in _BINARY:
+        raise _damaged(path, f"{side.name}, which says where it came from, is missing")
+    _READERS.get(path.suffix, read_text)(path, origin)
+    if path.suffix == ".json":
+        _check_json_layout(path)
+    elif path.suffix not in _READERS:
+        _check_text_layout(path)
+
+
+def _check_json_layout(path: Path) -> None:
+    payload, header = _load_json(path)
+    if header is not None and "content" in header and _read(path) != dumped({ORIGIN_KEY: header, **payload}):
+        raise _damaged(path, "it is not laid out as it was written")
+
+
+def _check_text_layout(path: Path) -> None:
+    text, header = _load_text(path)
+    comment = next((c for c in ("<!--", "#", "//") if _read(path).startswith(c.encode())), "")
+    if header is not None and "content" in header and _read(path) != (text_header(header, comment) + text).encode():
+        raise _damaged(path, "it is not laid out as it was written")
 
 
 def _load_json(path: Path) -> tuple[dict[str, Any], Any]:
@@ -88,7 +151,10 @@ def _load_json(path: Path) -> tuple[dict[str, Any], Any]:
         raise _damaged(path, f"it is not whole JSON: {error}") from error
     if not isinstance(payload, dict):
         raise _damaged(path, f"it holds a {type(payload).__name__} where an object belongs")
-    return payload, payload.pop(ORIGIN_KEY, None)
+    header = payload.pop(ORIGIN_KEY, None)
+    if header is None and any(isinstance(part, dict) and part.keys() >= _HEADER_KEYS for part in payload.values()):
+        raise _damaged(path, f"its origin does not stand under '{ORIGIN_KEY}'")
+    return payload, header
 
 
 def _load_text(path: Path) -> tuple[str, Any]:
@@ -101,19 +167,27 @@ def _load_text(path: Path) -> tuple[str, Any]:
             text = text.partition("\n")[2]
     except ValueError as error:
         raise _damaged(path, str(error)) from error
+    if not header and _HEADER_LINE.match(text.partition("\n")[2].partition("\n")[0]):
+        raise _damaged(path, "the first line of its origin cannot be read")
     return text, header or None
 
 
 def _load_npz(path: Path) -> tuple[dict[str, NDArray[Any]], Any]:
     try:
         arrays: dict[str, NDArray[Any]] = {}
-        with zipfile.ZipFile(io.BytesIO(_read(path))) as archive:
+        data = _read(path)
+        sealed = data[-SEAL_BYTES:] == digest_bytes(data[:-SEAL_BYTES]).encode()
+        if not sealed and data[-SEAL_BYTES:].startswith(b"sha256:"):
+            raise ValueError("it does not fit the digest at its end")
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if archive.comment and not sealed:  # files of earlier versions have none
+                raise ValueError("the digest at its end cannot be read")
             for name in archive.namelist():
                 with archive.open(name) as file:
                     arrays[name.removesuffix(".npy")] = np.lib.format.read_array(file, allow_pickle=False)
         header = arrays.pop(NPZ_ORIGIN, None)
         return arrays, None if header is None else json.loads(str(header))
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+    except _NOT_NPZ as error:
         raise _damaged(path, f"it is not a whole npz file: {error}") from error
 
 
@@ -139,6 +213,8 @@ def _digest_file(path: Path) -> str:
 def _origin(path: Path, header: Any) -> Origin:
     try:
         origin, digest = Origin.from_header(header), header["digest"]
+        if unknown := set(header) - _HEADER_KEYS - {"content", "config"}:
+            raise ValueError(f"{min(unknown)!r} is no part of it")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _damaged(path, f"its origin header is incomplete ({error!r})") from error
     if origin.digest != digest:
@@ -165,8 +241,8 @@ def _check(path: Path, header: Any, expected: Origin | None, content: Callable[[
         raise _damaged(path, what)
 
 
-def _damaged(path: Path, what: str) -> ArtifactError:
-    return ArtifactError(f"is damaged: {what}. {_REMEDY}", where=str(path))
+def _damaged(path: Path, what: str) -> DamagedError:
+    return DamagedError(f"is damaged: {what}. {_REMEDY}", what=what, where=str(path))
 
 
 def _unreadable(path: Path, error: OSError) -> ArtifactError:

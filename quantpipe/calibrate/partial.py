@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ from typing import Any
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import Origin, read_npz, write_npz
-from quantpipe.errors import ArtifactError
+from quantpipe.errors import ArtifactError, DamagedError
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A file with the state of a measurement. One of another origin or a damaged one is passed over and replaced."""
+    """A file with the state of a measurement. One of another origin is passed over and replaced; so is a damaged one,
+    and `damaged` is told."""
 
     path: Path
     origin: Origin
+    damaged: Callable[[DamagedError], None] = lambda error: None
 
     def read(self) -> dict[str, NDArray[Any]] | None:
         """The state, or None."""
@@ -26,6 +28,9 @@ class Partial:
             return None
         try:
             return read_npz(self.path, self.origin)
+        except DamagedError as error:
+            self.damaged(error)
+            return None
         except ArtifactError:
             return None
 

@@ -81,6 +81,11 @@ class Agreement:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"sessions": [asdict(session) for session in self.sessions]}
 
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Agreement:
+        """What `as_dict` gave."""
+        return cls(**{**found, "sessions": tuple(SessionAgreement(**row) for row in found["sessions"])})
+
     @property
     def warnings(self) -> list[str]:
         """What sessions with other options compute otherwise where those that decide agree, in sentences."""

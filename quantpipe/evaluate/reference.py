@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,26 @@ def reference_of(
     for batch in samples.batches(size):
         rows.append(session.run(batch.inputs, [output])[output])
         parts.append(batch.labels)
-    outputs = joined(rows)
+    labels = [part for part in parts if part is not None]
+    return checked_reference(joined(rows), np.concatenate(labels) if labels else None, value_of, output)
+
+
+def checked_reference(
+    outputs: Outputs, labels: NDArray[np.int64] | None, value_of: ValueOf | None, output: str
+) -> Reference:
+    """The reference that the float model's outputs make. DataError when they are not finite."""
     if not all_finite(outputs):
         sample = next(number for number, row in enumerate(outputs) if not np.all(np.isfinite(row)))
         raise DataError(f"the float model's own output is not finite for sample {sample}", stage="evaluate")
-    labels = [part for part in parts if part is not None]
-    return Reference(outputs, np.concatenate(labels) if labels else None, value_of, output)
+    return Reference(outputs, labels, value_of, output)
+
+
+def first_samples(reference: Reference, count: int) -> Reference:
+    """The reference of the first few samples of its split."""
+    if count >= len(reference.outputs):
+        return reference
+    labels = None if reference.labels is None else reference.labels[:count]
+    return replace(reference, outputs=reference.outputs[:count], labels=labels)
 
 
 def output_metrics(reference: Reference, outputs: Outputs) -> dict[str, float]:

@@ -1,18 +1,21 @@
 """Model files as artifacts: one file, or a model with its weights in a data file beside it where it is large.
 
-The data file is named after its content (`<model>-<digest>.data`) and written first; so the model file that stands
-always finds the very weights it was written with, also after a crash between the two.
+The data file is named after its content (`<model>-<digest>.data`), and all files are put in place as one unit; so the
+model file that stands always finds the very weights it was written with, also after a crash in between.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from quantpipe.artifacts import Origin, is_current, write_bytes, write_pieces
+from quantpipe.artifacts import Origin, Unit, is_current
+from quantpipe.artifacts.encode import side_file
+from quantpipe.errors import DamagedError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import Place, heavy_weights, is_heavy, layout, packed, relocated
 
@@ -25,24 +28,33 @@ def write_model(path: Path, model: ir.Model, origin: Origin) -> None:
 
     Data files that an earlier model at `path` used are removed. Raises StorageError when the disk is full.
     """
+    with Unit(path.parent) as unit:
+        stage_model(unit, path, model, origin)
+
+
+def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None:
+    """The same as a part of a larger unit."""
+    data = None
     if not is_heavy(model):
-        write_bytes(path, model_bytes(model), origin)
-        _remove_data(path, keep=None)
-        return
-    weights = heavy_weights(model)
-    digest = hashlib.sha256()
-    for piece in packed(weights):
-        digest.update(piece)
-    data = path.with_name(f"{path.stem}-{digest.hexdigest()[:DIGITS]}.data")
-    write_pieces(data, packed(weights), origin)
-    places = {name: Place(data, *span) for name, span in layout(weights).items()}
-    write_bytes(path, relocated(model, places, data.parent), origin)
-    _remove_data(path, keep=data)
+        unit.bytes(path, model_bytes(model), origin)
+    else:
+        weights = heavy_weights(model)
+        digest = hashlib.sha256()
+        for piece in packed(weights):
+            digest.update(piece)
+        data = path.with_name(f"{path.stem}-{digest.hexdigest()[:DIGITS]}.data")
+        unit.pieces(data, packed(weights), origin)
+        places = {name: Place(data, *span) for name, span in layout(weights).items()}
+        unit.bytes(path, relocated(model, places, data.parent), origin)
+    for stale in _beside(path):
+        if stale != data:
+            unit.remove(stale)
+            unit.remove(side_file(stale))
 
 
-def is_model_current(path: Path, origin: Origin) -> bool:
+def is_model_current(path: Path, origin: Origin, damaged: Callable[[DamagedError], None] | None = None) -> bool:
     """Whether the model and the data files it refers to are there, undamaged, and made from `origin`."""
-    return is_current(path, origin) and all(is_current(data, origin) for data in data_files(path))
+    return is_current(path, origin, damaged) and all(is_current(data, origin, damaged) for data in data_files(path))
 
 
 def data_files(path: Path) -> list[Path]:
@@ -53,10 +65,3 @@ def data_files(path: Path) -> list[Path]:
 
 def _beside(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}-*.data"))
-
-
-def _remove_data(path: Path, keep: Path | None) -> None:
-    for stale in _beside(path):
-        if stale != keep:
-            stale.unlink()
-            stale.with_name(f"{stale.name}.origin.json").unlink(missing_ok=True)

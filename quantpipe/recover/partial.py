@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.artifacts import Origin, read_npz, write_npz
-from quantpipe.errors import ArtifactError
+from quantpipe.artifacts import Origin, damage, read_npz, read_origin, write_npz
+from quantpipe.errors import ArtifactError, DamagedError
 from quantpipe.types import QuantPlan
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -43,10 +43,16 @@ class NothingKept:
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Files in a folder. One of another origin or a damaged one is passed over and replaced."""
+    """Files in a folder. One of another origin is passed over and replaced; so is a damaged one, of which `damaged` is
+    told."""
 
     folder: Path
     origin: Origin
+    damaged: Callable[[DamagedError], None] = lambda error: None
+
+    def any(self) -> bool:
+        """Whether something of this origin is there."""
+        return any(read_origin(path) == self.origin for path in self.folder.glob("*.npz") if damage(path) is None)
 
     def read(self, key: str) -> Arrays | None:
         path = self._path(key)
@@ -54,6 +60,9 @@ class KeptLayers:
             return None
         try:
             return read_npz(path, self.origin)
+        except DamagedError as error:
+            self.damaged(error)
+            return None
         except ArtifactError:
             return None
 

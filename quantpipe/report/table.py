@@ -28,6 +28,9 @@ def _models(report: Mapping[str, Any]) -> Table:
     table.add_column("")
     for name in ("float", "simulated", "realized"):
         table.add_column(name, justify="right")
+    if few := _part(report, "run").get("realized_samples"):
+        whole = text.number(report["run"].get("samples"))
+        _add(table, "samples", whole, whole, text.number(few))
     metrics = [_part(report.get("metrics"), name) for name in ("float", "simulated", "realized")]
     if all(column.get("top1") is None for column in metrics):
         _add(table, "top-1 accuracy", "no labels", "", "")

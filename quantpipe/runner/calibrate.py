@@ -21,11 +21,13 @@ def calibrate(job: Job, stored: Profile | None, loaded: Profile | None = None) -
         return _from_file(job, loaded)
     if stored is not None and stored.loaded:
         job.console.stage("calibrate", f"statistics of {stored.loaded['file']}, from an earlier run in this folder")
+        job.files.keep_profile(stored, job.calibrated)
         return stored
     count = f"{len(job.inputs.calibrate)} samples"
     missing = _missing(job, stored.tensors if stored is not None else {})
     if stored is not None and not missing:
         job.console.stage("calibrate", f"{count}, from an earlier run in this folder")
+        job.files.keep_profile(stored, job.calibrated)
         return stored
     folder = cache_folder(job.settings.calibrate.cache)
     cache = None if folder is None else StatsCache.of(folder, job.graph, job.inputs.calibrate, job.console.warn)
@@ -44,7 +46,6 @@ def calibrate(job: Job, stored: Profile | None, loaded: Profile | None = None) -
     seconds = sum(p.seconds for p in parts)
     profile = replace(parts[-1], tensors={t: known[t] for t in job.variants.measured}, seconds=seconds)
     job.files.write_profile(profile, job.calibrated)
-    job.files.partial.unlink(missing_ok=True)
     return profile
 
 
@@ -98,4 +99,4 @@ def _partial(job: Job, tensors: Sequence[str]) -> Partial:
     settings = job.settings.calibrate
     inputs = {**job.calibrated.inputs, "tensors": digest_json(list(tensors))}
     config = {key: getattr(settings, key) for key in ("memory_mb", "statistics", "per_channel")}
-    return Partial(job.files.partial, Origin("calibrate/partial", inputs, config))
+    return Partial(job.files.partial, Origin("calibrate/partial", inputs, config), job.files.damaged)

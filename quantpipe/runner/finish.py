@@ -6,61 +6,90 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from quantpipe import stages
-from quantpipe.artifacts import is_current, read_json
+from quantpipe import __version__, stages
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
+from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.reference import Reference
 from quantpipe.filing import file_report
 from quantpipe.graph.io import file_hash, read_model
-from quantpipe.graph.store import is_model_current
+from quantpipe.recover import KeptLayers
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
+from quantpipe.runner import decisions
 from quantpipe.runner.job import Found, Job
 from quantpipe.types import Profile, QuantPlan
 
 
-def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
-    """Realize, and evaluate when asked for; the report. AgreementError when integers differ and `verify=fail`."""
+def finish(job: Job, found: Found, profile: Profile | None, seen: Reference | None = None) -> dict[str, Any]:
+    """Realize, and evaluate when asked for; the report. AgreementError when integers differ and `verify=fail`. `seen`:
+    the float model on the search samples, where the search has run it."""
     job, settings = job.settled(found.strategy), job.settings
+    if found.overrides.channels or found.overrides.rotations:
+        seen = None  # the network that is evaluated is another one, whose float sums round otherwise
     job = job.recovered_network(found.overrides)
     plan = stages.plan_of(job.graph, job.topology, settings.spec, settings.schema, found.strategy, found.overrides)
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)
     strategy = job.files.digest_of(found.strategy, found.overrides)
-    if not is_model_current(job.files.model, job.realized(strategy)):
+    if not job.files.realized_current(job.realized(strategy)):
         job.files.write_realized(plan, realized, job.realized(strategy))
     if "evaluate" not in settings.stages:
         return {}
     realized = replace(realized, model=read_model(job.files.model))  # what is compared is the file
     origin = job.evaluated(strategy, found.recovery, file_hash(job.files.model, realized.model))
-    if is_current(job.files.report, origin) and settings.command == "run":
+    # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
+    kept = KeptLayers(
+        job.files.evaluating,
+        replace(origin, kind="evaluate/partial", inputs={**origin.inputs, "version": __version__}),
+        job.files.damaged,
+    )
+    report = job.files.read_report(origin) if settings.command == "run" else None
+    if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
-        report = read_json(job.files.report, origin)
     else:
-        report = _evaluate(job, found, profile, plan, realized)
+        report = _evaluate(job, found, profile, plan, realized, kept=kept, seen=seen)
         job.files.write_report(report, origin)
+        decisions.evaluated(report)
+    kept.clear()
     job.write_strategy(found, _measured(report), None)
     return _conclude(job, report)
 
 
-def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, realized: Rendered) -> dict[str, Any]:
+def _evaluate(
+    job: Job,
+    found: Found,
+    profile: Profile | None,
+    plan: QuantPlan,
+    realized: Rendered,
+    *,
+    kept: KeptLayers,
+    seen: Reference | None,
+) -> dict[str, Any]:
     settings, samples = job.settings, job.inputs.evaluate
-    job.console.stage("evaluate", f"{len(samples)} samples")
     options = settings.evaluate
+    few = options.realized_samples
+    note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
+    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
     evaluation = stages.evaluate(
         job.graph,
         job.topology,
         plan,
         realized,
         samples,
-        options.agreement_samples,
-        options.layer_samples,
-        options.latency_runs,
-        options.latency_seconds,
-        job.inputs.search,
-        str(settings.objective["metric"]),
-        settings.value_of,
-        job.inputs.output,
+        sizes=stages.Sizes(
+            options.agreement_samples,
+            options.layer_samples,
+            options.realized_samples,
+            options.latency_runs,
+            options.latency_seconds,
+        ),
+        chosen_by=job.inputs.search,
+        metric=str(settings.objective["metric"]),
+        value_of=settings.value_of,
+        output=job.inputs.output,
+        seen=seen,
+        course=Course(kept, job.console.progress),
     )
     for warning in evaluation.warnings:
         job.console.warn(warning)

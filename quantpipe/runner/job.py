@@ -17,6 +17,7 @@ from quantpipe.recover import changed
 from quantpipe.runfolder import RunFolder
 from quantpipe.runner.profile import digest_of_profile
 from quantpipe.settings import Console, Settings
+from quantpipe.strategyfile import strategy_payload
 from quantpipe.types import ChoiceSpace, OptionValue, Strategy, Topology
 
 ANNOTATE = ("hardware", "schema", "annotate")
@@ -62,7 +63,7 @@ class Job:
         whole = variants.space(percents)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
         space = settings.limits.narrowed(whole)
-        files = RunFolder(settings.folder)
+        files = RunFolder(settings.folder, console.warn)
         return cls(settings, inputs, console, files, variants, variants.base, space, whole, profile)
 
     def settled(self, strategy: Strategy) -> Job:
@@ -137,7 +138,10 @@ class Job:
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
-        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        # An option that is not used says nothing: reports of versions that did not have it are the same.
+        options = {k: v for k, v in found.config["evaluate"].items() if k != "realized_samples" or v is not None}
+        return replace(found, config={**found.config, "evaluate": options})
 
     @property
     def _metric(self) -> str:
@@ -161,13 +165,14 @@ class Job:
         )
 
     def write_strategy(self, found: Found, measured: Mapping[str, Any], origin: Origin | None) -> None:
-        """strategy.json; `measured` is what evaluation adds to its results."""
-        results = {"search": found.report, "rectified": found.rectified, "recover": found.recovery, **measured}
-        topology = self.variants.at(found.strategy.structure)
-        self.files.write_strategy(self.settings, self.graph, topology, found.strategy, results, origin)
+        """strategy.json; `measured` is what evaluation adds to its results. `origin` None: that of the file there,
+        whose results are being completed."""
+        payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
+        self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 
-    def write_front_strategy(self, name: str, found: Found) -> None:
-        """One point of a Pareto front as a strategy of its own."""
-        results = {"search": found.report, "rectified": found.rectified}
-        path, topology = self.files.front / name, self.variants.at(found.strategy.structure)
-        self.files.write_strategy(self.settings, self.graph, topology, found.strategy, results, self.searched, path)
+    def strategy_payload(self, found: Found, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a strategy's file holds; `more`: results beside how it was found."""
+        topology = self.variants.at(found.strategy.structure)
+        results = {"search": found.report, "rectified": found.rectified, **more}
+        spec, schema = self.settings.spec, self.settings.schema
+        return strategy_payload(self.graph.model_hash, spec, schema, topology, found.strategy, results)

@@ -32,16 +32,15 @@ def picked(job: Job, result: SearchResult, objective: Objective) -> tuple[Point,
     )
 
 
-def write_front(job: Job, front: Sequence[Trial], report: Mapping[str, Any], table: ThresholdTable) -> None:
-    """search/pareto.json, and one strategy per point in search/front."""
-    job.files.clear_front(keep=[_name(trial) for trial in front])
-    rows = []
+def write_front(job: Job, front: Sequence[Trial], found: Found, table: ThresholdTable) -> None:
+    """search/pareto.json, one strategy per point in search/front, and the one that was taken."""
+    rows, points, report = [], {}, found.report
     for trial in front:
         assignment = job.space.decode(trial.point)
         strategy = table.strategy(assignment)
         score = {"best_value": trial.score.value, "best_cost": trial.score.cost, "metrics": dict(trial.score.metrics)}
-        found = Found(strategy, {**report, "trial": trial.number, **score}, table.rectified(strategy))
-        job.write_front_strategy(_name(trial), found)
+        point = Found(strategy, {**report, "trial": trial.number, **score}, table.rectified(strategy))
+        points[_name(trial)] = job.strategy_payload(point, {})
         rows.append(
             {
                 "number": trial.number,
@@ -53,7 +52,13 @@ def write_front(job: Job, front: Sequence[Trial], report: Mapping[str, Any], tab
                 "picked": trial.number == report.get("picked"),
             }
         )
-    job.files.write_pareto({"pick": report.get("pick"), "front": rows}, job.searched)
+    chosen = job.strategy_payload(found, {"recover": found.recovery})
+    job.files.write_front(chosen, points, {"pick": report.get("pick"), "front": rows}, job.searched)
+
+
+def front_current(job: Job, front: Sequence[Trial]) -> bool:
+    """Whether all files of the front are there, whole and of this search."""
+    return job.files.front_current([_name(trial) for trial in front], job.searched)
 
 
 def _name(trial: Trial) -> str:

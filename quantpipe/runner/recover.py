@@ -8,6 +8,7 @@ from quantpipe import stages
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import Climbed, KeptLayers
 from quantpipe.runfolder import RunFolder
+from quantpipe.runner import decisions
 from quantpipe.runner.job import Found, Job
 from quantpipe.runner.rounded import rounded
 from quantpipe.types import Profile
@@ -23,14 +24,15 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
         return found
     origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))
     stored = files.read_recovered(origin, job.topology)
+    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     if stored is not None:
+        kept.clear()  # a kill may have come between what was recovered and this
         job.console.stage("recover", "from an earlier run in this folder")
         return replace(found, overrides=stored[0], recovery=stored[1])
     start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
     if not options.steps:
         return replace(found, overrides=start, recovery=files.write_recovered(Climbed(start, ()), origin))
     job.console.stage("recover", ", ".join(options.names))
-    kept = KeptLayers(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"))
     climbed = stages.recover(
         job.graph,
         job.topology,
@@ -53,4 +55,5 @@ def recover(job: Job, found: Found, profile: Profile | None, files: RunFolder | 
     )
     recovery = files.write_recovered(climbed, origin)
     kept.clear()
+    decisions.recovered(recovery)
     return replace(found, overrides=climbed.overrides, recovery=recovery)

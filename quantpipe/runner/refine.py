@@ -33,7 +33,7 @@ def refine(job: Job, found: Found, aim: Aim, profile: Profile) -> Found:
     for place, trial in enumerate(chosen, start=1):
         strategy = table.strategy(job.space.decode(trial.point))
         job.console.stage("finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}")
-        files = RunFolder(job.files.finalists / str(trial.number))
+        files = RunFolder(job.files.finalists / str(trial.number), job.console.warn)
         mine = Found(strategy, found.report, table.rectified(strategy), start(strategy))
         recovered = recover(job, mine, profile, files)
         metrics = recovered.recovery.get("metrics")

@@ -43,6 +43,7 @@ def _execute(job: Job) -> dict[str, Any]:
     stored = job.files.read_profile(job.calibrated) if replayed is None else None
     needed = bool(wanted & {"calibrate", "search"}) and replayed is None
     loaded = loaded_profile(job.settings, job.graph, job.variants.measured) if needed and stored is None else None
+    job.files.look_over(*job.files.renewed)
     job.files.write_config(job.settings.config, job.origin("config", {}, ()))
     job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
     _annotate(job)
@@ -55,9 +56,11 @@ def _execute(job: Job) -> dict[str, Any]:
             judged(job, found, aim.judging)
         return {}
     if found is not None and aim is not None and profile is not None and job.settings.search.refine:
-        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile)
+        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile, aim.reference)
     recovered = recover(job, found or stored_strategy(job), profile)
-    return finish(job, judged(job, recovered, aim.judging) if aim is not None else recovered, profile)
+    if aim is None:
+        return finish(job, recovered, profile)
+    return finish(job, judged(job, recovered, aim.judging), profile, aim.reference)
 
 
 def _refuse_another_run(job: Job) -> None:

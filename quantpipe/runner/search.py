@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe import stages
-from quantpipe.artifacts import digest_json, is_current, read_json
+from quantpipe.artifacts import digest_json, read_json
 from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import Interrupted
@@ -22,8 +22,9 @@ from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.rendering import Rendered
 from quantpipe.report.text import number
 from quantpipe.reporting import shortfall
+from quantpipe.runner import decisions
 from quantpipe.runner.job import ANNOTATE, Found, Job
-from quantpipe.runner.pareto import picked, write_front
+from quantpipe.runner.pareto import front_current, picked, write_front
 from quantpipe.runner.rounded import candidate_layer, moments_of, rounding_origin
 from quantpipe.search import CostKind, JsonlLog, Measure, Objective, SearchResult, Stopped, search_origin
 from quantpipe.types import Point, Profile, Samples, Score
@@ -63,7 +64,7 @@ class Aim:
             algorithm=repr(settings.search.algorithm),
             **rounding_origin(settings),
         )
-        log = JsonlLog(job.files.trials, identity, job.space)
+        log = JsonlLog(job.files.trials, identity, job.space, job.console.warn)
         log.read()
         return cls(reference, objective, judging, log)
 
@@ -94,6 +95,7 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
         candidate_layer(settings),
         job.branches,
     )
+    aim.log.mend()
     workers = settings.executor.open(recipe)
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
     show = job.console.progress("search")
@@ -112,17 +114,18 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
         )
     point, score, front = picked(job, result, aim.objective)
     strategy = table.strategy(job.space.decode(point))
-    current = is_current(job.files.strategy, job.searched)
+    current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     report = {**_report(job, result, score, aim.objective, known, workers), **front}
     variants = recipe.variants(planner)
     overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
     found = Found(strategy, report, table.rectified(strategy), overrides)
+    decisions.searched(found.report)
     for note in found.report["notes"]:
         job.console.warn(note)
-    if result.evaluations_new or not current:
-        if front:
-            write_front(job, result.front, report, table)
+    if front and not (current and _same(known, report) and front_current(job, result.front)):
+        write_front(job, result.front, found, table)
+    elif not (current and _same(known, report)):
         job.write_strategy(found, {}, job.searched)
     file_trials(settings.tracker, aim.log.read())
     if result.stopped is Stopped.INTERRUPTED:
@@ -132,6 +135,11 @@ def search(job: Job, aim: Aim, profile: Profile) -> Found:
             stage="search",
         )
     return found
+
+
+def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
+    return all(known.get(name) == report[name] for name in ("evaluations", "stopped"))
 
 
 def judged(job: Job, found: Found, objective: Objective) -> Found:

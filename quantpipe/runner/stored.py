@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from quantpipe.artifacts import digest_json, read_json, read_origin
+from quantpipe.artifacts import damage, digest_json, read_json, read_origin
 from quantpipe.errors import ArtifactError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.runfolder import replayed_overrides
@@ -51,7 +51,9 @@ def replayed_strategy(job: Job) -> Found:
     job.console.stage("replay", str(path) if number is None else f"trial {number} of {path}")
     found = _read(job, path) if number is None else replayed_trial(job, path, number)
     here = job.files.strategy
-    if here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(job, found)):
+    if (broken := damage(here)) is not None:
+        job.files.damaged(broken)
+    elif here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(job, found)):
         raise ArtifactError(
             "this folder holds another strategy than the one to be replayed; choose another folder (hydra.run.dir)",
             stage="replay",

@@ -88,7 +88,7 @@ def _check_names(job: Job, log: Path, trial: LoggedTrial) -> None:
 
 def _beside(job: Job, log: Path) -> Profile | None:
     """The statistics of the log's own run folder, or of this one."""
-    for folder in (RunFolder(log.absolute().parent.parent), job.files):
+    for folder in (RunFolder(log.absolute().parent.parent, job.console.warn), job.files):
         found = folder.read_profile(job.calibrated)
         if found is not None:
             return found

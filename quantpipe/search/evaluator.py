@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from quantpipe.search.algorithm import Measure
 from quantpipe.search.log import TrialLog
@@ -94,7 +95,9 @@ class Evaluator:
         self._logged: dict[Point, list[Trial]] = {}
         for trial in earlier:
             self._logged.setdefault(trial.point, []).append(trial)
-        self._next_number = max((trial.number for trial in earlier), default=-1) + 1
+        # A line that was dropped as damaged leaves its number to the trial that is measured in its place.
+        taken = {trial.number for trial in earlier}
+        self._numbers = (number for number in count() if number not in taken)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -155,7 +158,7 @@ class Evaluator:
         if len(scores) != len(batch):
             raise ValueError(f"measure gave {len(scores)} scores for {len(batch)} points")
         for point, score in zip(batch, scores, strict=True):
-            self._keep(Trial(self._next_number, point, _plain(score), seconds))
+            self._keep(Trial(next(self._numbers), point, _plain(score), seconds))
 
     def _stream(self, batch: Sequence[Point], scores: Iterator[Score], begin: float) -> None:
         """Each score is kept as it comes; its seconds are those since the one before (several may be in flight)."""
@@ -167,7 +170,7 @@ class Evaluator:
                 if score is None:
                     raise ValueError(f"measure gave {number} scores for {len(batch)} points")
                 now = self._clock()
-                self._keep(Trial(self._next_number, point, _plain(score), now - begin))
+                self._keep(Trial(next(self._numbers), point, _plain(score), now - begin))
                 begin = now
         finally:
             close = getattr(scores, "close", None)
@@ -181,7 +184,6 @@ class Evaluator:
     def _keep(self, trial: Trial) -> None:
         if self._log is not None:
             self._log.append(trial)
-        self._next_number += 1
         self.evaluations_new += 1
         best = self._answer(trial)
         if self._on_trial is not None:

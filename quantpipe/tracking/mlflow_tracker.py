@@ -22,7 +22,7 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import FileLock
-from quantpipe.artifacts.write import TEMP_SUFFIX
+from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.errors import ConfigError, Interrupted, StorageError
 from quantpipe.tracking import address, clean
 from quantpipe.tracking.model import log_onnx

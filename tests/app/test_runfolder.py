@@ -44,6 +44,29 @@ def test_a_file_without_origin_is_refused(tmp_path: Path) -> None:
     assert files.model.read_bytes() == b"mine"
 
 
+def test_a_model_that_a_killed_earlier_version_left_is_made_again(tmp_path: Path) -> None:
+    """Without its side file, but beside its plan: once this ended every later run."""
+    said: list[str] = []
+    files = RunFolder(tmp_path, said.append)
+    write_json(files.plan, {}, origin())
+    files.model.write_bytes(b"\x08\x08\xff\xfe")
+    files.refuse_other(files.model, origin())
+    assert not files.realized_current(origin()) and "model.onnx.origin.json" in said[0]
+    with pytest.raises(ArtifactError, match="another run"):
+        files.refuse_other(files.model, Origin("realize", {"model": "sha256:n", "strategy": "x"}))
+
+
+def test_each_damage_is_said_once_and_refuses_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    files = RunFolder(tmp_path, said.append)
+    write_json(files.report, {"a": 1}, origin())
+    files.report.write_bytes(files.report.read_bytes().replace(b'"origin"', b'"orisin"'))
+    for _ in range(2):
+        files.refuse_other(files.report, origin())
+        assert files.read_report(origin()) is None
+    assert len(said) == 1 and f"{files.report} is damaged" in said[0]
+
+
 @pytest.mark.parametrize(
     ("objective", "score", "said"),
     [

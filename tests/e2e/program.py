@@ -63,7 +63,21 @@ class Program:
         argv = [str(RUN), NO_TRACKING, *QUICK, *arguments, f"hydra.run.dir={place}"]
         return self.bare(*argv[1:], folder=place, file_limit=file_limit)
 
-    def bare(self, *arguments: str, folder: Path | None = None, file_limit: int = 0) -> Result:
+    def crash(
+        self, *arguments: str, folder: str | Path = "run", kill_at: int = 0, room: int | None = None
+    ) -> tuple[Result, list[str]]:
+        """As `run`, killed at a call that changes a file, or with a disk of `room` bytes; the calls it made, unless it
+        was killed."""
+        place, calls = self.cwd / folder, self.cwd / ".calls"
+        calls.unlink(missing_ok=True)
+        argv = [NO_TRACKING, *QUICK, *arguments, f"hydra.run.dir={place}"]
+        crash = {"root": str(place), "kill_at": kill_at, "room": room, "calls": str(calls)}
+        result = self.bare(*argv, folder=place, crash=crash)
+        return result, calls.read_text().splitlines() if calls.exists() else []
+
+    def bare(
+        self, *arguments: str, folder: Path | None = None, file_limit: int = 0, crash: dict[str, Any] | None = None
+    ) -> Result:
         """With exactly these arguments."""
         out, err = self.cwd / ".stdout", self.cwd / ".stderr"
         code = self.zygote.ask(
@@ -74,6 +88,7 @@ class Program:
                 "stdout": str(out),
                 "stderr": str(err),
                 "file_limit": file_limit,
+                "crash": crash,
             }
         )
         return Result(code, out.read_text(), err.read_text(), folder or self.cwd)

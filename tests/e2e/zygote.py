@@ -12,7 +12,11 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from quantpipe.evaluate import course
+from tests.crash import Calls
 
 
 def serve() -> None:
@@ -34,7 +38,7 @@ def serve() -> None:
 
 
 def _become(job: dict[str, Any], main: Callable[[], None]) -> None:
-    code = 1
+    code, calls = 1, None
     try:
         for target, path, mode in ((0, os.devnull, os.O_RDONLY), (1, job["stdout"], 0), (2, job["stderr"], 0)):
             os.dup2(os.open(path, mode or os.O_WRONLY | os.O_CREAT | os.O_TRUNC), target)
@@ -44,12 +48,19 @@ def _become(job: dict[str, Any], main: Callable[[], None]) -> None:
         if job["file_limit"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_limit"], job["file_limit"]))
         sys.argv = job["argv"]
+        if crash := job.get("crash"):
+            calls = Calls(crash["root"], crash["kill_at"], crash["room"])
+            course.SECONDS = 0.0  # every part of an evaluation is kept, as of one that takes long
+            calls.install()
         main()
     except SystemExit as end:
         code = int(end.code or 0)
     except BaseException:  # a traceback is what the tests look for: show it as Python would
         traceback.print_exc()
     finally:
+        if calls is not None:
+            calls.root = "\0"
+            Path(job["crash"]["calls"]).write_text("\n".join(calls.seen))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -25,6 +25,7 @@ def test_a_line_is_plain_json_with_names(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "trials.jsonl"
     JsonlLog(path, ORIGIN, TOY.space).append(TRIAL)
     header, line = [json.loads(text, parse_constant=pytest.fail) for text in path.read_text().splitlines()]
+    assert header.pop("digest").startswith("sha256:") and line.pop("digest").startswith("sha256:")
     assert header == {"format": "quantpipe.trials", "version": 1, "origin": ORIGIN}
     assert line == {
         "number": 0,
@@ -66,10 +67,13 @@ def test_a_torn_line_is_ignored_and_cut_off_on_append(tmp_path: Path) -> None:
     JsonlLog(path, ORIGIN).append(TRIAL)
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"number": 1, "point": [0')
-    log = JsonlLog(path, ORIGIN)
+    said: list[str] = []
+    log = JsonlLog(path, ORIGIN, warn=said.append)
     assert log.read() == [TRIAL]
     log.append(replace(TRIAL, number=1))
-    assert path.read_bytes() == whole + whole.splitlines()[1].replace(b'"number": 0', b'"number": 1') + b"\n"
+    assert len(said) == 1 and "last line is not whole" in said[0]
+    assert path.read_bytes().startswith(whole) and path.read_bytes().count(b"\n") == 3
+    assert log.read() == [TRIAL, replace(TRIAL, number=1)]
 
 
 @pytest.mark.parametrize("use", ["read", "append"])
@@ -94,14 +98,75 @@ def test_another_file_is_refused(content: bytes, tmp_path: Path) -> None:
         JsonlLog(path, ORIGIN).read()
 
 
-@pytest.mark.parametrize("damage", ["nonsense", "{}", '{"number": 0}', "7", ""])
-def test_damage_in_the_middle_is_refused_by_line(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "trials.jsonl"
+@pytest.mark.parametrize("damage", ["nonsense", "{}", '{"number": 0}', "7", "", "[" * 100_000])
+def test_damage_in_the_middle_is_dropped_and_said(damage: str, tmp_path: Path) -> None:
+    path, said = tmp_path / "trials.jsonl", list[str]()
     JsonlLog(path, ORIGIN).append(TRIAL)
-    header, line = path.read_text().splitlines()
+    whole = path.read_text()
+    header, line = whole.splitlines()
     path.write_text("\n".join([header, damage, line, ""]))
-    with pytest.raises(ArtifactError, match="line 2 is damaged"):
-        JsonlLog(path, ORIGIN).read()
+    log = JsonlLog(path, ORIGIN, warn=said.append)
+    assert log.read() == log.read() == [TRIAL]
+    assert len(said) == 1 and "line 2 is damaged" in said[0] and str(path) in said[0]
+    log.mend()
+    assert path.read_text() == whole
+
+
+def _log_of(path: Path, count: int) -> bytes:
+    log = JsonlLog(path, ORIGIN, TOY.space)
+    for number in range(count):
+        log.append(replace(TRIAL, number=number))
+    return path.read_bytes()
+
+
+def test_every_flipped_bit_is_said_and_costs_its_own_line_only(tmp_path: Path) -> None:
+    """Where the header is hit, the lines show whose they are; where an end of line is, two are joined and dropped."""
+    path = tmp_path / "trials.jsonl"
+    whole = _log_of(path, 3)
+    for position in range(len(whole)):
+        said: list[str] = []
+        bit = 1 << position % 8
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ bit]) + whole[position + 1 :])
+        log = JsonlLog(path, ORIGIN, TOY.space, said.append)
+        trials = log.read()
+        assert said, position
+        assert len(trials) >= (3 if position < len(whole.splitlines()[0]) else 1)
+        assert all(trial == replace(TRIAL, number=trial.number) for trial in trials)
+        log.mend()
+        again: list[str] = []
+        assert JsonlLog(path, ORIGIN, TOY.space, again.append).read() == trials and not again
+        assert set(path.read_bytes().splitlines()) <= set(whole.splitlines())
+
+
+def test_lines_of_another_search_are_not_taken_for_ones_of_this(tmp_path: Path) -> None:
+    path, other = tmp_path / "trials.jsonl", tmp_path / "other.jsonl"
+    header, line = _log_of(path, 1).splitlines()
+    JsonlLog(other, search_origin(TOY.space, TOY.objective, 7)).append(replace(TRIAL, number=1))
+    path.write_bytes(b"\n".join([header, line, other.read_bytes().splitlines()[1], b""]))
+    assert JsonlLog(path, ORIGIN).read() == [TRIAL]
+
+
+def test_a_log_without_digests_is_believed_and_goes_on(tmp_path: Path) -> None:
+    """As earlier versions wrote it; what is added has digests."""
+    path, said = tmp_path / "trials.jsonl", list[str]()
+    lines = [json.loads(line) for line in _log_of(path, 2).splitlines()]
+    path.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "digest"}) + "\n" for line in lines))
+    old = path.read_bytes()
+    log = JsonlLog(path, ORIGIN, TOY.space, said.append)
+    assert log.read() == [TRIAL, replace(TRIAL, number=1)]
+    log.append(replace(TRIAL, number=2))
+    assert path.read_bytes().startswith(old) and not said
+    path.write_bytes(path.read_bytes().replace(b'"number": 2', b'"number": 3'))
+    assert [t.number for t in JsonlLog(path, ORIGIN, TOY.space, said.append).read()] == [0, 1] and said
+    assert find_trial(path, 1).trial.number == 1
+
+
+def test_a_damaged_line_cannot_be_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = _log_of(path, 2)
+    path.write_bytes(whole.replace(b'"bits:0": 8', b'"bits:0": 7'))
+    with pytest.raises(ArtifactError, match="the line of trial 1 is damaged"):
+        find_trial(path, 1)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:

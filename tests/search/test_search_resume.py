@@ -107,3 +107,24 @@ def test_a_killed_process(number: str, tmp_path: Path) -> None:
     resumed = search(t, ALGORITHMS["greedy"], measure=rest, log=log)
     assert rest.points == whole.points[5:]
     assert resumed.best == expected.best
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_any_damaged_line_is_measured_again_under_its_own_number(name: str, tmp_path: Path) -> None:
+    """Each line but the header in turn: the values in it could have chosen another point."""
+    t, algorithm = TOYS["additive"], ALGORITHMS[name]
+    origin = search_origin(t.space, t.objective, 1)
+    path = tmp_path / "trials.jsonl"
+    expected = search(t, algorithm, 1, log=JsonlLog(path, origin, t.space), max_evaluations=12)
+    lines = path.read_bytes().splitlines(keepends=True)
+    trials = JsonlLog(path, origin, t.space).read()
+    for number in range(1, len(lines)):
+        lied = lines[number].replace(b'"value": ', b'"value": 9')
+        path.write_bytes(b"".join([*lines[:number], lied, *lines[number + 1 :]]))
+        measure, said = Counting(t), list[str]()
+        log = JsonlLog(path, origin, t.space, said.append)
+        resumed = search(t, algorithm, 1, measure=measure, log=log, max_evaluations=12)
+        assert len(measure.points) == 1 and f"line {number + 1} is damaged" in said[0]
+        assert (resumed.best, resumed.score) == (expected.best, expected.score)
+        assert [(e.number, e.point) for e in resumed.trace] == [(e.number, e.point) for e in expected.trace]
+        assert [(e.number, e.point, e.score) for e in log.read()] == [(e.number, e.point, e.score) for e in trials]

@@ -1,0 +1,91 @@
+"""The bytes of an artifact: its content with its origin, as each kind of file carries it.
+
+JSON has the origin in a top-level `origin` key, text in leading comment lines, npz in an `__origin__` entry and, as a
+comment of the archive, the digest of all bytes before it. Any other file has a side file `<name>.origin.json`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_json, plain
+from quantpipe.artifacts.origin import Origin
+
+ORIGIN_KEY = "origin"
+NPZ_ORIGIN = "__origin__"
+SEAL_BYTES = len(digest_bytes(b""))
+"""Length of the comment that ends a sealed npz file."""
+
+
+def side_file(path: Path) -> Path:
+    """Where the origin of a file stands that cannot carry one."""
+    return path.with_name(path.name + ".origin.json")
+
+
+def side_bytes(origin: Origin, content: str | None) -> bytes:
+    """A side file; no `content` digest for a file that grows."""
+    return dumped({ORIGIN_KEY: origin.header(content)})
+
+
+def json_bytes(path: Path, payload: Mapping[str, Any], origin: Origin) -> bytes:
+    """A JSON object with its origin. ValueError where `payload` uses the key `origin`; `path` is for the message."""
+    body = plain(payload)
+    if ORIGIN_KEY in body:
+        raise ValueError(f"{path}: the key '{ORIGIN_KEY}' is taken by the artifact's origin")
+    return dumped({ORIGIN_KEY: origin.header(digest_json(body)), **body})
+
+
+def dumped(payload: Mapping[str, Any]) -> bytes:
+    """A JSON file, laid out as all of them are."""
+    return (json.dumps(payload, indent=1, allow_nan=False) + "\n").encode()
+
+
+def text_bytes(text: str, origin: Origin, comment: str) -> bytes:
+    """Text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    return (text_header(origin.header(digest_bytes(text.encode())), comment) + text).encode()
+
+
+def text_header(header: Mapping[str, Any], comment: str) -> str:
+    """The comment lines that open a text file."""
+    markup = comment == "<!--"
+    lines = []
+    for key, value in header.items():
+        encoded = json.dumps(value, sort_keys=True)
+        # In a markup comment nothing may look like its end.
+        encoded = encoded.replace("<", "\\u003c").replace(">", "\\u003e") if markup else encoded
+        lines.append(f"{comment} origin.{key}: {encoded}{' -->' if markup else ''}\n")
+    return "".join(lines)
+
+
+def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) -> memoryview:
+    """A compressed npz file with an `__origin__` string entry, sealed. Equal arrays give equal bytes.
+
+    Written entry by entry, because `np.savez` takes names as keyword arguments and so refuses a tensor named `file`.
+    """
+    if NPZ_ORIGIN in arrays:
+        raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
+    header = np.array(json.dumps(origin.header(digest_arrays(arrays)), sort_keys=True))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, array in {NPZ_ORIGIN: header, **arrays}.items():
+            entry = zipfile.ZipInfo(f"{name}.npy")
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(entry, "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
+        archive.comment = bytes(SEAL_BYTES)
+    sealed = buffer.getbuffer()
+    sealed[-SEAL_BYTES:] = digest_bytes(sealed[:-SEAL_BYTES]).encode()
+    return sealed
+
+
+def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Digest of named arrays, in any order."""
+    return digest_json({name: digest_array(np.asanyarray(array)) for name, array in arrays.items()})

@@ -1,0 +1,160 @@
+"""The course of an evaluation: how far it is, told while it runs, and what is done of it, kept for a run that goes on.
+
+An evaluation is a row of phases. Phases that give outputs (one of the three models over a split) are kept batch by
+batch, every few seconds; of the others the result is kept. A later evaluation of the same origin takes what is there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.artifacts import plain
+from quantpipe.graph.execute import joined
+from quantpipe.recover import Kept, NothingKept
+from quantpipe.types import Batch, Outputs, Samples
+
+Update = Callable[[int, int, str], None]
+T = TypeVar("T")
+
+_Row = tuple[NDArray[Any], NDArray[np.int64] | None]
+"""The outputs `[n, ...]` of one batch, and its labels, if it has any."""
+
+SECONDS = 2.0
+"""Work worth keeping: what is quicker is done again."""
+
+
+def _silent(name: str) -> Update:
+    return lambda done, total, note: None
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """The same samples; `tell` hears how many of them have been asked for, in one pass."""
+
+    samples: Samples
+    tell: Callable[[int], None]
+
+    @property
+    def digest(self) -> str:
+        return self.samples.digest
+
+    @property
+    def labelled(self) -> bool:
+        return self.samples.labelled
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batches(self, size: int) -> Iterator[Batch]:
+        done = 0
+        for batch in self.samples.batches(size):
+            yield batch
+            done += len(batch)  # behind the yield: what was handed out has been worked on by now
+            self.tell(done)
+
+
+@dataclass(eq=False)
+class Course:
+    """`kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
+    `phases` is how many are to come, for that name. `clock` is for tests."""
+
+    kept: Kept = field(default_factory=NothingKept)
+    progress: Callable[[str], Update] = _silent
+    phases: int = 0
+    seconds: float | None = None
+    clock: Callable[[], float] = time.perf_counter
+    _phase: int = 0
+
+    def outputs(
+        self, name: str, run: Callable[[Batch], NDArray[Any]], samples: Samples, size: int
+    ) -> tuple[Outputs, NDArray[np.int64] | None]:
+        """(what `run` gives over all samples, their labels), from where an interrupted evaluation was. Samples come in
+        batches of `size`."""
+        update = self._begin(name)
+        rows, complete = self._stored(_key(name, size))
+        update(_samples(rows), len(samples), "")
+        if not complete:
+            self._go_on(_key(name, size), run, samples.batches(size), rows, lambda n: update(n, len(samples), ""))
+        labels = [known for _, known in rows if known is not None]
+        return joined([row for row, _ in rows]), np.concatenate(labels) if labels else None
+
+    def result(self, name: str, work: Callable[[Samples], T], samples: Samples, make: Callable[[Any], T]) -> T:
+        """What `work` gives for the samples; `make` makes it of its JSON value, where an interrupted evaluation had
+        it."""
+        update = self._begin(name)
+        found = self.kept.read(_key(name, len(samples)))
+        if found is not None:
+            return make(json.loads(str(found["result"])))
+        begin = self.clock()
+        result = work(Watched(samples, lambda done: update(done, len(samples), "")))
+        if self.clock() - begin >= self._worth:
+            self.kept.write(_key(name, len(samples)), {"result": np.array(json.dumps(_plain(result), default=plain))})
+        return result
+
+    @property
+    def _worth(self) -> float:
+        return SECONDS if self.seconds is None else self.seconds
+
+    def _begin(self, name: str) -> Update:
+        self._phase += 1
+        place = f" {self._phase}/{self.phases}" if self.phases else ""
+        return self.progress(f"evaluate{place}: {name}")
+
+    def _stored(self, key: str) -> tuple[list[_Row], bool]:
+        """What is kept of a phase, and whether that is all of it."""
+        rows: list[_Row] = []
+        while (part := self.kept.read(f"{key}-{len(rows):06d}")) is not None:
+            count = int(part["batches"])
+            rows += [(part[f"outputs.{i}"], part.get(f"labels.{i}")) for i in range(count)]
+            if part["last"] or not count:
+                return rows, bool(part["last"])
+        return rows, False
+
+    def _go_on(
+        self,
+        key: str,
+        run: Callable[[Batch], NDArray[Any]],
+        batches: Iterable[Batch],
+        rows: list[_Row],
+        tell: Callable[[int], None],
+    ) -> None:
+        """Run the batches behind those in `rows`, and add them there."""
+        known = kept = len(rows)
+        begin = self.clock()
+        for batch in islice(batches, known, None):
+            rows.append((run(batch), batch.labels))
+            tell(_samples(rows))
+            if self.clock() - begin >= self._worth:
+                self._keep(key, kept, rows, last=False)
+                kept, begin = len(rows), self.clock()
+        if kept:
+            self._keep(key, kept, rows, last=True)
+
+    def _keep(self, key: str, first: int, rows: list[_Row], *, last: bool) -> None:
+        fresh = rows[first:]
+        part: dict[str, NDArray[Any]] = {"batches": np.array(len(fresh)), "last": np.array(last)}
+        part |= {f"outputs.{i}": row for i, (row, _) in enumerate(fresh)}
+        part |= {f"labels.{i}": labels for i, (_, labels) in enumerate(fresh) if labels is not None}
+        self.kept.write(f"{key}-{first:06d}", part)
+
+
+def _samples(rows: Sequence[_Row]) -> int:
+    return sum(len(row) for row, _ in rows)
+
+
+def _key(name: str, size: int) -> str:
+    """Of a file name; what was run in other batches is another part."""
+    return f"{name.replace(' ', '_')}-by-{size}"
+
+
+def _plain(result: Any) -> Any:
+    return dataclasses.asdict(result) if dataclasses.is_dataclass(result) and not isinstance(result, type) else result

@@ -1,0 +1,204 @@
+"""The evaluate stage: float, simulated and realized model side by side, on samples that nothing was chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.subset import First
+from quantpipe.evaluate.agreement import Agreement, compare, float_warning
+from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.latency import latency
+from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.metrics import summary
+from quantpipe.evaluate.overflow import overflow_report
+from quantpipe.evaluate.reference import Reference, ValueOf, checked_reference, first_samples
+from quantpipe.evaluate.streaming import free_running
+from quantpipe.graph.execute import Session, release_memory
+from quantpipe.graph.outside import is_outside
+from quantpipe.graph.view import Graph
+from quantpipe.rendering import Rendered
+from quantpipe.simulate.simulator import Simulation, bind, simulate
+from quantpipe.types import Outputs, QuantPlan, Samples, Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Numbers of the report that come from running the three models. `realized_samples`: of how many samples the
+    realized model's metrics are, the first ones; `alike`: the simulated model's on the same."""
+
+    metrics: Mapping[str, Mapping[str, float | None]]
+    agreement: Agreement
+    layers: Sequence[Mapping[str, Any]] = field(repr=False)
+    latency: Mapping[str, Any] = field(default_factory=dict)
+    samples: int = 0
+    free_running: Mapping[str, float | None] = field(default_factory=dict)
+    generalization: Generalization | None = None
+    overflow: Sequence[Mapping[str, Any]] = ()
+    realized_samples: int = 0
+    alike: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is doubtful about the numbers, in sentences."""
+        carried = self.generalization.warning if self.generalization is not None else None
+        elsewhere = float_warning(self.agreement, self.alike, self.metrics["realized"])
+        return [said for said in (carried, elsewhere, *self.agreement.warnings) if said]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of the evaluate split the parts of an evaluation use: samples compared `agreement` by element and
+    `layer` by tensor, samples the `realized` model runs on (None: all), runs and seconds of the latency."""
+
+    agreement: int
+    layer: int
+    realized: int | None
+    latency_runs: int
+    latency_seconds: float
+
+
+PHASES = 9
+"""Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency."""
+
+
+def evaluate(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    realized: Rendered,
+    samples: Samples,
+    *,
+    sizes: Sizes,
+    chosen_by: Samples,
+    metric: str,
+    value_of: ValueOf | None,
+    output: str | None = None,
+    seen: Reference | None = None,
+    course: Course | None = None,
+) -> Evaluation:
+    """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
+    of one output, the first if none is named.
+
+    The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`;
+    `seen` is the float model's reference on these, if it is known. `course` tells how far it is, and goes on where an
+    interrupted evaluation was.
+    """
+    course = course or Course()
+    course.phases = PHASES - (seen is not None)
+    session = Session(graph.model, where=graph.source)
+    output = output or session.outputs[0]
+    run = partial(_outputs, course=course, size=graph.batch_size, output=output)
+    reference = checked_reference(*run("float model", session, samples), value_of, output)
+    if seen is None:
+        seen = checked_reference(*run("float model on search samples", session, chosen_by), value_of, output)
+    simulation = simulate(graph, topology, plan)
+    session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
+    simulated, _ = run("simulated model", session, samples, simulation.scalars)
+    before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
+    session = Session(realized.model, where="realized model")
+    few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
+    found, _ = run("realized model", session, few)
+    same = first_samples(reference, len(few))
+    free = free_running(session, few, same)
+    del session
+    release_memory()
+    carried = None
+    if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
+        carried = generalization(metric, (seen, before), (reference, simulated))
+    return Evaluation(
+        {
+            "float": summary(reference.outputs, reference.outputs, reference.labels),
+            "simulated": summary(reference.outputs, simulated, reference.labels),
+            "realized": summary(same.outputs, found, same.labels),
+        },
+        **_compared(graph, topology, plan, simulation, realized, samples, sizes=sizes, course=course),
+        samples=len(samples),
+        free_running=free,
+        generalization=carried,
+        realized_samples=len(few),
+        alike=summary(same.outputs, simulated[: len(few)], same.labels),
+    )
+
+
+def _outputs(
+    name: str,
+    session: Session,
+    samples: Samples,
+    extra: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    course: Course,
+    size: int,
+    output: str,
+) -> tuple[Outputs, NDArray[np.int64] | None]:
+    """One output of a model over a split, and the labels."""
+    return course.outputs(
+        name, lambda batch: session.run({**batch.inputs, **(extra or {})}, [output])[output], samples, size
+    )
+
+
+def _compared(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    simulation: Simulation,
+    realized: Rendered,
+    samples: Samples,
+    *,
+    sizes: Sizes,
+    course: Course,
+) -> dict[str, Any]:
+    """The parts of an evaluation that look inside the models, and the latency."""
+
+    def first(count: int) -> Samples:
+        return First(samples, whole_batches(graph, count))
+
+    agreement = course.result(
+        "agreement",
+        lambda some: compare(graph, topology, plan, simulation, realized, some),
+        first(sizes.agreement),
+        Agreement.from_dict,
+    )
+    release_memory()
+    layers = course.result(
+        "errors per tensor",
+        lambda some: layer_report(graph, plan, simulation, some),
+        first(sizes.layer),
+        list[dict[str, Any]],
+    )
+    release_memory()
+    overflow = course.result(
+        "overflows",
+        lambda some: overflow_report(graph, topology, plan, simulation, some),
+        samples,
+        list[dict[str, Any]],
+    )
+    release_memory()
+    shares = {entry["tensor"]: entry["share"] for entry in overflow}
+    layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
+
+    def timed(some: Samples) -> dict[str, Any]:
+        one = next(iter(some.batches(1))).inputs
+        if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
+            return {}
+        return latency(graph.model, realized.model, one, sizes.latency_runs, sizes.latency_seconds)
+
+    times = course.result("latency", timed, First(samples, 1), dict[str, Any])
+    return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}
+
+
+def whole_batches(graph: Graph, count: int) -> int:
+    """`count`, or a little more where the model's batch is fixed."""
+    size = graph.fixed_batch or 1
+    return -(-count // size) * size
+
+
+def _takes(graph: Graph, feeds: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether the model runs on these feeds, or has a larger batch of its own."""
+    return all(i.shape[:1] in ((), (None,), feeds[i.name].shape[:1]) for i in graph.inputs)
