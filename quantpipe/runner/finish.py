@@ -11,6 +11,7 @@ from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
 from quantpipe.graph.store import is_model_current
+from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
 from quantpipe.runner.job import Found, Job
@@ -64,6 +65,10 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
     host = host_warning(job.graph, job.topology, plan)
     if host is not None:
         job.console.warn(host)
+    lacking = without_kernel(job.topology, plan, settings.backend, realized.model)
+    slow = slow_warning(lacking)
+    if slow is not None:
+        job.console.warn(slow)
     return build_report(
         settings=settings,
         graph=job.graph,
@@ -81,6 +86,7 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         data=job.inputs.data_record(),
         output=job.inputs.output,
         host=host,
+        lacking=lacking,
     )
 
 
