@@ -18,12 +18,21 @@ CONDITIONS: dict[str, Check] = {
 }
 """What `when:` in a hardware file may say, each with its test (value found at the node, value written in the file)."""
 
+WORDS: dict[str, tuple[str, ...]] = {
+    "group": ("any", "1", "depthwise", "grouped"),
+    "operands": ("any", "weight", "activations"),
+    "window": ("any", "power_of_two"),
+}
+"""The words that a condition is made of; several are joined by `|`, but for a window."""
+
 
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Why a signature does not take a node, or None."""
     facts = rule.facts(node, graph)
     for key, allowed in signature.when:
-        if key in facts and not CONDITIONS[key](facts[key], allowed):
+        if key not in facts:
+            return f"{key} is not known before the model runs, and the device wants {allowed.replace('_', ' ')}"
+        if not CONDITIONS[key](facts[key], allowed):
             return f"{key} is {facts[key]}, the device wants {allowed.replace('_', ' ')}"
     return None
 
@@ -60,8 +69,12 @@ def choose_signature(
 
 def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Why the device cannot pad a node's input, or None."""
-    pad = rule.facts(node, graph).get("pad_max", 0)
-    if spec.pad.max is None or int(pad) <= spec.pad.max:
+    if spec.pad.max is None or "pad_max" not in rule.conditions:
+        return None
+    pad = rule.facts(node, graph).get("pad_max")
+    if pad is None:
+        return f"its pads are computed at run time, {spec.name} pads by at most {spec.pad.max} (pad.max)"
+    if int(pad) <= spec.pad.max:
         return None
     return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
 
