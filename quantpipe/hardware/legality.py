@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule
@@ -38,9 +39,15 @@ def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> s
 
 
 def choose_signature(
-    spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule, treatment: AddInputs | None
+    spec: HardwareSpec,
+    node: Node,
+    graph: Graph,
+    rule: OpRule,
+    treatment: AddInputs | None,
+    refused: Mapping[OpSignature, str] = MappingProxyType({}),
 ) -> tuple[OpSignature | None, str]:
-    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition."""
+    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition; `refused`:
+    signatures that do not fit what the node reads, with the reasons."""
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
@@ -60,7 +67,7 @@ def choose_signature(
                     f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
                 )
                 continue
-        why = refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
+        why = refused.get(signature) or refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
         if why is None:
             return signature, ""
         reason = why
