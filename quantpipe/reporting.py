@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe import __version__
+from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
 from quantpipe.realize.kernels import slow_warning
@@ -82,6 +83,7 @@ def build_report(
         "host": host,
         "warnings": [
             *graph.notes,
+            *decisions(graph, settings.spec),
             *_left_out(data),
             *_profile_notes(profile),
             *_search_notes(search),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import AddInputs, DType, HardwareSpec, OpSignature
@@ -34,11 +33,14 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def overruled(spec: HardwareSpec) -> Iterator[str]:
-    """Sentences about chains of `fuse` that `add_inputs` takes the effect from, as it is meant to on any target."""
-    if spec.add_inputs is None or any(t is AddInputs.RESIDUAL_ONLY for t in (spec.add_inputs, *spec.add_variants)):
-        return
+    """Sentences about chains of `fuse` without effect on purpose: `add_inputs` has its say on any target, and a file
+    may list chains of ops that it does not declare yet."""
+    declared = {op for op, _ in _integer(spec)}
+    handed_on = AddInputs.RESIDUAL_ONLY in (spec.add_inputs, *spec.add_variants)
     for first, second in dict.fromkeys(pair for chain in spec.fuse for pair in itertools.pairwise(chain)):
-        if OP_RULES[second].family is Family.SUM:
+        if first not in declared:
+            yield f"hardware.fuse: [{first}, {second}] has no effect, since {spec.name} runs no {first} in integers"
+        elif OP_RULES[second].family is Family.SUM and spec.add_inputs is not None and not handed_on:
             yield (
                 f"hardware.add_inputs={spec.add_inputs} overrules [{first}, {second}] of hardware.fuse: no accumulator "
                 "goes into an addition"
@@ -79,10 +81,6 @@ def _chain(spec: HardwareSpec, reader: Reader, chain: tuple[str, ...]) -> None:
         raise reader.error("fuse", f"{named}, which fuses nothing; legal are chains of two ops and more")
     for first, second in itertools.pairwise(chain):
         rows = [s for op, s in _integer(spec) if op == first]
-        if not rows:
-            raise reader.error(
-                "fuse", f"{named}, but {spec.name} runs no {first} in integers{nearest(first, spec.ops)}"
-            )
         clamp = OP_RULES[second].family is Family.CLAMP
         summed = OP_RULES[second].family is Family.SUM and OP_RULES[first].family is Family.ACCUMULATE
         if not clamp and not summed:
@@ -91,7 +89,7 @@ def _chain(spec: HardwareSpec, reader: Reader, chain: tuple[str, ...]) -> None:
                 f"{named}, but nothing takes {second} into {first}; legal are Relu and Clip behind an op that stores "
                 "its result, and Add or Sub behind Conv, ConvTranspose, Gemm or MatMul",
             )
-        if clamp and all(spec.is_wide(d) for s in rows for d in s.outputs):
+        if clamp and rows and all(spec.is_wide(d) for s in rows for d in s.outputs):
             raise reader.error(
                 "fuse",
                 f"{named}, but {first} hands on its accumulator, and a clamp acts on stored integers; legal are a "

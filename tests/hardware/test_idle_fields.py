@@ -28,7 +28,6 @@ IDLE: dict[str, tuple[str, str, Any, str]] = {
     "behind a relu": ("vta", "fuse", [["Conv", "Relu", "Conv"]], "nothing takes Conv into Relu"),
     "a sum of sums": ("vta", "fuse", [["Add", "Add"]], "nothing takes Add into Add"),
     "one op": ("vta", "fuse", [["Conv"]], "which fuses nothing; legal are chains of two"),
-    "an op in float": ("vta", "fuse", [["Mul", "Relu"]], "but vta runs no Mul in integers"),
     "a clamp of accumulators": ("hago_sample", "fuse", [["Conv", "Relu"]], "Conv hands on its accumulator"),
     "condition": ("vta", "ops/Gemm/0/when", {"group": "1"}, "ops.Gemm.when.group says nothing of Gemm; Gemm has no"),
     "condition of another op": (
@@ -81,6 +80,11 @@ def test_an_accumulator_that_an_addition_takes_is_overruled_and_said_so() -> Non
     assert list(overruled(hardware("vta", add_inputs="residual_only"))) == []
     for path in (CONF / "hardware").glob("*.yaml"):
         assert list(overruled(hardware(path.stem))) == []
+
+
+def test_a_chain_of_an_op_that_is_not_declared_is_told() -> None:
+    (said,) = overruled(hardware("vta", fuse=[["Mul", "Relu"]]))
+    assert said == "hardware.fuse: [Mul, Relu] has no effect, since vta runs no Mul in integers"
 
 
 def test_a_pad_that_is_computed_at_run_time_is_not_taken_for_a_small_one() -> None:
