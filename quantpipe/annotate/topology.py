@@ -15,6 +15,7 @@ from quantpipe.annotate.edges import accepted, misread
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
+from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
@@ -69,6 +70,7 @@ def analyze(
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
+    refuse_unreached(graph, kernels, draft.dtypes, reasons, constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
     pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs, spec.activations.bits)
     solved = scale_groups(graph, spec, kernels, draft.dtypes, edges, pins, least)
