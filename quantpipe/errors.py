@@ -79,3 +79,18 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """A hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
+
+
+def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) -> None:
+    """ConfigError for the first key that is not legal below `where`, with near names."""
+    known = list(legal)
+    for key in given:
+        if key not in known:
+            said = (
+                f"legal are {', '.join(known)}"
+                if len(known) > 1
+                else f"legal is {known[0]}"
+                if known
+                else "none is legal here"
+            )
+            raise ConfigError(f"is no option{nearest(str(key), known)}; {said}", where=f"{where}.{key}")

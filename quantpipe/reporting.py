@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from quantpipe import __version__
+from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
-from quantpipe.realize.kernels import without_kernel
+from quantpipe.realize.kernels import slow_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.settings import Settings
 from quantpipe.stages import Evaluation
@@ -37,9 +38,10 @@ def build_report(
     data: Mapping[str, Mapping[str, Any]],
     output: str,
     host: str | None,
+    lacking: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
-    known of the machine that ran it."""
+    known of the machine that ran it, `lacking` the nodes that no kernel runs as they are (`without_kernel`)."""
     carried = evaluation.generalization
     return {
         "version": __version__,
@@ -71,7 +73,7 @@ def build_report(
         "latency": dict(evaluation.latency),
         "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
         "conversions": _conversions(graph, topology),
-        "without_kernel": without_kernel(topology, plan, settings.backend),
+        "without_kernel": list(lacking),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),
@@ -82,10 +84,12 @@ def build_report(
         "host": host,
         "warnings": [
             *graph.notes,
+            *decisions(graph, settings.spec),
             *_left_out(data),
             *_profile_notes(profile),
             *_search_notes(search),
             *evaluation.warnings,
+            *([slow] if (slow := slow_warning(lacking)) is not None else []),
         ],
     }
 

@@ -243,10 +243,28 @@ class Settings:
                 "is true, and recover names no step; give recover=default, or search.refine=false",
                 where="search.refine",
             )
+        self._refuse_idle_keys()
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
+
+    def _refuse_idle_keys(self) -> None:
+        """ConfigError for keys that say something and would change nothing."""
+        idle = {
+            "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
+            "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
+            "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
+            "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == Form.PARETO),
+            "search.finalists": (
+                self.search.finalists != SearchSettings.finalists,
+                "search.refine=true",
+                self.search.refine,
+            ),
+        }
+        for key, (given, needed, there) in idle.items():
+            if given and not there:
+                raise ConfigError(f"is set, and has a meaning with {needed} only; leave it out, or add that", where=key)
 
 
 def _legal(key: str, value: str, legal: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
@@ -87,8 +88,14 @@ class Conditions:
         return self.additions.get(node, spec.add_inputs)
 
 
-def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure: Structure = DEFAULT) -> Conditions:
-    """Node conditions in execution order."""
+def decide(
+    graph: Graph,
+    spec: HardwareSpec,
+    options: AnnotateOptions,
+    structure: Structure = DEFAULT,
+    refused: Mapping[str, Mapping[OpSignature, str]] = MappingProxyType({}),
+) -> Conditions:
+    """Node conditions in execution order. `refused`: signatures that nodes cannot have, with the reasons."""
     chosen = {
         n.name: f"left in float by the choice {FLOAT_KEY}{n.name}" for n in graph.nodes if structure.floats(n.name)
     }
@@ -102,7 +109,9 @@ def decide(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure
         if reason is None:
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
-            signature, reason = choose_signature(spec, node, graph, rule, found.treatment(node.name, spec))
+            signature, reason = choose_signature(
+                spec, node, graph, rule, found.treatment(node.name, spec), refused.get(node.name, {})
+            )
             if additions.get(node.name) is AddInputs.NONE:
                 reason = f"it adds in float by the choice {ADD_KEY}{node.name}"
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion

@@ -146,11 +146,12 @@ def weight_sites(
         granularity = Granularity(structure.granularity(tensor) or schema.weights.granularity)
         axis = channel_axis if granularity is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
-        sites.append(
-            WeightSite(
-                tensor, nodes, dtype, channel_axis, axis, min(dtype.bits, spec.weights.bits), keys, least.get(tensor, 2)
+        most, fewest = min(dtype.bits, spec.weights.bits), least.get(tensor, 2)
+        if fewest > most:
+            raise ConfigError(
+                f"{tensor!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE
             )
-        )
+        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest))
     return tuple(sites)
 
 

@@ -52,15 +52,6 @@ def pins_of(
             found[tensor] = Pin(Range(constraint.low, constraint.high), None, WHERE)
         elif constraint is not None and constraint.kind is Kind.UNIFORM:
             found[tensor] = _uniform(tensor, constraint, dtype, schema)
-    pinned = {t for t, c in constraints.items() if c.kind in (Kind.CALIBRATED, Kind.UNIFORM)}
-    asked = {c.pattern for t, c in constraints.items() if t in pinned}
-    reached = {constraints[t].pattern for t in pinned & set(dtypes)}
-    for pattern in sorted(asked - reached):
-        raise ConfigError(
-            f"{pattern!r} names no tensor that is held in integers here: it is in float, inside a fused kernel, or an "
-            "accumulator; constrain the tensor behind the fused clamp, or see float_nodes in the report",
-            where=WHERE,
-        )
     return found
 
 

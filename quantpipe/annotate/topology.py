@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide, tensor_constraints
 from quantpipe.annotate.constraints import Kind
+from quantpipe.annotate.edges import accepted, misread
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
+from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
@@ -49,20 +51,18 @@ def analyze(
     """Build the topology of a structure. Raises ConfigError for patterns that match nothing, or, with strict, when a
     known op falls back."""
     graph = in_canonical_order(graph)
-    conditions = decide(graph, spec, options, structure)
-    swallowed = _swallow(graph, spec, conditions)
-    draft = _Draft()
-    kernels: list[Kernel] = []
-    fused_sums: set[str] = set()
-    raw = _fused_into_sums(graph, spec, conditions, swallowed, fused_sums)
+    refused: dict[str, dict[OpSignature, str]] = {}
+    while True:
+        conditions = decide(graph, spec, options, structure, refused)
+        swallowed = _swallow(graph, spec, conditions)
+        draft = _Draft()
+        kernels = _kernels(graph, spec, conditions, swallowed, draft)
+        wrong = misread(graph, spec, conditions, kernels, draft.dtypes)
+        if not wrong:
+            break  # each round takes a signature from some node, so it ends
+        for name, signatures in wrong.items():
+            refused.setdefault(name, {}).update(signatures)
     taken = {name for chain in swallowed.values() for name in chain}
-    for node in graph.nodes:
-        if node.name not in conditions.integer or node.name in taken:
-            continue
-        kernel = _kernel(node, graph, conditions, swallowed.get(node.name, ()), raw, spec, draft)
-        draft.forms[kernel.output] = kernel.form
-        draft.heads[kernel.output] = node.name
-        kernels.append(kernel)
     node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
     reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
     _forbid_fallback(graph, reasons, options)
@@ -70,6 +70,7 @@ def analyze(
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
+    refuse_unreached(graph, kernels, draft.dtypes, reasons, constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
     pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs, spec.activations.bits)
     solved = scale_groups(graph, spec, kernels, draft.dtypes, edges, pins, least)
@@ -82,6 +83,23 @@ def analyze(
         weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges, least, structure),
         constants=constants,
     )
+
+
+def _kernels(
+    graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]], draft: _Draft
+) -> list[Kernel]:
+    """All integer nodes as kernels, in graph order; what is known of the tensors goes into `draft`."""
+    kernels: list[Kernel] = []
+    raw = _fused_into_sums(graph, spec, conditions, swallowed, set())
+    taken = {name for chain in swallowed.values() for name in chain}
+    for node in graph.nodes:
+        if node.name not in conditions.integer or node.name in taken:
+            continue
+        kernel = _kernel(node, graph, conditions, swallowed.get(node.name, ()), raw, spec, draft)
+        draft.forms[kernel.output] = kernel.form
+        draft.heads[kernel.output] = node.name
+        kernels.append(kernel)
+    return kernels
 
 
 def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[str, tuple[str, ...]]:
@@ -158,7 +176,8 @@ def _kernel(
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
     form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)
     if form is Form.QUANTIZED:
-        draft.dtypes.setdefault(output, _storage(signature.outputs, spec, operands, draft))
+        offered = accepted(signature.outputs, output, graph, spec, conditions)
+        draft.dtypes.setdefault(output, _storage(offered, spec, operands, draft))
     bounds = (float("-inf"), float("inf"))
     clamps = [graph.by_name[f] for f in fused] + ([node] if rule.family is Family.CLAMP else [])
     for clamp in clamps:

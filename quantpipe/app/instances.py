@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from quantpipe.errors import ConfigError, QuantpipeError
+from quantpipe.errors import ConfigError, QuantpipeError, refuse_unknown
 
 PLUGINS = "quantpipe.conf"
+OWN = ("_target_", "_convert_", "_recursive_", "_partial_", "_args_")
+"""Keys that Hydra reads itself."""
+GIVEN = ("launch_folder", "parent_key")
+"""Arguments that the app gives, so that configuration cannot."""
 
 
 def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
@@ -36,7 +41,9 @@ def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any
 
     Raises ConfigError for a target that is not allowed, cannot be imported, or does not take the given options.
     """
-    _check(OmegaConf.to_container(config, resolve=True), key, plugins)
+    plain = OmegaConf.to_container(config, resolve=True)
+    _check(plain, key, plugins)
+    _refuse_unknown_options(plain, key)
     try:
         return instantiate(config, **extra)
     except Exception as error:  # Hydra wraps constructors' errors; ours keep their own words
@@ -58,3 +65,17 @@ def _check(node: Any, key: str, plugins: Sequence[str]) -> None:
     elif isinstance(node, list):
         for number, value in enumerate(node):
             _check(value, f"{key}[{number}]", plugins)
+
+
+def _refuse_unknown_options(node: Any, key: str) -> None:
+    """ConfigError for options that a target, a class or a function of an allowed package, does not take."""
+    for name, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+        _refuse_unknown_options(value, f"{key}.{name}")
+    if not isinstance(node, dict) or "_target_" not in node:
+        return
+    try:
+        parameters = inspect.signature(get_object(str(node["_target_"]))).parameters.values()
+    except Exception:  # what cannot be imported or looked into is told when it is built
+        return
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        refuse_unknown([k for k in node if k not in OWN], [p.name for p in parameters if p.name not in GIVEN], key)

@@ -21,13 +21,14 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
 from quantpipe.settings import (
+    OBJECTIVE,
     CalibrateSettings,
     CheckSettings,
     EvaluateSettings,
@@ -69,15 +70,23 @@ KEYS = (
     "check",
 )
 
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "model": ("path", "resident_mb", "fixed"),
+    "schema": ("name", "activations", "weights"),
+    "threshold": ("activations", "weights"),
+    "threshold.weights": ("method",),
+    "search": tuple(SearchSettings.__dataclass_fields__),
+    "objective": OBJECTIVE,
+    "realize": ("backend",),
+    "profile": ("load",),
+}
+"""What may stand in parts of the configuration that are read key by key."""
+
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
     plain = _plain(config)
-    for key in plain:
-        if key not in (*GROUPS, *KEYS):
-            raise ConfigError(
-                f"is no key{nearest(key, (*GROUPS, *KEYS))}; legal are {', '.join((*GROUPS, *KEYS))}", where=key
-            )
+    _refuse_unknown_keys(plain)
     constraints = constraints_given(plain["annotate"].get("constraints"), Path(hydra_config.runtime.cwd))
     plain["annotate"] = plain["annotate"] | {"constraints": constraints}
     spec = load_hardware(plain["hardware"])
@@ -157,6 +166,8 @@ def _plain(config: DictConfig) -> dict[str, Any]:
 
 
 def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
+    # `strict` is a key of its own at the top.
+    refuse_unknown(given, [name for name in AnnotateOptions.__dataclass_fields__ if name != "strict"], "annotate")
     plain = {k: v for k, v in given.items() if k != "constraints"} | {"strict": strict}
     options: AnnotateOptions = _options(AnnotateOptions, plain, "annotate")
     return replace(options, constraints=given["constraints"])
@@ -186,13 +197,23 @@ def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The options, all of which the dataclass has; ConfigError otherwise."""
-    fields = kind.__dataclass_fields__
-    for name in given:
-        if name not in fields:
-            raise ConfigError(
-                f"is no option{nearest(name, fields)}; legal are {', '.join(fields)}", where=f"{key}.{name}"
-            )
+    refuse_unknown(given, kind.__dataclass_fields__, key)
     return given
+
+
+def _refuse_unknown_keys(plain: Mapping[str, Any]) -> None:
+    """ConfigError for a key that nothing reads, in parts that are read key by key. All others are checked where they
+    become typed values, or objects (`make`)."""
+    for key in plain:
+        if key not in (*GROUPS, *KEYS):
+            raise ConfigError(
+                f"is no key{nearest(key, (*GROUPS, *KEYS))}; legal are {', '.join((*GROUPS, *KEYS))}", where=key
+            )
+    for path, legal in PARTS.items():
+        part: Any = plain
+        for name in path.split("."):
+            part = part.get(name) if isinstance(part, Mapping) else None
+        refuse_unknown(part if isinstance(part, Mapping) else (), legal, path)
 
 
 def _expect(value: Any, default: Any, key: str) -> Any:
@@ -253,9 +274,6 @@ def _path(value: Any, key: str, launch: Path) -> Path:
 
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
-    for name in given:
-        if name != "load":
-            raise ConfigError(f"is no option{nearest(name, ['load'])}; legal is load", where=f"profile.{name}")
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
 
 

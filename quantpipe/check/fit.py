@@ -11,6 +11,7 @@ from typing import Any
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
+from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import Island, computes_reals, conversions, islands, rescales
 from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
@@ -19,6 +20,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
+from quantpipe.oprules.work import is_unknown_work
 from quantpipe.types import FloatOn, HardwareSpec, Overflow, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
@@ -168,8 +170,17 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         float_on=spec.float_on.value,
         cycles=spent,
         seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
-        notes=graph.notes,
+        notes=(*graph.notes, *_uncounted(graph), *decisions(graph, spec)),
     )
+
+
+def _uncounted(graph: Graph) -> list[str]:
+    """A sentence where the share of multiply-accumulates leaves something out."""
+    left = [n for n in graph.nodes if is_unknown_work(n)]
+    if not left:
+        return []
+    named = ", ".join(f"{n.name} ({n.op})" for n in left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+    return [f"multiply-accumulates of {named} are not known and not counted: the share in integers is at most that"]
 
 
 def _verdict(

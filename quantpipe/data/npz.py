@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +103,8 @@ def _layout(file: ArrayFile, layout: SourceLayout, name: str) -> SourceLayout:
 @dataclass(frozen=True, eq=False)
 class NpzDataset(FileOptions):
     """See conf/dataset/npz.yaml for the keys; those left out have the defaults given there."""
+
+    parts: ClassVar[Mapping[str, Sequence[str]]] = {**FileOptions.parts, "keys": tuple(DEFAULT_KEYS)}
 
     keys: Mapping[str, Any] = field(default_factory=dict)
     source_layout: str = SourceLayout.AUTO

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from quantpipe.data.divide import ROLES, divide
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.source import Source
 from quantpipe.data.splits import Handling, Splits, build, source_paths
+from quantpipe.errors import refuse_unknown
 from quantpipe.types import TensorInfo
+
+
+def refuse_unknown_parts(options: object, parts: Mapping[str, Sequence[str]]) -> None:
+    """ConfigError for a key that nothing reads, such as `dataset.samples.calibrat`."""
+    for name, legal in parts.items():
+        given = getattr(options, name)
+        if isinstance(given, Mapping):
+            refuse_unknown(given, legal, f"dataset.{name}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +34,12 @@ class Options:
     on_error: str = "fail"
     state: Mapping[str, str] | None = None
     state_reset: str | int = "auto"
+
+    parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": ROLES}
+    """What may stand in the options that are mappings."""
+
+    def __post_init__(self) -> None:
+        refuse_unknown_parts(self, self.parts)
 
     @property
     def handling(self) -> Handling:
@@ -59,6 +74,13 @@ class FileOptions(Options):
     path: str | None = None
     calibrate: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
+
+    parts: ClassVar[Mapping[str, Sequence[str]]] = {
+        **Options.parts,
+        "calibrate": ("path",),
+        "search": ("path", "share"),
+        "evaluate": ("path",),
+    }
 
     def paths(self) -> dict[str, Path]:
         """Role -> existing file or folder (one under `WHOLE` if it is to be divided)."""

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import convert_attributes
 
+from quantpipe.graph.pairs import separate
 from quantpipe.graph.view import Node
 
 Attribute = int | float | str | Sequence[int] | Sequence[float]
@@ -96,6 +97,7 @@ class GraphBuilder:
         return self.unique(name) if name else ""
 
     def build(self, outputs: Sequence[ir.Value]) -> ir.Model:
+        """The model. Each int8 tensor gets one reader, so that onnxruntime loads it with its exact kernels, too."""
         opsets = {"": self._opset} | {d: 1 for d in sorted(self._domains) if d}
         graph = ir.Graph(
             self._inputs,
@@ -105,6 +107,7 @@ class GraphBuilder:
             opset_imports=opsets,
             name=self._name,
         )
+        separate(graph, self.unique)
         return ir.Model(graph, ir_version=self._ir_version, producer_name="quantpipe")
 
     def _append(

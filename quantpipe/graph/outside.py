@@ -213,17 +213,22 @@ def hollow(model: ir.Model, names: Collection[str]) -> bytes:
 
 
 def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
-    """Name -> (offset, length) of tensors that are written one behind the other, each at a whole page."""
-    found, offset = {}, 0
+    """Name -> (offset, length) of tensors that are written one behind the other, each at a whole page; a tensor that
+    stands under several names is written once."""
+    found: dict[str, tuple[int, int]] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    offset = 0
     for name, tensor in tensors.items():
-        found[name] = (offset, tensor.nbytes)
-        offset += -(-tensor.nbytes // PAGE) * PAGE
+        if id(tensor) not in spans:
+            spans[id(tensor)] = (offset, tensor.nbytes)
+            offset += -(-tensor.nbytes // PAGE) * PAGE
+        found[name] = spans[id(tensor)]
     return found
 
 
 def packed(tensors: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
     """The bytes of a data file in the order of `layout`; at most one tensor is in memory at a time."""
-    for tensor in tensors.values():
+    for tensor in {id(t): t for t in tensors.values()}.values():
         yield _raw(tensor)
         yield bytes(-tensor.nbytes % PAGE)
 

@@ -1,13 +1,22 @@
 """CPUs whose kernels add pairs of uint8 x int8 products in int16: a model that shows it, and what onnxruntime's exact
-kernels ask of a model there."""
+kernels (session option `session.x64quantprecision`) ask of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
+
+from quantpipe.graph.outside import place_of
+from quantpipe.graph.rewrites.tools import new_constant, new_node
 
 PAIR = 2 * 255 * 127
 """The greatest sum of two products; int16 does not hold it."""
+
+INT8 = ir.DataType.INT8
 
 
 def pair() -> bytes:
@@ -44,3 +53,40 @@ def separated(data: bytes) -> bytes:
                 node.input[slot] = copy.name = f"{name}/reader{copies}"
             taken.add(name)
     return model.SerializeToString() if copies else data
+
+
+def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
+    """The same for a graph in the making, in place, and without a second copy of a weight in the file: each further
+    reader has a Reshape of its own, to the same shape, of which the runtime makes a constant at load. (It would take an
+    Identity or a Cast out again first.) A tensor that lies in a file stands under further names at the same place; zero
+    points are copied. `unique` makes names."""
+    shapes: dict[tuple[int, ...], ir.Value] = {}
+    for value in [*graph.initializers.values(), *_unpacked(graph)]:
+        if value.dtype != INT8 or not value.shape or value.is_graph_input():
+            continue
+        dims, last = tuple(int(d) for d in value.shape), value
+        for number, use in enumerate(list(value.uses())[1:], 1):
+            name = unique(f"{value.name}/reader{number}")
+            if len(dims) < 2 or place_of(value.const_value) is not None:
+                same = ir.Value(name=name, type=value.type, shape=value.shape, const_value=value.const_value)
+                graph.register_initializer(same)
+            else:
+                if dims not in shapes:
+                    text = unique(f"shape_{'x'.join(map(str, dims))}")
+                    shapes[dims] = new_constant(graph, text, np.asarray(dims, np.int64))
+                same = new_node(graph, use.node, "Reshape", [last, shapes[dims]], name)
+                same.name, same.type, same.shape = name, value.type, value.shape
+                last = same  # several of one tensor would be merged
+            use.node.replace_input_with(use.idx, same)
+
+
+def _unpacked(graph: ir.Graph) -> list[ir.Value]:
+    """What is cast to int8 from constants at load, as weights of four bits are; it gets its type and shape here."""
+    found = []
+    for node in graph:
+        source = node.inputs[0] if node.op_type == "Cast" else None
+        if source is not None and source.const_value is not None and node.attributes["to"].as_int() == INT8:
+            (made,) = node.outputs
+            made.type, made.shape = ir.TensorType(INT8), source.shape
+            found.append(made)
+    return found

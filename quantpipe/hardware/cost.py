@@ -10,6 +10,7 @@ from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
+from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology
 
 Bits = Mapping[str, int]
@@ -114,8 +115,7 @@ COSTS: Mapping[str, CostFunction] = {
 
 def macs(node: Node, graph: Graph) -> int:
     """Multiply-accumulates of a node per sample."""
-    rule = rule_of(node)
-    return rule.macs(node, graph) if rule is not None else 0
+    return multiply_accumulates(node, graph)
 
 
 def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:

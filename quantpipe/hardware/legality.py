@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule
@@ -18,20 +19,35 @@ CONDITIONS: dict[str, Check] = {
 }
 """What `when:` in a hardware file may say, each with its test (value found at the node, value written in the file)."""
 
+WORDS: dict[str, tuple[str, ...]] = {
+    "group": ("any", "1", "depthwise", "grouped"),
+    "operands": ("any", "weight", "activations"),
+    "window": ("any", "power_of_two"),
+}
+"""The words that a condition is made of; several are joined by `|`, but for a window."""
+
 
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Why a signature does not take a node, or None."""
     facts = rule.facts(node, graph)
     for key, allowed in signature.when:
-        if key in facts and not CONDITIONS[key](facts[key], allowed):
+        if key not in facts:
+            return f"{key} is not known before the model runs, and the device wants {allowed.replace('_', ' ')}"
+        if not CONDITIONS[key](facts[key], allowed):
             return f"{key} is {facts[key]}, the device wants {allowed.replace('_', ' ')}"
     return None
 
 
 def choose_signature(
-    spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule, treatment: AddInputs | None
+    spec: HardwareSpec,
+    node: Node,
+    graph: Graph,
+    rule: OpRule,
+    treatment: AddInputs | None,
+    refused: Mapping[OpSignature, str] = MappingProxyType({}),
 ) -> tuple[OpSignature | None, str]:
-    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition."""
+    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition; `refused`:
+    signatures that do not fit what the node reads, with the reasons."""
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
@@ -51,7 +67,7 @@ def choose_signature(
                     f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
                 )
                 continue
-        why = refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
+        why = refused.get(signature) or refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
         if why is None:
             return signature, ""
         reason = why
@@ -60,8 +76,12 @@ def choose_signature(
 
 def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Why the device cannot pad a node's input, or None."""
-    pad = rule.facts(node, graph).get("pad_max", 0)
-    if spec.pad.max is None or int(pad) <= spec.pad.max:
+    if spec.pad.max is None or "pad_max" not in rule.conditions:
+        return None
+    pad = rule.facts(node, graph).get("pad_max")
+    if pad is None:
+        return f"its pads are computed at run time, {spec.name} pads by at most {spec.pad.max} (pad.max)"
+    if int(pad) <= spec.pad.max:
         return None
     return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from quantpipe.hardware.contradictions import refuse_contradictions
+from quantpipe.hardware.idle import refuse_idle
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
@@ -103,6 +104,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
     )
     refuse_contradictions(spec, reader)
+    refuse_idle(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
 
 

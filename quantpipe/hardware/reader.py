@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from quantpipe.errors import HardwareError, nearest
-from quantpipe.hardware.legality import CONDITIONS
+from quantpipe.hardware.legality import CONDITIONS, WORDS
 from quantpipe.oprules import FLOAT_OPS, OP_RULES
 from quantpipe.types import DType, OpSignature
 
@@ -167,10 +167,15 @@ class Reader:
     def _when_values(self, op: str, when: Data) -> None:
         """Each condition must be able to read what the file says."""
         for key, value in when.items():
+            field, legal = f"ops.{op}.when.{key}", WORDS.get(key, ())
+            words = str(value).split("|") if key != "window" else [str(value)]
+            for word in words if legal else ():
+                if word not in legal:
+                    raise self.error(field, f"is {value!r}{nearest(word, legal)}; legal are {', '.join(legal)}")
             try:
                 CONDITIONS[key](1, str(value))
             except ValueError:
-                raise self.error(f"ops.{op}.when.{key}", f"is {value!r}, which means nothing to it") from None
+                raise self.error(field, f"is {value!r}, which means nothing to it") from None
 
 
 def listed(value: object) -> Sequence[object]:

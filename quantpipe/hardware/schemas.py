@@ -25,6 +25,13 @@ def resolve_schema(spec: HardwareSpec, chosen: Data, known: Mapping[str, Data]) 
     name = str(chosen.get("name", "?"))
     if name != AUTO:
         return _checked(spec, chosen, known)
+    changed = [key for key in chosen if key != "name" and chosen[key]]
+    if changed:
+        raise ConfigError(
+            f"schema.{changed[0]} is given, and auto takes the schema of the hardware as it is; to change fields, name "
+            f"it: schema={spec.preferred_schema}",
+            where="schema",
+        )
     if spec.preferred_schema not in known:
         raise HardwareError(
             f"preferred_schema is {spec.preferred_schema!r}{nearest(spec.preferred_schema, known)}; "
@@ -71,7 +78,9 @@ def _tensor(name: str, part: str, data: Data | None) -> dict[str, Any]:
         raise ConfigError(f"{part} must be a mapping of {', '.join(KEYS)}", where=where)
     for key in data:
         if key not in KEYS:
-            raise ConfigError(f"{part}.{key} is not a field{nearest(str(key), KEYS)}; legal are {KEYS}", where=where)
+            raise ConfigError(
+                f"{part}.{key} is not a field{nearest(str(key), KEYS)}; legal are {', '.join(KEYS)}", where=where
+            )
     try:
         given = {k: v for k, v in data.items() if v is not None}
         TensorSchema(**given)

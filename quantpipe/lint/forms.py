@@ -14,7 +14,7 @@ PACKED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"}
 REALS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-CAST, MULTIPLY = "Cast", "Mul"
+CAST, MULTIPLY, RESHAPE = "Cast", "Mul", "Reshape"
 
 BYTE_OPS = frozenset({"Cast", "Mod", "Div", "Sub"})
 """What takes the bytes of a 16-bit integer apart."""

@@ -25,6 +25,7 @@ from quantpipe.lint.forms import (
     PACKED_WEIGHTS,
     QUANTIZE,
     REALS,
+    RESHAPE,
     SHORT,
     WIDE,
 )
@@ -145,10 +146,13 @@ class _Reader:
         return intmath.quantize(real, steps, zero, kind.qmin, kind.qmax, kind, axis)
 
     def _packed(self, tensor: str) -> str:
-        """The 4-bit constant that a tensor is cast from, or the tensor itself."""
-        producer = self._graph.producers.get(tensor)
-        packed = producer is not None and producer.op == CAST and self._dtype(producer.inputs[0]) in SHORT
-        return producer.inputs[0] if producer is not None and packed else tensor
+        """The constant that a tensor is reshaped or, from 4 bits, cast from; or the tensor itself."""
+        while (producer := self._graph.producers.get(tensor)) is not None:
+            packed = producer.op == CAST and self._dtype(producer.inputs[0]) in SHORT
+            if not packed and not (producer.op == RESHAPE and tensor in self._fixed):
+                break
+            tensor = producer.inputs[0]
+        return tensor
 
     def _origin(self, tensor: str) -> str:
         """The constant that a tensor is made from, where it is made from constants alone."""

@@ -102,6 +102,8 @@ class OpRule:
     sign: int = 1
     fixed: tuple[float, float] | None = None
     facts: Callable[[Node, Graph], Facts] = no_facts
+    conditions: tuple[str, ...] = ()
+    """Names of the facts."""
 
     def data_ports(self, node: Node) -> tuple[int, ...]:
         """Ports that carry activations by the op's own definition."""

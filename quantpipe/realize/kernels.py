@@ -1,27 +1,92 @@
 """Which nodes onnxruntime has no kernel of their own for: a realized model then says in several ops what the device
 does in one. Listed in the report, so that nobody takes its latency here for the device's.
 
-Takes a plan and the name of an output form; adds no number.
+Takes a plan, the name of an output form and the model written in it; adds no number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.optimized import fused
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Kernel, QuantPlan, Requantize, Sum, Topology
 
 INTEGER = "integer"
 
+IN_FLOAT = "computed in float32: "
+ONE_BY_ONE = "zero points that differ from channel to channel: onnxruntime's depthwise kernel takes one for all of them"
+SIGNED = "int8 activations: onnxruntime's kernels on x86 are made for uint8 ones"
+"""The reasons (IN_FLOAT: how they begin) for which a form that is meant to be fast is not."""
 
-def without_kernel(topology: Topology, plan: QuantPlan, form: str) -> list[dict[str, Any]]:
-    """`node`, `op` and `reasons` of each kernel that is written in several ops, in graph order."""
+UNROUNDED = "a convolution is fused only where its result is quantized, and this one leaves as real numbers"
+INT8 = "onnxruntime fuses it with the session option session.qdqisint8allowed=1 only"
+UNFUSED = "onnxruntime fuses nothing of it between DequantizeLinear and QuantizeLinear"
+
+
+def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[dict[str, Any]]:
+    """`node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
+
+    `model`: the realized one. In forms whose kernels onnxruntime makes, what it leaves in float is found by loading it.
+    """
+    runs = _in_runtime(topology, plan, model) if form != INTEGER else {}
     found = []
     for kernel in topology.kernels:
         reasons = [*_storage(plan, kernel), *_sums(plan, kernel, form), *_narrowing(plan, kernel, form)]
+        reasons += [runs[kernel.node]] if kernel.node in runs else []
         if reasons:
             found.append({"node": kernel.node, "op": kernel.op, "reasons": reasons})
+    return found
+
+
+def slow_warning(lacking: Sequence[Mapping[str, Any]]) -> str | None:
+    """A sentence where products of a form that is meant to be fast run in no integer kernel, or in one that is far
+    slower than others; None where there are none."""
+    products = [e for e in lacking if OP_RULES[e["op"]].family is Family.ACCUMULATE]
+    slow = [(e, r) for e in products for r in e["reasons"] if r.startswith((IN_FLOAT, ONE_BY_ONE, SIGNED))]
+    if not slow:
+        return None
+    causes: dict[str, list[str]] = {}
+    for entry, reason in slow:
+        causes.setdefault(reason, []).append(entry["node"])
+    said = "; ".join(f"{_listed(nodes)}: {reason}" for reason, nodes in causes.items())
+    return (
+        f"onnxruntime has no fast integer kernel here for {len(slow)} of the layers, so the realized model can be "
+        f"slower than on the device, and slower than the float model: {said}. The report lists them under "
+        "without_kernel"
+    )
+
+
+def _listed(nodes: Sequence[str]) -> str:
+    more = len(nodes) - 1
+    return nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
+
+
+def _in_runtime(topology: Topology, plan: QuantPlan, model: ir.Model) -> dict[str, str]:
+    """Kernel node -> why onnxruntime computes it in float, or slowly. Ops that have no integer kernel anywhere are
+    listed already."""
+    names = [k.node for k in topology.kernels if k.op not in fr.TRANSPOSED]
+    default = fused(model, names)
+    allowed = fused(model, names, int8_kernels=True) if default.real else default
+    groups = {n.name: a.as_int() for n in model.graph if (a := n.attributes.get("group")) is not None}
+    found = {}
+    for kernel in topology.kernels:
+        numbers = plan.kernels[kernel.node]
+        if kernel.node in default.real:
+            unrounded = isinstance(numbers, Accumulate) and numbers.output is None
+            why = UNROUNDED if unrounded else UNFUSED if kernel.node in allowed.real else INT8
+            found[kernel.node] = IN_FLOAT + why
+        elif isinstance(numbers, Accumulate) and groups.get(kernel.node, 1) > 1:
+            weight = plan.weights[numbers.weight]
+            if weight.values.shape[1] == 1 and np.unique(weight.zero).size > 1:
+                found[kernel.node] = ONE_BY_ONE
+        if kernel.node in default.signed:
+            found.setdefault(kernel.node, SIGNED)
     return found
 
 

@@ -13,6 +13,7 @@ from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.reference import Reference
 from quantpipe.filing import file_report
 from quantpipe.graph.io import file_hash, read_model
+from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import KeptLayers
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
@@ -96,6 +97,10 @@ def _evaluate(
     host = host_warning(job.graph, job.topology, plan)
     if host is not None:
         job.console.warn(host)
+    lacking = without_kernel(job.topology, plan, settings.backend, realized.model)
+    slow = slow_warning(lacking)
+    if slow is not None:
+        job.console.warn(slow)
     return build_report(
         settings=settings,
         graph=job.graph,
@@ -113,6 +118,7 @@ def _evaluate(
         data=job.inputs.data_record(),
         output=job.inputs.output,
         host=host,
+        lacking=lacking,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quantpipe.check.decisions import decisions
 from quantpipe.inputs import load
 from quantpipe.runner.calibrate import calibrate
 from quantpipe.runner.finish import finish
@@ -28,7 +29,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     """
     console.stage("model", str(settings.model))
     inputs = load(settings)
-    for note in inputs.graph.notes:
+    for note in (*inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
         console.warn(note)
     job = Job.of(settings, inputs, console)
     with job.files.lock():

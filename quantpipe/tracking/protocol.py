@@ -71,13 +71,14 @@ class Tracker(Protocol):
 
 
 class NullTracker:
-    """`tracking=none`: everything stays in the run folder. Takes and ignores what other trackers are made with."""
+    """`tracking=none`: everything stays in the run folder. It takes what the app gives every tracker, and has no
+    options of its own."""
 
     run_id: str | None = None
     experiment: str | None = None
     ui_command: str | None = None
 
-    def __init__(self, **_: Any) -> None: ...
+    def __init__(self, launch_folder: str | os.PathLike[str] = ".", parent_key: str | None = None) -> None: ...
 
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None: ...
 

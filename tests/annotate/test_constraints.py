@@ -108,7 +108,7 @@ def test_names_may_be_patterns_and_later_ones_count() -> None:
         ({"x": uniform(1.0, 0, "int8")}, "'x' is stored as uint8 on this hardware, not as int8"),
         ({"x": uniform(1.0, 300)}, "cannot have scale 1.0 and zero point 300"),
         ({"x": {"kind": "any", "bits": 12}}, "'x' must have at least 12 bits, and ort_cpu gives it 8"),
-        ({"conv1_out": calibrated(-1, 1)}, "'conv1_out' names no tensor that is held in integers here"),
+        ({"conv1_out": calibrated(-1, 1)}, "the constraint of 'conv1_out' cannot hold: conv1_out lies inside"),
     ],
 )
 def test_mistakes_are_named(constraints: dict[str, Any], said: str) -> None:
@@ -237,3 +237,34 @@ def test_statements_from_a_file(tmp_path: Path) -> None:
         constraints_given("list.yaml", tmp_path)
     with pytest.raises(ConfigError, match="is not a readable YAML file"):
         constraints_given("absent.yaml", tmp_path)
+
+
+def test_a_statement_that_cannot_hold_says_what_the_tensor_is() -> None:
+    """The true reason for each: a weight is held in integers, and its range is no matter of constraints."""
+    said = {
+        "c1": r"c1 is the weight of conv1\. Ranges of weights follow from.*legal for weights are \{kind: any",
+        "c2": r"c2 is the bias of conv1, which is stored at the scale of the products",
+        "conv1_out": r"conv1_out lies inside the kernel conv1 .*constrain relu1_out behind it",
+    }
+    for tensor, reason in said.items():
+        for statement in (calibrated(-1, 1), uniform(0.1, 0)):
+            with pytest.raises(ConfigError, match=rf"the constraint of '{tensor}' cannot hold: {reason}"):
+                _ = made("conv_chain", {tensor: statement}).topology
+
+
+def test_a_floor_of_bits_that_reaches_nothing_is_refused_too() -> None:
+    for tensor in ("c2", "conv1_out"):
+        with pytest.raises(ConfigError, match=f"the constraint of '{tensor}' cannot hold"):
+            _ = made("conv_chain", {tensor: {"kind": "any", "bits": 6}}).topology
+    with pytest.raises(ConfigError, match="'c1' must have at least 12 bits, and ort_cpu gives it 8"):
+        _ = made("conv_chain", {"c1": {"kind": "any", "bits": 12}}).topology
+    assert made("conv_chain", {"c*": {"kind": "any", "bits": 6}}).topology.weight_of["c1"].min_bits == 6
+
+
+def test_a_tensor_of_a_node_in_float_names_the_node_and_its_reason() -> None:
+    with pytest.raises(ConfigError, match=r"relu1_out is real, since .* stays in float: kept in float by"):
+        _ = line(graph_of("conv_chain"), constraints={"relu1_out": calibrated(-1, 1)}, float_nodes=["*"]).topology
+    accumulators = line(graph_of("residual_block"), "vta").topology
+    raw = next(k for k in accumulators.kernels if k.form == "raw")
+    with pytest.raises(ConfigError, match=f"{raw.output} leaves {raw.node} as accumulator"):
+        _ = line(graph_of("residual_block"), "vta", constraints={raw.output: calibrated(-1, 1)}).topology

@@ -82,7 +82,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
             "below dataset there are _convert_, _target_, calibrate, evaluate, keys, on_error, path",
         ),
         (["search=gredy"], "search: has no option 'gredy' (did you mean 'greedy'"),
-        (["+objective.nope=1"], "objective: is 'nope'; legal are metric, target, form"),
+        (["+objective.nope=1"], "objective.nope: is no option; legal are metric, target, form"),
         (["recover=default", "recover.steps={name:rotate}"], "legal is a list, such as ['rotate', 'propagation'"),
         (["recover.steps={name:rotate}"], "recover.steps: is {name:rotate}; legal is a list"),
         (["hardware.weights=[1]"], "hardware.weights: is [1]; legal is a mapping of symmetric, granularity"),

@@ -1,0 +1,37 @@
+"""What a run decides about a model and a hardware file that its user should be told in words: what is overruled, and
+which parts of the model are integers already.
+
+Takes the cleaned graph and the hardware, gives sentences; the run warns of them, check and the report list them.
+"""
+
+from __future__ import annotations
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.idle import overruled
+from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED
+from quantpipe.types import HardwareSpec
+
+NAMED = 6
+"""Nodes that a sentence names."""
+
+
+def decisions(graph: Graph, spec: HardwareSpec) -> tuple[str, ...]:
+    """One sentence each, in a stable order."""
+    return (*overruled(spec), *_quantized_already(graph))
+
+
+def _quantized_already(graph: Graph) -> list[str]:
+    """The model's own integer ops: they are copied as they are, and what they compute with is not quantized anew."""
+    found = [node for node in graph.nodes if _is_integer(node)]
+    if not found:
+        return []
+    named = ", ".join(f"{n.name} ({n.op})" for n in found[:NAMED])
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return [
+        f"the model is quantized in part already: {named}{more}. These nodes stay as they are, and all else is "
+        "quantized around them; give the float model that it was made from"
+    ]
+
+
+def _is_integer(node: Node) -> bool:
+    return FLOAT_OPS.get(node.op) == QUANTIZED

@@ -1,0 +1,120 @@
+"""What a hardware file says and nothing would heed: types that no field of bits reaches, chains that no kernel fuses,
+conditions that an op does not have. Each is a mistake of the file, and told as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from quantpipe.hardware.reader import Reader
+from quantpipe.oprules import OP_RULES, Family
+from quantpipe.types import AddInputs, DType, HardwareSpec, OpSignature
+
+KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
+
+
+def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
+    """Raises HardwareError for the first field that would have no effect, with what would have one."""
+    if not spec.ops:
+        raise reader.error("ops", "is empty, so the device would run nothing; legal are ops with their signatures")
+    _bits(spec, reader)
+    for chain in spec.fuse:
+        _chain(spec, reader, chain)
+    for op, signature in _integer(spec):
+        _conditions(op, signature, reader)
+        _moves(spec, op, signature, reader)
+    for name in spec.cost.macs_per_cycle:
+        if not name.startswith("int") and name != DType.FLOAT32:
+            raise reader.error(
+                f"cost.macs_per_cycle.{name}",
+                "is read by nothing: rates go by width; legal are int4, int8, int16, int32, float32",
+            )
+
+
+def overruled(spec: HardwareSpec) -> Iterator[str]:
+    """Sentences about chains of `fuse` without effect on purpose: `add_inputs` has its say on any target, and a file
+    may list chains of ops that it does not declare yet."""
+    declared = {op for op, _ in _integer(spec)}
+    handed_on = AddInputs.RESIDUAL_ONLY in (spec.add_inputs, *spec.add_variants)
+    for first, second in dict.fromkeys(pair for chain in spec.fuse for pair in itertools.pairwise(chain)):
+        if first not in declared:
+            yield f"hardware.fuse: [{first}, {second}] has no effect, since {spec.name} runs no {first} in integers"
+        elif OP_RULES[second].family is Family.SUM and spec.add_inputs is not None and not handed_on:
+            yield (
+                f"hardware.add_inputs={spec.add_inputs} overrules [{first}, {second}] of hardware.fuse: no accumulator "
+                "goes into an addition"
+            )
+
+
+def _integer(spec: HardwareSpec) -> Iterator[tuple[str, OpSignature]]:
+    return ((op, s) for op, rows in spec.ops.items() for s in rows if s.is_integer)
+
+
+def _bits(spec: HardwareSpec, reader: Reader) -> None:
+    """More bits than any type has that the file stores."""
+    weights, stored = set(), set()
+    for op, signature in _integer(spec):
+        weight = OP_RULES[op].weight
+        if weight is not None:
+            weights.add(signature.input(weight))
+        others = [d for port, d in enumerate(signature.inputs) if port != weight or len(signature.inputs) == 1]
+        stored |= {d for d in (*others, *signature.outputs) if not spec.is_wide(d)}
+    given = {
+        "activations.bits": (spec.activations.bits, stored, "stores activations"),
+        "weights.bits": (spec.weights.bits + spec.weights.reduce_range, weights, "multiplies by weights"),
+    }
+    for field, (bits, types, does) in given.items():
+        widest = max(types, key=lambda d: d.bits, default=None)
+        if widest is not None and bits > widest.bits:
+            raise reader.error(
+                field,
+                f"is {bits}, but no op {does} of more than {widest.bits} bits ({widest}); legal are 2 to "
+                f"{widest.bits}, or wider types in ops",
+            )
+
+
+def _chain(spec: HardwareSpec, reader: Reader, chain: tuple[str, ...]) -> None:
+    """Each op of a chain must take the next one in."""
+    named = f"has [{', '.join(chain)}]"
+    if len(chain) < 2:
+        raise reader.error("fuse", f"{named}, which fuses nothing; legal are chains of two ops and more")
+    for first, second in itertools.pairwise(chain):
+        rows = [s for op, s in _integer(spec) if op == first]
+        clamp = OP_RULES[second].family is Family.CLAMP
+        summed = OP_RULES[second].family is Family.SUM and OP_RULES[first].family is Family.ACCUMULATE
+        if not clamp and not summed:
+            raise reader.error(
+                "fuse",
+                f"{named}, but nothing takes {second} into {first}; legal are Relu and Clip behind an op that stores "
+                "its result, and Add or Sub behind Conv, ConvTranspose, Gemm or MatMul",
+            )
+        if clamp and rows and all(spec.is_wide(d) for s in rows for d in s.outputs):
+            raise reader.error(
+                "fuse",
+                f"{named}, but {first} hands on its accumulator, and a clamp acts on stored integers; legal are a "
+                f"stored type in ops.{first}.out, or fuse without it",
+            )
+
+
+def _conditions(op: str, signature: OpSignature, reader: Reader) -> None:
+    """Conditions that the op has nothing to say about."""
+    legal = OP_RULES[op].conditions
+    for key, _ in signature.when:
+        if key not in legal:
+            said = f"legal are {', '.join(legal)}" if legal else f"{op} has no conditions"
+            raise reader.error(f"ops.{op}.when.{key}", f"says nothing of {op}; {said}")
+
+
+def _moves(spec: HardwareSpec, op: str, signature: OpSignature, reader: Reader) -> None:
+    """An op that moves values changes no type."""
+    if OP_RULES[op].family not in KEEPS_TYPE:
+        return
+    kinds = {d for d in (*signature.inputs, *signature.outputs) if not spec.is_wide(d)}
+    wide = {spec.is_wide(d) for d in (*signature.inputs, *signature.outputs)}
+    if len(kinds) > 1 or (len(wide) > 1 and not spec.is_wide(signature.outputs[-1])):
+        raise reader.error(
+            f"ops.{op}",
+            f"takes {', '.join(signature.inputs)} and gives {', '.join(signature.outputs)}, but {op} moves values, "
+            "which keep their type; legal is the same type in `in` and in `out`",
+        )
