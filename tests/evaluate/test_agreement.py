@@ -264,4 +264,4 @@ def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
     said = float_warning(agreement, {"mse": simulated}, {"mse": realized})
     assert (said is not None) == warned and (said is None or "a node in float" in said)
     metrics = {"simulated": {"mse": simulated}, "realized": {"mse": realized}}
-    assert Evaluation(metrics, agreement, ()).warnings == ([said] if said else [])
+    assert Evaluation(metrics, agreement, (), alike=metrics["simulated"]).warnings == ([said] if said else [])

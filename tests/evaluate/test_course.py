@@ -12,7 +12,7 @@ import pytest
 
 from quantpipe.artifacts import Origin
 from quantpipe.errors import DamagedError
-from quantpipe.evaluate.agreement import Agreement
+from quantpipe.evaluate.agreement import Agreement, SessionAgreement
 from quantpipe.evaluate.course import Course, Watched
 from quantpipe.recover import KeptLayers
 from quantpipe.types import Batch
@@ -114,10 +114,10 @@ def test_other_batches_another_origin_and_damage_are_not_taken(tmp_path: Path) -
 
 def test_results_come_back_as_they_were(tmp_path: Path) -> None:
     """A change of Agreement that JSON does not carry shows here."""
-    agreement = Agreement(3, 1000, 2, 1, 1.5, "conv", 64)
+    agreement = Agreement(3, 1000, 2, 1, 1.5, "conv", 64, sessions=(SessionAgreement("default", True, 64, 1000, 2),))
     values = [{"tensor": "a", "sqnr_db": float("-inf"), "bits": np.int64(8)}, {"tensor": "b", "sqnr_db": None}]
     for c in (course(tmp_path), course(tmp_path)):
-        assert c.result("agreement", lambda some: agreement, Numbers(), lambda known: Agreement(**known)) == agreement
+        assert c.result("agreement", lambda some: agreement, Numbers(), Agreement.from_dict) == agreement
         assert c.result("errors", lambda some: values, Numbers(), list) == values
     with pytest.raises(KeyboardInterrupt):
         course(tmp_path).result("other", lambda some: Model(0)(next(some.batches(1))), Numbers(), list)

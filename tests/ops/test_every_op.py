@@ -33,6 +33,9 @@ NOTHING_TO_DO = {"gemm_row_bias", "matmul_matrix", "matmul_rank3", "matmul_activ
                  "attention", "function_prelu_last"}  # fmt: skip
 """Cases without an op that hago_sample runs in integers."""
 
+REFUSED = {("attention", "int8-qoperator")}
+"""Accumulators that go from op to op, which the form has no way to write."""
+
 ORACLES: dict[str, Callable[[float, float], float]] = {
     "Sigmoid": lambda x, c: 1 / (1 + math.exp(-x)),
     "Tanh": lambda x, c: math.tanh(x),
@@ -92,6 +95,8 @@ def test_simulated_and_realized_hold_the_same_integers(name: str, target: str) -
     spec, schema, backend = TARGETS[target]
     if spec == "hago_sample" and name in NOTHING_TO_DO:
         pytest.skip("hago_sample runs every node of it in float")
+    if (name, target) in REFUSED:
+        pytest.skip("the form cannot express it")
     made = line_of(name, spec, schema)
     assert not made.graph.notes
     # Bits all over the place, then scales that are powers of two with odd zero points: most halves are met there.
