@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from quantpipe import stages
@@ -17,8 +18,20 @@ from quantpipe.runner.job import Found, Job
 from quantpipe.types import Profile, QuantPlan
 
 
-def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
-    """Realize, and evaluate when asked for; the report. AgreementError when integers differ and `verify=fail`."""
+@dataclass(frozen=True, eq=False)
+class Realized:
+    """The integer model, and the run as it goes on with it: its topology is that of the strategy, its network that of
+    recovery."""
+
+    job: Job
+    plan: QuantPlan
+    rendered: Rendered
+    strategy: str
+    """Digest of the strategy's numbers, recovered weights included."""
+
+
+def realize(job: Job, found: Found) -> Realized:
+    """Write the integer model of what was found, unless the folder holds it."""
     job, settings = job.settled(found.strategy), job.settings
     job = job.recovered_network(found.overrides)
     plan = stages.plan_of(job.graph, job.topology, settings.spec, settings.schema, found.strategy, found.overrides)
@@ -27,14 +40,18 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
     strategy = job.files.digest_of(found.strategy, found.overrides)
     if not is_model_current(job.files.model, job.realized(strategy)):
         job.files.write_realized(plan, realized, job.realized(strategy))
-    if "evaluate" not in settings.stages:
-        return {}
-    origin = job.evaluated(strategy, found.recovery)
-    if is_current(job.files.report, origin) and settings.command == "run":
+    return Realized(job, plan, realized, strategy)
+
+
+def evaluate(made: Realized, found: Found, profile: Profile | None) -> dict[str, Any]:
+    """Evaluate what was realized; the report. AgreementError when integers differ and `verify=fail`."""
+    job = made.job
+    origin = job.evaluated(made.strategy, found.recovery)
+    if is_current(job.files.report, origin) and job.settings.command == "run":
         job.console.stage("evaluate", "from an earlier run in this folder")
         report = read_json(job.files.report, origin)
     else:
-        report = _evaluate(job, found, profile, plan, realized)
+        report = _evaluate(job, found, profile, made.plan, made.rendered)
         job.files.write_report(report, origin)
     job.write_strategy(found, _measured(report), None)
     return _conclude(job, report)
