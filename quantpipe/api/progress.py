@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 import warnings
@@ -97,7 +98,7 @@ def _silent(event: Progress) -> None:
 
 def _callers_level() -> int:
     """The `stacklevel` of the first line outside the package, seen from `Listening.warn`."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    level, frame, ours = 1, sys._getframe(1), (PACKAGE, functools.__file__)  # stages are cached properties
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         level, frame = level + 1, frame.f_back
     return level

@@ -19,6 +19,7 @@ from quantpipe.artifacts import RunLock
 from quantpipe.artifacts.write import TEMP_SUFFIX
 from quantpipe.errors import ArtifactError, StorageError
 from quantpipe.report import summary_table
+from quantpipe.runfolder import RunFolder
 from quantpipe.types import ChoiceSpace, QuantPlan, Strategy, Topology
 
 WIDTH = 110
@@ -76,12 +77,17 @@ class Realization:
     """What the stage realize writes.
 
     Attributes:
-        model_path: The integer model.
-        plan: Every number of it.
+        plan: Every number of the integer model.
+        workspace: The run folder that holds its file.
     """
 
-    model_path: Path
     plan: QuantPlan = field(repr=False)
+    workspace: Workspace = field(repr=False)
+
+    @property
+    def model_path(self) -> Path:
+        """The integer model as a file."""
+        return RunFolder(self.workspace.path).model
 
     @cached_property
     def model(self) -> onnx.ModelProto:
@@ -95,23 +101,21 @@ class Result:
 
     Attributes:
         strategy: What was searched: bits per tensor, range per scale group, thresholds per weight.
-        plan: Every number of the integer model.
         report: All results as plain data (report.json, docs/artifacts.md).
         warnings: What should be known of the run, in sentences.
         realization: The integer model and its file.
-        workspace: The run folder. A temporary one vanishes with the last result that refers to it.
     """
 
     strategy: Strategy
     report: Mapping[str, Any]
     warnings: tuple[str, ...]
     realization: Realization
-    workspace: Workspace
 
     @property
     def folder(self) -> Path:
-        """The run folder with every file of docs/artifacts.md."""
-        return self.workspace.path
+        """The run folder with every file of docs/artifacts.md. A temporary one vanishes with the last object that
+        refers to it: this result, its pipeline, or its realization."""
+        return self.realization.workspace.path
 
     @property
     def plan(self) -> QuantPlan:
