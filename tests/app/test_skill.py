@@ -86,8 +86,8 @@ def test_what_it_says_of_groups_files_and_keys(tmp_path: Path) -> None:
     assert all(option_names(group) for group in GROUPS)
     filled: dict[str, Any] = {"recover": {"steps": ["equalize"]}, "annotate": {"skip_first": True}}
     result = quantpipe.quantize(small_net(), images(), folder=tmp_path, evaluate=QUICK, **filled)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.split("## What to read")[1].splitlines()
-            if line.startswith("| ")]  # fmt: skip
+    table = TEXT.split("## What to read")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
     where = ""
     for _, file, keys in rows[1:]:
         where = re.findall(r"`([^`]+)`", file)[0] if "`" in file else where
