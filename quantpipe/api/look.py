@@ -9,7 +9,8 @@ from typing import Any
 
 from quantpipe.api.model import Model, model_file
 from quantpipe.api.options import Group, Hardware, settings_for
-from quantpipe.api.result import Workspace, as_text
+from quantpipe.api.result import as_text
+from quantpipe.api.workspace import Workspace
 from quantpipe.app.commands import findings_of, fit_of
 from quantpipe.app.files import asset
 from quantpipe.check import Fit
@@ -70,7 +71,7 @@ def check(
     workspace = Workspace(None)
     options = {"schema": schema, "annotate": annotate, "fixed": fixed, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
-    fit = fit_of(settings_for(path, (), hardware, workspace.path, options))
+    fit = fit_of(settings_for(path, (), hardware, workspace, options))
     return CheckResult(**{field.name: getattr(fit, field.name) for field in fields(Fit)})
 
 
@@ -105,7 +106,7 @@ def lint(
     workspace = Workspace(None)
     options = {"fixed": fixed, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
-    found = findings_of(settings_for(path, (), hardware, workspace.path, options))
+    found = findings_of(settings_for(path, (), hardware, workspace, options))
     return LintResult(**{field.name: getattr(found, field.name) for field in fields(Findings)})
 
 

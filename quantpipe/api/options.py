@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from quantpipe.api.workspace import Workspace
 from quantpipe.app import compose
 from quantpipe.app.settings import Launch, settings_of
 from quantpipe.artifacts import plain
@@ -76,7 +77,9 @@ class Options(TypedDict, total=False):
     verify: str
 
 
-def settings_for(model: Path, samples: Any, hardware: Hardware, folder: Path, options: Mapping[str, Any]) -> Settings:
+def settings_for(
+    model: Path, samples: Any, hardware: Hardware, workspace: Workspace, options: Mapping[str, Any]
+) -> Settings:
     """The settings of a run. ConfigError, DataError or HardwareError names what is wrong; nothing is read of the model
     or the samples yet."""
     legal = tuple(Options.__annotations__)
@@ -100,8 +103,8 @@ def settings_for(model: Path, samples: Any, hardware: Hardware, folder: Path, op
     else:
         chosen["hardware"] = described
     config, names = compose.composed(chosen, given)
-    resume = f"the same call with folder={str(folder)!r}"
-    return settings_of(config, Launch(Path.cwd(), folder, names, resume, given=objects), compose.schemas())
+    launch = Launch(Path.cwd(), workspace.path, names, workspace.resume_call, given=objects)
+    return settings_of(config, launch, compose.schemas())
 
 
 def _described(hardware: Hardware) -> Mapping[str, Any] | None:

@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar, Unpack
 from quantpipe.api.model import Model, model_file
 from quantpipe.api.options import Hardware, Options, settings_for
 from quantpipe.api.progress import Listener, Listening
-from quantpipe.api.result import Annotation, Found, Realization, Result, Workspace
+from quantpipe.api.result import Annotation, Found, Realization, Result
+from quantpipe.api.workspace import Workspace
 from quantpipe.errors import TargetError
 from quantpipe.filing import start_tracking
 from quantpipe.runfolder import RunFolder
@@ -69,7 +70,7 @@ class Pipeline:
         self._guard = threading.RLock()
         self._console = Listening(progress)
         path = model_file(model, self._workspace.path / "input")
-        self._settings = settings_for(path, samples, hardware, self._workspace.path, options)
+        self._settings = settings_for(path, samples, hardware, self._workspace, options)
         self._tracks = False
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import tempfile
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +13,7 @@ from typing import Any
 import onnx
 from rich.console import Console, RenderableType
 
+from quantpipe.api.workspace import Workspace
 from quantpipe.artifacts import RunLock
 from quantpipe.artifacts.write import TEMP_SUFFIX
 from quantpipe.errors import ArtifactError, StorageError
@@ -24,19 +23,6 @@ from quantpipe.types import ChoiceSpace, QuantPlan, Strategy, Topology
 
 WIDTH = 110
 """Columns of a table as text."""
-
-
-class Workspace:
-    """The run folder: the caller's, or a temporary one that lives as long as something refers to this object."""
-
-    def __init__(self, folder: Any) -> None:
-        if folder is None:
-            self.path = Path(tempfile.mkdtemp(prefix="quantpipe-"))
-            self.temporary = True
-            weakref.finalize(self, shutil.rmtree, str(self.path), ignore_errors=True)
-        else:
-            self.path = Path(folder).expanduser().absolute()
-            self.temporary = False
 
 
 @dataclass(frozen=True)

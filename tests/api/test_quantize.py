@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 import quantpipe
 from quantpipe.api.progress import Progress, TextLine
 from quantpipe.data import DigitsDataset, GivenDataset, Splits
-from quantpipe.errors import ArtifactError, DataError, TargetError
+from quantpipe.errors import ArtifactError, DataError, Interrupted, TargetError
 from quantpipe.tracking import NullTracker
 from quantpipe.types import QuantPlan, Strategy, TensorInfo
 from tests.api.nets import CLASSES, QUICK, images, numbers_of, small_net, two_inputs
@@ -173,14 +173,14 @@ def test_options_of_the_data(tmp_path: Path) -> None:
 class Recorder:
     """A listener that stops a run at a trial of the search."""
 
-    def __init__(self, stop_at: int | None = None) -> None:
+    def __init__(self, stop_at: int | None = None, by: type[BaseException] = RuntimeError) -> None:
         self.events: list[Progress] = []
-        self._stop_at = stop_at
+        self._stop_at, self._by = stop_at, by
 
     def __call__(self, event: Progress) -> None:
         self.events.append(event)
         if event.stage == "search" and event.done == self._stop_at:
-            raise RuntimeError("the listener stops it")
+            raise self._by("the listener stops it")
 
     def notes(self, stage: str) -> list[str]:
         return [e.note for e in self.events if e.stage == stage and not e.total]
@@ -205,6 +205,19 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
     assert again.report == resumed.report
     with pytest.raises(ArtifactError, match="another run"):
         quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
+    whole = quantpipe.quantize(small_net(), images(), search=SEARCH, evaluate=QUICK)
+    for folder, said in ((tmp_path, f"the same call, with folder='{tmp_path}'"), (None, "give folder=…")):
+        listener = Recorder(stop_at=3, by=KeyboardInterrupt)
+        pipeline = quantpipe.Pipeline(
+            small_net(), images(), folder=folder, progress=listener, search=SEARCH, evaluate=QUICK
+        )
+        with pytest.raises(Interrupted, match="interrupted after 3 evaluations") as caught:
+            pipeline.search()
+        assert said in str(caught.value)
+        assert numbers_of(pipeline.run().folder) == numbers_of(whole.folder)
 
 
 def everything_below(*folders: Path) -> set[str]:
