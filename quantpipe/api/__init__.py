@@ -9,22 +9,22 @@ import logging
 from quantpipe.api.look import CheckResult, LintResult, check, example_model, lint
 from quantpipe.api.options import Options
 from quantpipe.api.pipeline import Pipeline, quantize
-from quantpipe.api.progress import Progress, QuantpipeWarning
-from quantpipe.api.result import Annotation, Found, Realization, Result
+from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
+from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.data import SampleSets
 
 __all__ = [
     "Annotation",
     "CheckResult",
-    "Found",
     "LintResult",
     "Options",
     "Pipeline",
-    "Progress",
+    "ProgressEvent",
     "QuantpipeWarning",
     "Realization",
     "Result",
     "SampleSets",
+    "SearchOutcome",
     "check",
     "example_model",
     "lint",

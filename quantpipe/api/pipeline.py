@@ -11,12 +11,12 @@ from typing import Any, Self, TypeVar, Unpack
 from quantpipe.api.model import Model, model_file
 from quantpipe.api.options import Hardware, Options, settings_for
 from quantpipe.api.progress import Listener, Listening
-from quantpipe.api.result import Annotation, Found, Realization, Result
+from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.api.workspace import Workspace
 from quantpipe.errors import TargetError
 from quantpipe.filing import start_tracking
 from quantpipe.runfolder import RunFolder
-from quantpipe.runner import Steps, open_run
+from quantpipe.runner import Found, Steps, open_run
 from quantpipe.settings import Settings
 from quantpipe.types import Profile
 
@@ -39,7 +39,7 @@ class Pipeline:
             mapping, or a `HardwareSpec`. A mapping with the key `option` changes fields of a shipped file.
         folder: The run folder, made where it is not there; None: a temporary one.
         progress: None: quiet; True: lines on standard error, in terminals and notebooks; or a function that is called
-            with a `Progress`. What it raises stops the run.
+            with a `ProgressEvent`. What it raises stops the run.
         **options: Everything else, see `Options`.
 
     Raises:
@@ -91,17 +91,17 @@ class Pipeline:
         """Measure the ranges of all tensors that may be integers; None where statistics are not needed."""
         return self._do(lambda steps: steps.profile)
 
-    def search(self) -> Found:
+    def search(self) -> SearchOutcome:
         """Choose bits and ranges.
 
         Raises:
             Interrupted: After Ctrl-C; the best strategy so far is in the folder, and the call can be repeated.
         """
-        return _found(self._do(lambda steps: steps.found))
+        return _outcome(self._do(lambda steps: steps.found))
 
-    def recover(self) -> Found:
+    def recover(self) -> SearchOutcome:
         """Better weights and biases for the strategy; the strategy as it is where `recover` names no step."""
-        return _found(self._do(lambda steps: steps.recovered))
+        return _outcome(self._do(lambda steps: steps.recovered))
 
     def realize(self) -> Realization:
         """Write the integer model, after recovery."""
@@ -178,7 +178,7 @@ def quantize(
             `HardwareSpec`.
         folder: The run folder. With the same arguments and the same folder, an interrupted run goes on, and a finished
             one is answered from its files. None: a temporary folder that lives as long as the result.
-        progress: None: quiet; True: lines on standard error; or a function that is called with a `Progress`.
+        progress: None: quiet; True: lines on standard error; or a function that is called with a `ProgressEvent`.
         **options: Everything else by the names of the configuration, see `Options`: `search="greedy"`,
             `recover="default"`, `objective={"tolerance": 0.005}`, `evaluate={"latency_runs": 10}`, ….
 
@@ -201,5 +201,5 @@ def quantize(
     return Pipeline(model, samples, hardware, folder=folder, progress=progress, **options).run()
 
 
-def _found(outcome: Any) -> Found:
-    return Found(outcome.strategy, dict(outcome.report), dict(outcome.recovery))
+def _outcome(found: Found) -> SearchOutcome:
+    return SearchOutcome(found.strategy, dict(found.report), dict(found.recovery))

@@ -19,7 +19,7 @@ class QuantpipeWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Progress:
+class ProgressEvent:
     """One sign of life of a run.
 
     Attributes:
@@ -35,7 +35,7 @@ class Progress:
     note: str = ""
 
 
-Listener = Callable[[Progress], object]
+Listener = Callable[[ProgressEvent], object]
 
 
 class Listening:
@@ -46,11 +46,11 @@ class Listening:
         self._listener: Listener = TextLine() if progress is True else progress if callable(progress) else _silent
 
     def stage(self, name: str, note: str = "") -> None:
-        self._listener(Progress(name, note=note))
+        self._listener(ProgressEvent(name, note=note))
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
         def update(done: int, total: int, note: str) -> None:
-            self._listener(Progress(name, done, total, note))
+            self._listener(ProgressEvent(name, done, total, note))
 
         return update
 
@@ -74,7 +74,7 @@ class TextLine:
         self._begun = time.monotonic()
         self._last, self._width = 0.0, 0
 
-    def __call__(self, event: Progress) -> None:
+    def __call__(self, event: ProgressEvent) -> None:
         if event.total == 0 and event.done == 0:
             self._over("")
             seconds = time.monotonic() - self._begun
@@ -92,7 +92,7 @@ class TextLine:
             self._stream.flush()
 
 
-def _silent(event: Progress) -> None:
+def _silent(event: ProgressEvent) -> None:
     """Nobody listens."""
 
 

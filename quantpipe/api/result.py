@@ -44,7 +44,7 @@ class Annotation:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchOutcome:
     """What a search, or recovery behind it, gives.
 
     Attributes:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 import quantpipe
 from quantpipe.errors import ConfigError
@@ -41,6 +43,15 @@ def test_lint_of_what_quantize_wrote() -> None:
     assert same.quantized_ops > 3
     assert other.exit_code == 3
     assert "things the device would refuse" in str(other)
+
+
+def test_a_hydra_program_keeps_what_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("depth: 3\n")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        assert quantpipe.check(small_net(), "vta").nodes > 3
+        assert GlobalHydra.instance().config_loader() is loader
+        assert compose("mine").depth == 3
 
 
 def test_every_form_of_hardware(tmp_path: Path) -> None:

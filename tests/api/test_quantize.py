@@ -17,7 +17,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 import quantpipe
-from quantpipe.api.progress import Progress, TextLine
+from quantpipe.api.progress import ProgressEvent, TextLine
 from quantpipe.data import DigitsDataset, GivenDataset, Splits
 from quantpipe.errors import ArtifactError, DataError, Interrupted, TargetError
 from quantpipe.tracking import NullTracker
@@ -174,10 +174,10 @@ class Recorder:
     """A listener that stops a run at a trial of the search."""
 
     def __init__(self, stop_at: int | None = None, by: type[BaseException] = RuntimeError) -> None:
-        self.events: list[Progress] = []
+        self.events: list[ProgressEvent] = []
         self._stop_at, self._by = stop_at, by
 
-    def __call__(self, event: Progress) -> None:
+    def __call__(self, event: ProgressEvent) -> None:
         self.events.append(event)
         if event.stage == "search" and event.done == self._stop_at:
             raise self._by("the listener stops it")
@@ -319,13 +319,19 @@ class Stream:
     def flush(self) -> None: ...
 
 
+class Cell(Stream):
+    """Standard error of a notebook."""
+
+
+Cell.__module__ = "ipykernel.iostream"
+
+
 def test_progress_as_lines() -> None:
-    for terminal in (False, True):
-        stream = Stream(terminal)
+    for stream, terminal in ((Stream(False), False), (Stream(True), True), (Cell(False), True)):
         line = TextLine(stream)
-        line(Progress("search", note="greedy"))
-        line(Progress("search", 4, 4, "best 1"))
-        line(Progress("realize"))
+        line(ProgressEvent("search", note="greedy"))
+        line(ProgressEvent("search", 4, 4, "best 1"))
+        line(ProgressEvent("realize"))
         assert "search     greedy\n" in stream.text
         assert stream.text.endswith("realize\n")
         assert ("4 of 4  best 1" in stream.text) is terminal
