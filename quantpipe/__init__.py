@@ -1,3 +1,68 @@
-"""quantpipe: find, prove and file the integer version of an ONNX model that a piece of hardware can run."""
+"""quantpipe: find, prove and file the integer version of an ONNX model that a piece of hardware can run.
+
+From Python: `quantize` does everything, `Pipeline` has the stages one by one, `check` and `lint` look before anything
+runs. The page docs/python.md has examples.
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CheckResult",
+    "LintResult",
+    "Options",
+    "Pipeline",
+    "ProgressEvent",
+    "QuantpipeWarning",
+    "Result",
+    "SampleSets",
+    "__version__",
+    "check",
+    "example_model",
+    "lint",
+    "quantize",
+]
+
+if TYPE_CHECKING:
+    from quantpipe.api import (
+        CheckResult,
+        LintResult,
+        Options,
+        Pipeline,
+        ProgressEvent,
+        QuantpipeWarning,
+        Result,
+        SampleSets,
+        check,
+        example_model,
+        lint,
+        quantize,
+    )
+
+
+class _Package(ModuleType):
+    """`check` and `lint` are functions here, and packages of these names stand behind them. The import system makes a
+    package an attribute of its parent; here the function stays. `from quantpipe.check import …` finds the package."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    """What is asked for, loaded now: `import quantpipe` alone loads none of the libraries behind it."""
+    if name in __all__:
+        from quantpipe import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,12 +8,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from quantpipe.settings import Settings
 from quantpipe.tracking import Tracker
 from quantpipe.types import Trial
 
 MOST_CHOICES = 80
 """More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""
 PARTS = ("agreement", "free_running", "model", "latency", "cost", "search", "calibrate")
+
+
+def start_tracking(settings: Settings) -> None:
+    """Open the run's record, with its name and what is worth comparing between runs."""
+    settings.tracker.start(_run_name(settings), _parameters(settings), {"folder": str(settings.folder)})
 
 
 def file_trials(tracker: Tracker, trials: Sequence[Trial]) -> None:
@@ -40,3 +46,26 @@ def file_report(
 
 def _kind(kind: str) -> str:
     return "bits" if kind in ("activation", "weight") else kind
+
+
+def _run_name(settings: Settings) -> str:
+    return f"{settings.model.stem} {settings.spec.name} {settings.choices.get('search', '')}".strip()
+
+
+def _parameters(settings: Settings) -> dict[str, object]:
+    """What is worth comparing between runs: the group choices and the key numbers."""
+    return {
+        **{k: v for k, v in settings.choices.items() if k != "tracking"},
+        "model": settings.model.name,
+        "schema": settings.schema.name,
+        "realize": settings.backend,
+        "command": settings.command,
+        "seed": settings.seed,
+        "max_evaluations": settings.search.max_evaluations,
+        "objective.form": settings.objective["form"],
+        "objective.cost": settings.objective["cost"],
+        "objective.tolerance": settings.objective["tolerance"],
+        "min_bits": settings.annotate.min_bits,
+        "memory_mb": settings.calibrate.memory_mb,
+        **({"search": "replay", "objective": "replay", "threshold": "replay"} if settings.command == "replay" else {}),
+    }

@@ -12,15 +12,15 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from quantpipe.check import check_model, made_up
-from quantpipe.lint import lint_model
+from quantpipe.check import Fit, check_model, made_up
+from quantpipe.lint import Findings, lint_model
 from quantpipe.report import fit_tables, lint_table
 from quantpipe.settings import Settings
 
 
-def check(settings: Settings) -> int:
-    """`command=check`: whether the hardware can run the model, and what it would leave in float."""
-    fit = check_model(
+def fit_of(settings: Settings) -> Fit:
+    """Whether the hardware can run the model, and what it would leave in float."""
+    return check_model(
         settings.model,
         settings.spec,
         settings.schema,
@@ -29,20 +29,30 @@ def check(settings: Settings) -> int:
         settings.fixed,
         settings.resident_mb,
     )
-    _answer(settings, fit.as_dict(), fit_tables)
-    return fit.exit_code
 
 
-def lint(settings: Settings) -> int:
-    """`command=lint`: what the hardware would refuse of an integer model, whoever wrote it."""
+def findings_of(settings: Settings) -> Findings:
+    """What the hardware would refuse of an integer model, whoever wrote it."""
     shapes = settings.check.shapes or {}
-    found = lint_model(
+    return lint_model(
         settings.model,
         settings.spec,
         lambda inputs: made_up(inputs, shapes),
         settings.fixed,
         settings.resident_mb,
     )
+
+
+def check(settings: Settings) -> int:
+    """`command=check`."""
+    fit = fit_of(settings)
+    _answer(settings, fit.as_dict(), fit_tables)
+    return fit.exit_code
+
+
+def lint(settings: Settings) -> int:
+    """`command=lint`."""
+    found = findings_of(settings)
     _answer(settings, found.as_dict(), lint_table)
     return found.exit_code
 

@@ -28,32 +28,22 @@ from rich.console import Console
 from quantpipe import __version__
 from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
+from quantpipe.app.files import asset, folder_of
 from quantpipe.app.hints import in_our_words, no_option
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
+from quantpipe.filing import start_tracking
 from quantpipe.report import summary_table
 from quantpipe.runner import run
 from quantpipe.settings import Settings
 
-PACKAGE = Path(__file__).resolve().parents[1]
 PLUGINS = "quantpipe.conf"
 """Entry point group: a plug-in package names its conf package there, e.g. `npu = "my_npu.conf"`."""
 
 
 _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
-
-
-def folder_of(name: str) -> Path:
-    """conf/ or experiments/: inside the installed package, or beside it in a checkout."""
-    inside = PACKAGE / name
-    return inside if inside.is_dir() else PACKAGE.parent / name
-
-
-def asset(name: str) -> str:
-    """Path of a file that comes with the package."""
-    return str(PACKAGE / "assets" / name)
 
 
 def main() -> None:
@@ -131,7 +121,7 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     console = RichConsole()
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker
-    tracker.start(_run_name(settings), _parameters(settings), {"folder": str(settings.folder)})
+    start_tracking(settings)
     try:
         with tracker:
             report = run(settings, console)
@@ -163,29 +153,6 @@ def _show(report: dict[str, object], settings: Settings) -> None:
     if tracker.run_id is not None:
         out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True, highlight=False)
         out.print(f"        {tracker.ui_command}", soft_wrap=True, highlight=False)
-
-
-def _run_name(settings: Settings) -> str:
-    return f"{settings.model.stem} {settings.spec.name} {settings.choices.get('search', '')}".strip()
-
-
-def _parameters(settings: Settings) -> dict[str, object]:
-    """What is worth comparing between runs: the group choices and the key numbers."""
-    return {
-        **{k: v for k, v in settings.choices.items() if k != "tracking"},
-        "model": settings.model.name,
-        "schema": settings.schema.name,
-        "realize": settings.backend,
-        "command": settings.command,
-        "seed": settings.seed,
-        "max_evaluations": settings.search.max_evaluations,
-        "objective.form": settings.objective["form"],
-        "objective.cost": settings.objective["cost"],
-        "objective.tolerance": settings.objective["tolerance"],
-        "min_bits": settings.annotate.min_bits,
-        "memory_mb": settings.calibrate.memory_mb,
-        **({"search": "replay", "objective": "replay", "threshold": "replay"} if settings.command == "replay" else {}),
-    }
 
 
 def _report(error: BaseException) -> int:

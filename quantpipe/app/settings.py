@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -83,19 +83,45 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 """What may stand in parts of the configuration that are read key by key."""
 
 
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """What a run's settings follow from beside its configuration: `cwd`, the folder that relative paths start from, the
+    run folder, the option of each group, and how to go on after an interruption.
+
+    `sweep` is the folder of the sweep that the run belongs to. `given`: settings that the caller has as objects
+    already, by the name of their field, in place of what the configuration would describe.
+    """
+
+    cwd: Path
+    folder: Path
+    choices: Mapping[str, str]
+    resume_command: str
+    sweep: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
-    plain = _plain(config)
-    _refuse_unknown_keys(plain)
-    constraints = constraints_given(plain["annotate"].get("constraints"), Path(hydra_config.runtime.cwd))
-    plain["annotate"] = plain["annotate"] | {"constraints": constraints}
-    spec = load_hardware(plain["hardware"])
-    schema = resolve_schema(spec, plain["schema"], shipped_schemas())
-    backend = _backend(plain["realize"], spec)
-    launch = Path(hydra_config.runtime.cwd)
-    sweep = hydra_config.mode == RunMode.MULTIRUN
+    cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
-    parent = str((launch / hydra_config.sweep.dir).absolute()) if sweep else None
+    sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
+    choices = {g: str(hydra_config.runtime.choices[g]) for g in GROUPS}
+    launch = Launch(cwd, folder, choices, _resume_command(hydra_config, folder), sweep)
+    return settings_of(config, launch, shipped_schemas())
+
+
+def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping[str, Any]]) -> Settings:
+    """The settings of a configuration, whoever composed it. `schemas`: every option of that group but `auto`, by name.
+
+    Raises ConfigError or HardwareError naming the key and what would be legal.
+    """
+    plain, launch, given = _plain(config), start.cwd, start.given
+    _refuse_unknown_keys(plain)
+    constraints = constraints_given(plain["annotate"].get("constraints"), launch)
+    plain["annotate"] = plain["annotate"] | {"constraints": constraints}
+    spec = given.get("spec") or load_hardware(plain["hardware"])
+    schema = resolve_schema(spec, plain["schema"], schemas)
+    backend = _backend(plain["realize"], spec)
     search = plain["search"]
     plugins = _expect(plain["plugins"], ("",), "plugins")
     functions = functions_of(plain["dataset"], plugins, launch)
@@ -103,7 +129,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         command=str(plain["command"]),
         stages=tuple(_expect(plain["stages"], ("",), "stages")),
         model=_path(plain["model"].get("path"), "model.path", launch),
-        dataset=make(config.dataset, "dataset", plugins, **functions),
+        dataset=given["dataset"] if "dataset" in given else make(config.dataset, "dataset", plugins, **functions),
         spec=spec,
         schema=schema,
         estimator=make(config.threshold.activations, "threshold.activations", plugins),
@@ -129,20 +155,21 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         fixed=_fixed(plain["model"].get("fixed")),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
-        folder=folder,
-        resume_command=_resume_command(hydra_config, folder),
-        tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=parent),
+        folder=start.folder,
+        resume_command=start.resume_command,
+        tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
         executor=make(config.executor, "executor", plugins),
-        choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
+        choices=start.choices,
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
         pick=str(plain["pick"]),
         replay=ReplaySettings(**_known(ReplaySettings, plain["replay"], "replay")),
-        value_of=load_function(target, "objective.target", plugins)
-        if (target := plain["objective"].get("target"))
-        else None,
+        value_of=given.get("value_of")
+        or (
+            load_function(target, "objective.target", plugins) if (target := plain["objective"].get("target")) else None
+        ),
     )
 
 

@@ -5,6 +5,7 @@ A data set class (one for each file of conf/dataset; chosen by Hydra's `_target_
 """
 
 from quantpipe.data.digits import DigitsDataset
+from quantpipe.data.given import GivenDataset, SampleSets
 from quantpipe.data.image_folder import ImageFolderDataset
 from quantpipe.data.iterable import CallableDataset
 from quantpipe.data.npz import NpzDataset
@@ -20,11 +21,13 @@ __all__ = [
     "CallableDataset",
     "DigitsDataset",
     "FileOptions",
+    "GivenDataset",
     "ImageFolderDataset",
     "Layout",
     "NpzDataset",
     "Options",
     "Preprocess",
+    "SampleSets",
     "Source",
     "SourceLayout",
     "Splits",

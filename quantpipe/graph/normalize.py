@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,8 @@ order in the same way: a sigmoid far out, say, whose results are a few float32 s
 MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
 Feeds = Mapping[str, NDArray[Any]]
+_STDOUT = threading.Lock()
+"""Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
 
 
 def load_graph(
@@ -143,7 +146,7 @@ def _raise_to(model: ir.Model, least: int) -> ir.Model:
 def _slim(model: ir.Model) -> ir.Model:
     """onnxslim's clean-up; weights that lie in files are inputs to it, so it folds nothing into them."""
     proto, held = without_weights(model)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
         slimmed: onnx.ModelProto = onnxslim.slim(proto)
     return with_weights(slimmed, held)
 

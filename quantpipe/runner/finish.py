@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe import __version__, stages
@@ -22,12 +22,21 @@ from quantpipe.runner.job import Found, Job
 from quantpipe.types import Profile, QuantPlan
 
 
-def finish(job: Job, found: Found, profile: Profile | None, seen: Reference | None = None) -> dict[str, Any]:
-    """Realize, and evaluate when asked for; the report. AgreementError when integers differ and `verify=fail`. `seen`:
-    the float model on the search samples, where the search has run it."""
+@dataclass(frozen=True, eq=False)
+class Realized:
+    """The integer model, and the run as it goes on with it: its topology is that of the strategy, its network that of
+    recovery."""
+
+    job: Job
+    plan: QuantPlan
+    rendered: Rendered
+    strategy: str
+    """Digest of the strategy's numbers, recovered weights included."""
+
+
+def realize(job: Job, found: Found) -> Realized:
+    """Write the integer model of what was found, unless the folder holds it."""
     job, settings = job.settled(found.strategy), job.settings
-    if found.overrides.channels or found.overrides.rotations:
-        seen = None  # the network that is evaluated is another one, whose float sums round otherwise
     job = job.recovered_network(found.overrides)
     plan = stages.plan_of(job.graph, job.topology, settings.spec, settings.schema, found.strategy, found.overrides)
     job.console.stage("realize", settings.backend)
@@ -35,21 +44,28 @@ def finish(job: Job, found: Found, profile: Profile | None, seen: Reference | No
     strategy = job.files.digest_of(found.strategy, found.overrides)
     if not job.files.realized_current(job.realized(strategy)):
         job.files.write_realized(plan, realized, job.realized(strategy))
-    if "evaluate" not in settings.stages:
-        return {}
-    realized = replace(realized, model=read_model(job.files.model))  # what is compared is the file
-    origin = job.evaluated(strategy, found.recovery, file_hash(job.files.model, realized.model))
+    return Realized(job, plan, realized, strategy)
+
+
+def evaluate(made: Realized, found: Found, profile: Profile | None, seen: Reference | None = None) -> dict[str, Any]:
+    """Evaluate what was realized; the report. AgreementError when integers differ and `verify=fail`. `seen`: the float
+    model on the search samples, where the search has run it."""
+    job = made.job
+    if found.overrides.channels or found.overrides.rotations:
+        seen = None  # the network that is evaluated is another one, whose float sums round otherwise
+    realized = replace(made.rendered, model=read_model(job.files.model))  # what is compared is the file
+    origin = job.evaluated(made.strategy, found.recovery, file_hash(job.files.model, realized.model))
     # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
     kept = KeptLayers(
         job.files.evaluating,
         replace(origin, kind="evaluate/partial", inputs={**origin.inputs, "version": __version__}),
         job.files.damaged,
     )
-    report = job.files.read_report(origin) if settings.command == "run" else None
+    report = job.files.read_report(origin) if job.settings.command == "run" else None
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        report = _evaluate(job, found, profile, plan, realized, kept=kept, seen=seen)
+        report = _evaluate(job, found, profile, made.plan, realized, kept=kept, seen=seen)
         job.files.write_report(report, origin)
         decisions.evaluated(report)
     kept.clear()

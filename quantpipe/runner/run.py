@@ -11,15 +11,18 @@ from typing import Any
 
 from quantpipe.check.decisions import decisions
 from quantpipe.inputs import load
-from quantpipe.runner.calibrate import calibrate
-from quantpipe.runner.finish import finish
 from quantpipe.runner.job import Job
-from quantpipe.runner.profile import loaded_profile
-from quantpipe.runner.recover import recover
-from quantpipe.runner.refine import refine
-from quantpipe.runner.search import Aim, judged, search
-from quantpipe.runner.stored import replayed_strategy, stored_strategy
+from quantpipe.runner.steps import Steps
 from quantpipe.settings import Console, Settings
+
+
+def open_run(settings: Settings, console: Console) -> Steps:
+    """Read the model and the data, and say what is to be known of them; the stages are still to be done."""
+    console.stage("model", str(settings.model))
+    inputs = load(settings)
+    for note in (*inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
+        console.warn(note)
+    return Steps(Job.of(settings, inputs, console))
 
 
 def run(settings: Settings, console: Console) -> dict[str, Any]:
@@ -27,57 +30,6 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
 
     Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
     """
-    console.stage("model", str(settings.model))
-    inputs = load(settings)
-    for note in (*inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
-        console.warn(note)
-    job = Job.of(settings, inputs, console)
-    with job.files.lock():
-        return _execute(job)
-
-
-def _execute(job: Job) -> dict[str, Any]:
-    wanted = set(job.settings.stages)
-    _refuse_another_run(job)
-    replayed = replayed_strategy(job) if job.settings.command == "replay" else None
-    aim = Aim.of(job) if "search" in wanted and replayed is None else None
-    stored = job.files.read_profile(job.calibrated) if replayed is None else None
-    needed = bool(wanted & {"calibrate", "search"}) and replayed is None
-    loaded = loaded_profile(job.settings, job.graph, job.variants.measured) if needed and stored is None else None
-    job.files.look_over(*job.files.renewed)
-    job.files.write_config(job.settings.config, job.origin("config", {}, ()))
-    job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
-    _annotate(job)
-    if replayed is not None:
-        return finish(job, replayed, None)
-    profile = calibrate(job, stored, loaded) if needed else stored
-    found = search(job, aim, profile) if aim is not None and profile is not None else None
-    if not {"realize", "evaluate"} & wanted:
-        if found is not None and aim is not None:
-            judged(job, found, aim.judging)
-        return {}
-    if found is not None and aim is not None and profile is not None and job.settings.search.refine:
-        return finish(job, judged(job, refine(job, found, aim, profile), aim.judging), profile, aim.reference)
-    recovered = recover(job, found or stored_strategy(job), profile)
-    if aim is None:
-        return finish(job, recovered, profile)
-    return finish(job, judged(job, recovered, aim.judging), profile, aim.reference)
-
-
-def _refuse_another_run(job: Job) -> None:
-    """Whatever the folder holds must be of this model, data and configuration."""
-    made = {
-        job.files.topology: job.annotated,
-        job.files.stats: job.calibrated,
-        job.files.recovered: job.recovered(""),
-        job.files.model: job.realized(""),
-        job.files.report: job.evaluated("", {}, ""),
-    }
-    for path, origin in made.items():
-        job.files.refuse_other(path, origin)
-
-
-def _annotate(job: Job) -> None:
-    integer = sum(job.topology.node_conds.values())
-    job.console.stage("annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices")
-    job.files.write_annotation(job.topology, job.space, job.annotated, job.chosen_from)
+    steps = open_run(settings, console)
+    with steps.job.files.lock():
+        return steps.all()

@@ -35,7 +35,7 @@ def test_the_wheel_holds_conf_and_experiments(tmp_path: Path) -> None:
         files = [p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.yaml")]
         assert files
         assert {f"quantpipe/{p.as_posix()}" for p in files} <= names
-    assert {"quantpipe/assets/digits.onnx", "quantpipe/report/report.html.j2"} <= names
+    assert {"quantpipe/assets/digits.onnx", "quantpipe/report/report.html.j2", "quantpipe/py.typed"} <= names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
     unpacked = tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)
@@ -43,3 +43,6 @@ def test_the_wheel_holds_conf_and_experiments(tmp_path: Path) -> None:
     run = [sys.executable, "-c", "from quantpipe.app import main; main()", "tracking=none", "stages=[calibrate]"]
     done = subprocess.run(run, cwd=unpacked, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+    code = "import quantpipe; print(quantpipe.__file__, quantpipe.check(quantpipe.example_model(), 'vta').verdict)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=unpacked, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == [str(unpacked / "quantpipe" / "__init__.py"), "fits"], done.stderr

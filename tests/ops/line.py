@@ -1,6 +1,8 @@
 """The line from a model file to its realized form, on small nets made in the test: no runner, no data set.
 
 `Net` writes an ONNX model node by node; `Line` takes it through load, annotate, calibrate, plan, simulate and realize.
+Hardware, schemas and models in memory are read as `quantpipe.quantize` reads them; the stages are called as functions,
+without the run folder that a `Pipeline` keeps.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
+from quantpipe.api.model import model_file
+from quantpipe.app import compose
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
@@ -177,8 +180,7 @@ def normal_samples(graph: Graph, count: int = 12, seed: int = 7) -> ArraySamples
 
 def hardware_data(name: str) -> dict[str, Any]:
     """A shipped hardware file as plain data, to be changed by a test."""
-    data: dict[str, Any] = yaml.safe_load((CONF / "hardware" / f"{name}.yaml").read_text())
-    return data
+    return compose.option("hardware", name)
 
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {"tensorrt_both": ("tensorrt", {"add_inputs": "both"})}
@@ -193,8 +195,7 @@ def hardware(shipped: str, /, **changes: Any) -> HardwareSpec:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The shipped schemas by name, without `auto`."""
-    files = sorted((CONF / "schema").glob("*.yaml"))
-    return {p.stem: yaml.safe_load(p.read_text()) for p in files if p.stem != "auto"}
+    return {name: dict(content) for name, content in compose.schemas().items()}
 
 
 def schema_for(spec: HardwareSpec, name: str = "auto") -> Schema:
@@ -206,8 +207,7 @@ def load(net: Net | onnx.ModelProto, samples: Callable[[Graph], ArraySamples] = 
     """The clean graph of a net, by way of a file, as the program reads it."""
     proto = net.proto() if isinstance(net, Net) else net
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "net.onnx"
-        onnx.save(proto, path)
+        path = model_file(proto, Path(folder))
         return load_graph(path, lambda raw: next(iter(samples(raw).batches(raw.inputs[0].shape[0] or 4))).inputs)
 
 

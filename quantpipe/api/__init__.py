@@ -1,0 +1,35 @@
+"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`. `import quantpipe` loads each when it is first used.
+
+It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
+`quantpipe.runner`.
+"""
+
+import logging
+
+from quantpipe.api.look import CheckResult, LintResult, check, example_model, lint
+from quantpipe.api.options import Options
+from quantpipe.api.pipeline import Pipeline, quantize
+from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
+from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
+from quantpipe.data import SampleSets
+
+__all__ = [
+    "Annotation",
+    "CheckResult",
+    "LintResult",
+    "Options",
+    "Pipeline",
+    "ProgressEvent",
+    "QuantpipeWarning",
+    "Realization",
+    "Result",
+    "SampleSets",
+    "SearchOutcome",
+    "check",
+    "example_model",
+    "lint",
+    "quantize",
+]
+
+# What a library owes its caller: its log records go where the caller sends them, and nowhere else.
+logging.getLogger("quantpipe").addHandler(logging.NullHandler())

@@ -1,0 +1,115 @@
+"""The functions that look and do not run: what a device would make of a float model, and refuse of an integer one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from quantpipe.api.model import Model, model_file
+from quantpipe.api.options import Group, Hardware, settings_for
+from quantpipe.api.result import as_text
+from quantpipe.api.workspace import Workspace
+from quantpipe.app.commands import findings_of, fit_of
+from quantpipe.app.files import asset
+from quantpipe.check import Fit
+from quantpipe.lint import Findings
+from quantpipe.report import fit_tables, lint_table
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+class CheckResult(Fit):
+    """What a device would make of a float model. As text, the table of the command line."""
+
+    def __str__(self) -> str:
+        return as_text(fit_tables(self.as_dict()))
+
+
+class LintResult(Findings):
+    """What a device would refuse of an integer model. As text, the table of the command line."""
+
+    def __str__(self) -> str:
+        return as_text(lint_table(self.as_dict()))
+
+
+def check(
+    model: Model,
+    hardware: Hardware = "ort_cpu",
+    *,
+    schema: Group = "auto",
+    annotate: Mapping[str, Any] | None = None,
+    shapes: Shapes | None = None,
+    fixed: Mapping[str, Any] | None = None,
+) -> CheckResult:
+    """Say what a device would make of a model, before any sample is needed.
+
+    Args:
+        model: A float ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
+        hardware: As for `quantize`.
+        schema: How ranges become scales, the name of an option or a mapping of its keys.
+        annotate: What runs in integers, a mapping of the keys of `annotate`.
+        shapes: Shapes of inputs with free axes, batch axis included, by name: `{"input": [1, 3, 224, 224]}`.
+        fixed: Values of inputs that are always the same, by name.
+
+    Returns:
+        The verdict (`fits`, `falls_back`, `cannot_run`), every refused node with its reason, the share of the
+        multiply-accumulates that runs in integers, sums and biases near their limits.
+
+    Raises:
+        ModelError: The model cannot be read or run.
+        ConfigError: A shape that does not fit, or an option that means nothing.
+        HardwareError: A hardware description that contradicts itself.
+
+    Example:
+        >>> import quantpipe
+        >>> fit = quantpipe.check(quantpipe.example_model(), "tensorrt")
+        >>> fit.verdict.value, fit.integer_nodes == fit.nodes
+        ('fits', True)
+    """
+    workspace = Workspace(None)
+    options = {"schema": schema, "annotate": annotate, "fixed": fixed, "check": {"shapes": shapes}}
+    path = model_file(model, workspace.path)
+    fit = fit_of(settings_for(path, (), hardware, workspace, options))
+    return CheckResult(**{field.name: getattr(fit, field.name) for field in fields(Fit)})
+
+
+def lint(
+    model: Model,
+    hardware: Hardware = "ort_cpu",
+    *,
+    shapes: Shapes | None = None,
+    fixed: Mapping[str, Any] | None = None,
+) -> LintResult:
+    """Say what a device would refuse of an integer model, whoever wrote it.
+
+    Args:
+        model: An integer ONNX model: its path, its content as bytes, or an `onnx.ModelProto`.
+        hardware: As for `quantize`.
+        shapes: Shapes of inputs with free axes, batch axis included, by name.
+        fixed: Values of inputs that are always the same, by name.
+
+    Returns:
+        Counts of what was read, and every finding in graph order.
+
+    Raises:
+        ModelError: The model cannot be read or run.
+        ConfigError: A shape that does not fit.
+        HardwareError: A hardware description that contradicts itself.
+
+    Example:
+        >>> import quantpipe
+        >>> quantpipe.lint(quantpipe.example_model()).quantized_ops  # a float model has none
+        0
+    """
+    workspace = Workspace(None)
+    options = {"fixed": fixed, "check": {"shapes": shapes}}
+    path = model_file(model, workspace.path)
+    found = findings_of(settings_for(path, (), hardware, workspace, options))
+    return LintResult(**{field.name: getattr(found, field.name) for field in fields(Findings)})
+
+
+def example_model() -> Path:
+    """The path of the model that comes with the package: a small convolutional net for scikit-learn's digits."""
+    return Path(asset("digits.onnx"))

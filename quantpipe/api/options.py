@@ -1,0 +1,180 @@
+"""What the Python functions take, and how it becomes the settings of a run: by the files of conf/, as on the command
+line, so that both have the same defaults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from quantpipe.api.workspace import Workspace
+from quantpipe.app import compose
+from quantpipe.app.settings import Launch, settings_of
+from quantpipe.artifacts import plain
+from quantpipe.data import GivenDataset
+from quantpipe.data.functions import name_of
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.settings import Settings
+from quantpipe.types import HardwareSpec
+
+Hardware = str | os.PathLike[str] | Mapping[str, Any] | HardwareSpec
+Group = str | Mapping[str, Any]
+"""The name of an option, or a mapping of its keys; the key `option` names another option than the default."""
+
+QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
+"""Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a run beside model, samples and hardware. A group (the first nine) is the name of an option,
+    or a mapping of its keys, of which `option` chooses among the files of conf/; the others are values, or mappings of
+    the keys that docs/configuration.md lists.
+
+    Attributes:
+        schema: How ranges become scales.
+        threshold: How ranges are estimated.
+        search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
+        objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
+        recover: Better weights and biases from the calibration samples.
+        realize: The form of the integer model.
+        executor: Where candidates are measured.
+        tracking: Where the run is filed; nowhere by default.
+        dataset: How given samples are divided and preprocessed (the keys of conf/dataset/callable.yaml).
+        annotate: What runs in integers and what a search may decide.
+        calibrate: What is measured; the cache of statistics is off by default.
+        profile: Statistics from a file instead of a calibration run.
+        evaluate: What is measured of the result.
+        choices: Limits on what the search may choose.
+        fixed: Values of inputs that are always the same, by name.
+        pick: Which point of a Pareto front is taken.
+        plugins: Packages that `_target_` may name.
+        seed: Everything random follows from it.
+        strict: Refuse ops that no rule knows, and raise TargetError where the objective is missed.
+        verify: `fail` or `warn`: what a difference between simulated and realized integers means.
+    """
+
+    schema: Group
+    threshold: Group
+    search: Group
+    objective: Group | Callable[..., float]
+    recover: Group
+    realize: Group
+    executor: Group
+    tracking: Group
+    dataset: Mapping[str, Any]
+    annotate: Mapping[str, Any]
+    calibrate: Mapping[str, Any]
+    profile: Mapping[str, Any]
+    evaluate: Mapping[str, Any]
+    choices: Mapping[str, Any]
+    fixed: Mapping[str, Any]
+    pick: str
+    plugins: Sequence[str]
+    seed: int
+    strict: bool
+    verify: str
+
+
+def settings_for(
+    model: Path, samples: Any, hardware: Hardware, workspace: Workspace, options: Mapping[str, Any]
+) -> Settings:
+    """The settings of a run. ConfigError, DataError or HardwareError names what is wrong; nothing is read of the model
+    or the samples yet."""
+    legal = tuple(Options.__annotations__)
+    for name in options:
+        if name not in (*legal, "check"):
+            raise ConfigError(f"is no option{nearest(name, legal)}; legal are {', '.join(legal)}", where=name)
+    given = {key: value for key, value in options.items() if key not in ("dataset", "fixed") and value is not None}
+    given |= {"tracking": given.get("tracking", QUIET["tracking"])}
+    given["calibrate"] = {**QUIET["calibrate"], **_mapping(given.get("calibrate", {}), "calibrate")}
+    given["model"] = {"path": str(model), "fixed": options.get("fixed")}
+    objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}
+    if (function := _function(given.get("objective"))) is not None:
+        objects["value_of"] = function
+        given["objective"] = _named(given["objective"], function)
+    chosen: dict[str, Mapping[str, Any]] = {"dataset": _record(objects["dataset"])}
+    described = _described(hardware)
+    if isinstance(hardware, HardwareSpec):
+        objects["spec"] = hardware
+    if described is None:
+        given["hardware"] = hardware
+    else:
+        chosen["hardware"] = described
+    config, names = compose.composed(chosen, given)
+    launch = Launch(Path.cwd(), workspace.path, names, workspace.resume_call, given=objects)
+    return settings_of(config, launch, compose.schemas())
+
+
+def _described(hardware: Hardware) -> Mapping[str, Any] | None:
+    """The content of a hardware description that is no option of the group; None for an option."""
+    if isinstance(hardware, HardwareSpec):
+        content: dict[str, Any] = plain(hardware)
+        return content
+    if isinstance(hardware, os.PathLike):
+        return compose.read_yaml(Path(hardware), "hardware")
+    if isinstance(hardware, Mapping):
+        return None if compose.OPTION in hardware else hardware
+    if not isinstance(hardware, str):
+        raise ConfigError(
+            f"is a {type(hardware).__name__}; legal are the name of a shipped file, the path of a YAML file, its "
+            "content as a mapping, and a HardwareSpec",
+            where="hardware",
+        )
+    names = compose.option_names("hardware")
+    if hardware in names:
+        return None
+    if hardware.endswith((".yaml", ".yml")):
+        return compose.read_yaml(Path(hardware).expanduser(), "hardware")
+    raise ConfigError(
+        f"is {hardware!r}{nearest(hardware, names)}; legal are {', '.join(names)}, and the path of a YAML file",
+        where="hardware",
+    )
+
+
+def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:
+    """A data set as it is; anything else as one of samples in memory, with the keys of conf/dataset/callable.yaml."""
+    if hasattr(samples, "splits"):
+        if options:
+            raise ConfigError(
+                f"is given beside a {type(samples).__name__}, which has its own options; legal beside arrays and "
+                "iterables",
+                where="dataset",
+            )
+        return samples
+    keys = {field.name for field in fields(GivenDataset)}
+    defaults = {key: value for key, value in compose.option("dataset", "callable").items() if key in keys}
+    return GivenDataset(given=samples, **compose.changed(defaults, _mapping(options or {}, "dataset"), "dataset"))
+
+
+def _record(dataset: Any) -> dict[str, Any]:
+    """What config.yaml says of a data set: its class, and its options as far as they are data. Which samples they are
+    is in data.json, by digest."""
+    kind = type(dataset)
+    names = [f.name for f in fields(dataset) if f.name != "given"] if is_dataclass(dataset) else []
+    found: dict[str, Any] = {}
+    for name in names:
+        value = getattr(dataset, name)
+        try:
+            found[name] = name_of(value) if callable(value) else plain(value)
+        except TypeError:  # an object of the user's
+            found[name] = type(value).__name__
+    return {"name": kind.__name__, "class": f"{kind.__module__}.{kind.__qualname__}", "options": found}
+
+
+def _function(objective: Any) -> Callable[..., float] | None:
+    target = objective.get("target") if isinstance(objective, Mapping) else objective
+    return target if callable(target) else None
+
+
+def _named(objective: Any, function: Callable[..., float]) -> dict[str, Any]:
+    """An objective that is a function, as data."""
+    changes = {"option": "callable", **objective} if isinstance(objective, Mapping) else {"option": "callable"}
+    return {**changes, "target": name_of(function)}
+
+
+def _mapping(value: Any, key: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"is {value!r}; legal is a mapping of its keys", where=key)
+    return value

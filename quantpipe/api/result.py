@@ -1,0 +1,164 @@
+"""What a run from Python gives back."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import onnx
+from rich.console import Console, RenderableType
+
+from quantpipe.api.workspace import Workspace
+from quantpipe.artifacts import RunLock
+from quantpipe.artifacts.unit import TEMP_SUFFIX
+from quantpipe.errors import ArtifactError, StorageError
+from quantpipe.report import summary_table
+from quantpipe.runfolder import RunFolder
+from quantpipe.types import ChoiceSpace, QuantPlan, Strategy, Topology
+
+WIDTH = 110
+"""Columns of a table as text."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """What the stage annotate decides.
+
+    Attributes:
+        topology: Which nodes and tensors are integers, kernels, scale groups, weights.
+        space: What a search may choose.
+    """
+
+    topology: Topology = field(repr=False)
+    space: ChoiceSpace = field(repr=False)
+
+    @property
+    def float_nodes(self) -> Mapping[str, str]:
+        """Node -> why it stays in float."""
+        return dict(self.topology.float_nodes)
+
+
+@dataclass(frozen=True, eq=False)
+class SearchOutcome:
+    """What a search, or recovery behind it, gives.
+
+    Attributes:
+        strategy: Bits per tensor, range per scale group, thresholds per weight.
+        report: How it was found (the part `search` of the report).
+        recovery: Which steps of recovery were kept, with the KL divergence before and after each.
+    """
+
+    strategy: Strategy = field(repr=False)
+    report: Mapping[str, Any] = field(repr=False)
+    recovery: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Realization:
+    """What the stage realize writes.
+
+    Attributes:
+        plan: Every number of the integer model.
+        workspace: The run folder that holds its file.
+    """
+
+    plan: QuantPlan = field(repr=False)
+    workspace: Workspace = field(repr=False)
+
+    @property
+    def model_path(self) -> Path:
+        """The integer model as a file."""
+        return RunFolder(self.workspace.path).model
+
+    @cached_property
+    def model(self) -> onnx.ModelProto:
+        """The integer model; of one with a data file beside it, the graph without the weights."""
+        return onnx.load(self.model_path, load_external_data=False)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """A finished run.
+
+    Attributes:
+        strategy: What was searched: bits per tensor, range per scale group, thresholds per weight.
+        report: All results as plain data (report.json, docs/artifacts.md).
+        warnings: What should be known of the run, in sentences.
+        realization: The integer model and its file.
+    """
+
+    strategy: Strategy
+    report: Mapping[str, Any]
+    warnings: tuple[str, ...]
+    realization: Realization
+
+    @property
+    def folder(self) -> Path:
+        """The run folder with every file of docs/artifacts.md. A temporary one vanishes with the last object that
+        refers to it: this result, its pipeline, or its realization."""
+        return self.realization.workspace.path
+
+    @property
+    def plan(self) -> QuantPlan:
+        """Every number of the integer model."""
+        return self.realization.plan
+
+    @property
+    def model_path(self) -> Path:
+        """The integer model as a file."""
+        return self.realization.model_path
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The integer model; of one with a data file beside it, the graph without the weights."""
+        return self.realization.model
+
+    def save(self, folder: Any) -> Path:
+        """Copy the run folder, whole or not at all.
+
+        Args:
+            folder: A path that does not exist yet, or an empty folder.
+
+        Returns:
+            The folder as an absolute path. `folder / "realize" / "model.onnx"` is the integer model.
+
+        Raises:
+            ArtifactError: Where the folder holds something already.
+            StorageError: Where it cannot be written.
+        """
+        target = Path(folder).expanduser().absolute()
+        if target == self.folder:
+            return target
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ArtifactError("there is something already; give a new folder, or an empty one", where=str(target))
+        part = target.with_name(f".{target.name}{TEMP_SUFFIX}")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(part, ignore_errors=True)
+            with RunLock(self.folder):
+                shutil.copytree(self.folder, part, ignore=shutil.ignore_patterns(".lock", f"*{TEMP_SUFFIX}"))
+            part.rename(target)
+        except OSError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise StorageError(f"the run cannot be copied there ({error})", where=str(target)) from error
+        return target
+
+    def __str__(self) -> str:
+        """The table that the command line shows."""
+        return as_text(summary_table(self.report))
+
+    def __repr__(self) -> str:
+        agreement = self.report["agreement"]
+        return f"Result({self.model_path}, {agreement['differing']} of {agreement['elements']} integers differ)"
+
+
+def as_text(shown: RenderableType) -> str:
+    """A table as plain text, wherever this runs."""
+    stream = io.StringIO()
+    Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False).print(shown)
+    return stream.getvalue().rstrip()

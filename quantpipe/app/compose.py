@@ -1,0 +1,190 @@
+"""The configuration from the files of conf/, for callers that are not a command line.
+
+Hydra keeps what it composes in objects of the whole process, which belong to the caller's own program (it may be a
+Hydra program itself, or have several threads). The files need little of Hydra: a group's option is one file, and
+config.yaml stands over all of them. So they are read here directly, with OmegaConf, and nothing global is touched. A
+test compares this with what Hydra makes of every option of every group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from quantpipe.app.files import asset, folder_of
+from quantpipe.app.instances import PLUGINS
+from quantpipe.artifacts import plain
+from quantpipe.errors import ConfigError, nearest
+
+OPTION = "option"
+"""The key of a given mapping that names the option whose keys it changes."""
+LEFT_OUT = ("defaults", "hydra")
+"""Parts of config.yaml that are about Hydra."""
+_ASSET = re.compile(r"\$\{asset:([^}]+)\}")
+
+
+def option_names(group: str) -> list[str]:
+    """Every option of a group, those of plug-ins included."""
+    return sorted({path.stem for folder in _folders() for path in (folder / group).glob("*.yaml")})
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """The content of one option's file. ConfigError, with the legal names, where there is none."""
+    for folder in _folders():
+        path = folder / group / f"{name}.yaml"
+        if "/" not in name and path.is_file():
+            return deepcopy(_shipped(path, group))
+    legal = option_names(group)
+    raise ConfigError(f"has no option {name!r}{nearest(name, legal)}; legal are {', '.join(legal)}", where=group)
+
+
+def read_yaml(path: Path, key: str) -> dict[str, Any]:
+    """A file as plain data, with its references to variables of the environment resolved. ConfigError for a file that
+    cannot be read, is no mapping, or builds upon others."""
+    try:
+        raw = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        found = OmegaConf.to_container(OmegaConf.create(_with_assets(raw)), resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", where=key) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds a {type(found).__name__}; legal is a mapping", where=key)
+    if "defaults" in found:
+        raise ConfigError(
+            f"{path} has a defaults list, which only the command line composes; give the whole content", where=key
+        )
+    return {str(name): value for name, value in found.items()}
+
+
+def defaults() -> dict[str, str]:
+    """Group -> the option that is taken when nothing is said, as the defaults list of config.yaml has them."""
+    entries = _top()["defaults"]
+    return {str(group): str(name) for entry in entries if isinstance(entry, Mapping) for group, name in entry.items()}
+
+
+def changed(content: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The content of an option with some of its keys changed. ConfigError for a key that it does not have."""
+    return _merged(dict(content), _plain(changes, where), where)
+
+
+def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictConfig, dict[str, str]]:
+    """(the configuration, the option of each group).
+
+    `chosen` is the whole content of a group, for those where it does not come from an option. `given` says what differs
+    from the defaults, by top-level key: for a group the name of an option, or a mapping of keys of the default option
+    (of another one where it has the key `option`); for anything else its value, or a mapping of keys.
+
+    Raises ConfigError for options and keys that do not exist.
+    """
+    config = {key: value for key, value in deepcopy(_top()).items() if key not in LEFT_OUT}
+    names = defaults()
+    legal = (*names, *config)
+    for key in given:
+        if key not in legal:
+            raise ConfigError(f"is no key{nearest(key, legal)}; legal are {', '.join(legal)}", where=key)
+    for group in names:
+        if group in chosen:
+            names[group] = str(chosen[group].get("name", "given"))
+            config[group] = _merged(dict(chosen[group]), config.get(group, {}), group)
+            continue
+        names[group], changes = _of_option(group, given.get(group), names[group])
+        config[group] = _merged({**option(group, names[group]), **config.get(group, {})}, changes, group)
+    for key, value in given.items():
+        if key not in names and value is not None:
+            config[key] = _value(config[key], _plain(value, key), key)
+    return OmegaConf.create(config), names
+
+
+def schemas() -> dict[str, Mapping[str, Any]]:
+    """Every option of the schema group but `auto`, by name."""
+    return {name: option("schema", name) for name in option_names("schema") if name != "auto"}
+
+
+def _of_option(group: str, given: Any, default: str) -> tuple[str, Mapping[str, Any]]:
+    if given is None:
+        return default, {}
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"is {given!r}; legal is the name of an option ({', '.join(option_names(group))}), or a mapping of the "
+            "group's keys",
+            where=group,
+        )
+    changes = {str(key): value for key, value in given.items() if key != OPTION}
+    return str(given.get(OPTION, default)), _plain(changes, group)
+
+
+def _merged(there: dict[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """With the changes made, mapping by mapping. ConfigError for a key that is not there."""
+    for key, value in changes.items():
+        if key not in there:
+            raise ConfigError(
+                f"is no key{nearest(str(key), there)}; below {where} there are {', '.join(there)}",
+                where=f"{where}.{key}",
+            )
+        there[key] = _value(there[key], value, f"{where}.{key}")
+    return there
+
+
+def _value(there: Any, given: Any, where: str) -> Any:
+    """A mapping changes a mapping; one that describes another class takes its place, as does any other value."""
+    if isinstance(given, Mapping) and isinstance(there, dict):
+        another = "_target_" in given and given["_target_"] != there.get("_target_")
+        return dict(given) if another else _merged(dict(there), given, where)
+    if isinstance(there, dict):
+        raise ConfigError(f"is {given!r}; legal is a mapping of {', '.join(there)}", where=where)
+    if isinstance(there, list) and not isinstance(given, list) and not isinstance(given, bool):
+        raise ConfigError(f"is {given!r}; legal is a list{f', such as {there}' if there else ''}", where=where)
+    return given
+
+
+def _plain(value: Any, key: str) -> Any:
+    try:
+        return plain(value)
+    except TypeError as error:
+        raise ConfigError(f"{error}; legal are words, numbers, lists and mappings", where=key) from error
+
+
+def _with_assets(node: Any) -> Any:
+    """Files of the package by their paths: the command line registers a resolver for them, which would be global."""
+    if isinstance(node, dict):
+        return {key: _with_assets(value) for key, value in node.items()}
+    if isinstance(node, str) and (name := _ASSET.fullmatch(node)) is not None:
+        return asset(name[1])
+    return node
+
+
+@cache
+def _shipped(path: Path, group: str) -> dict[str, Any]:
+    """A file that comes with a package does not change while the program runs, and parsing is slow."""
+    return read_yaml(path, group)
+
+
+@cache
+def _top() -> dict[str, Any]:
+    """config.yaml as it is written: what it says of Hydra refers to things that only Hydra knows."""
+    found = OmegaConf.to_container(OmegaConf.load(folder_of("conf") / "config.yaml"), resolve=False)
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+@cache
+def _folders() -> tuple[Path, ...]:
+    return (folder_of("conf"), *_plugin_folders())
+
+
+def _plugin_folders() -> Iterator[Path]:
+    """The conf packages that plug-ins announce, where they lie in a folder."""
+    for entry in entry_points(group=PLUGINS):
+        folder = Path(str(files(entry.value)))
+        if folder.is_dir():
+            yield folder

@@ -1,0 +1,18 @@
+"""Where the files that come with the program lie: configuration, experiments, the embedded model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def folder_of(name: str) -> Path:
+    """conf/ or experiments/: inside the installed package, or beside it in a checkout."""
+    inside = PACKAGE / name
+    return inside if inside.is_dir() else PACKAGE.parent / name
+
+
+def asset(name: str) -> str:
+    """Path of a file that comes with the package."""
+    return str(PACKAGE / "assets" / name)

@@ -1,0 +1,372 @@
+"""`quantpipe.quantize` and `Pipeline`: forms of models and samples, stage by stage, resumed, in threads, quiet."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import pytest
+from hydra.core.global_hydra import GlobalHydra
+
+import quantpipe
+from quantpipe.api.progress import ProgressEvent, TextLine
+from quantpipe.data import DigitsDataset, GivenDataset, Splits
+from quantpipe.errors import ArtifactError, DataError, Interrupted, TargetError
+from quantpipe.tracking import NullTracker
+from quantpipe.types import QuantPlan, Strategy, TensorInfo
+from tests.api.nets import CLASSES, QUICK, images, numbers_of, small_net, two_inputs
+
+SEARCH = {"option": "random", "max_evaluations": 6}
+
+
+def test_result_holds_what_the_folder_holds(tmp_path: Path) -> None:
+    result = quantpipe.quantize(small_net(), images(), folder=tmp_path / "run", evaluate=QUICK)
+    assert result.folder == tmp_path / "run"
+    assert isinstance(result.plan, QuantPlan)
+    assert isinstance(result.strategy, Strategy)
+    assert result.report["agreement"]["differing"] == 0
+    assert result.report["agreement"]["elements"] > 0
+    assert result.model == onnx.load(tmp_path / "run" / "realize" / "model.onnx")
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {n.op_type for n in result.model.graph.node}
+    assert "KL divergence to float" in str(result)
+    assert repr(result).startswith("Result(")
+    with pytest.raises(ArtifactError, match="there is something already"):
+        result.save(tmp_path / "run" / "realize")
+    saved = result.save(tmp_path / "copy")
+    assert numbers_of(saved) == numbers_of(result.folder)
+    assert not (saved / ".lock").exists()
+    assert result.save(result.folder) == result.folder
+
+
+def test_stage_by_stage_equals_all_at_once(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        "search": SEARCH, "recover": {"option": "default", "steps": ["equalize", "rounding"]}, "evaluate": QUICK
+    }  # fmt: skip
+    whole = quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path / "whole", **given)
+    pipeline = quantpipe.Pipeline(small_net(), images(), "snpe", folder=tmp_path / "stages", **given)
+    annotation = pipeline.annotate()
+    assert len(annotation.space) > 3
+    assert annotation.float_nodes == {}
+    assert not (tmp_path / "stages" / "calibrate").exists()
+    profile = pipeline.calibrate()
+    assert profile is not None and profile.tensors
+    assert not (tmp_path / "stages" / "search" / "strategy.json").exists()
+    found = pipeline.search()
+    assert found.report["evaluations"] == 6
+    assert not (tmp_path / "stages" / "recover").exists()
+    assert [step["step"] for step in pipeline.recover().recovery["steps"]] == ["equalize", "rounding"]
+    assert not (tmp_path / "stages" / "realize").exists()
+    realization = pipeline.realize()
+    assert realization.model_path.is_file()
+    assert not (tmp_path / "stages" / "evaluate").exists()
+    report = pipeline.evaluate()
+    assert pipeline.evaluate() is report
+    assert numbers_of(tmp_path / "stages") == numbers_of(tmp_path / "whole")
+    assert report["metrics"] == whole.report["metrics"]
+    alone = quantpipe.Pipeline(small_net(), images(), "snpe", folder=tmp_path / "last", **given)
+    assert alone.evaluate()["metrics"] == report["metrics"]  # does what comes before it
+
+
+def arrays_of(splits: Splits) -> dict[str, Any]:
+    """The arrays and labels of every split."""
+    found = {}
+    for role, samples in splits.roles.items():
+        batches = list(samples.batches(5))
+        labels = [b.labels for b in batches if b.labels is not None]
+        found[role] = np.concatenate([b.inputs["x"] for b in batches]), np.concatenate(labels) if labels else None
+    return found
+
+
+def test_every_form_of_samples_gives_the_same_splits() -> None:
+    data, labels = images(), np.arange(48) % CLASSES
+    unlabelled: list[Any] = [data, {"x": data}, list(data), (s for s in data), [{"x": s} for s in data], Tensor(data)]
+    labelled: list[Any] = [
+        (data, labels),
+        ({"x": data}, labels.tolist()),
+        list(zip(data, labels, strict=True)),
+        (list(data), labels),
+        zip(data, labels, strict=True),
+    ]
+    port = TensorInfo("x", (None, 3, 8, 8), "float32")
+    for forms in (unlabelled, labelled):
+        found = [arrays_of(GivenDataset(given=some).splits([port], CLASSES, 0)) for some in forms]
+        assert {role: len(arrays) for role, (arrays, _) in found[0].items()} == {
+            "calibrate": 12, "search": 12, "evaluate": 24
+        }  # fmt: skip
+        for other in found[1:]:
+            np.testing.assert_equal(other, found[0])
+        assert (found[0]["search"][1] is not None) is (forms is labelled)
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self._array, self.shape = array, array.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._array
+
+
+def test_every_form_of_a_model_gives_the_same_numbers(tmp_path: Path) -> None:
+    model = small_net()
+    onnx.save(model, tmp_path / "net.onnx")
+    before = model.SerializeToString()
+    forms = {"path": tmp_path / "net.onnx", "text": str(tmp_path / "net.onnx"), "bytes": before, "object": model}
+    runs = [quantpipe.quantize(form, images(), folder=tmp_path / name, evaluate=QUICK) for name, form in forms.items()]
+    assert all(numbers_of(run.folder) == numbers_of(runs[0].folder) for run in runs)
+    assert model.SerializeToString() == before
+    assert not (tmp_path / "path" / "input").exists()
+
+
+def test_a_model_beyond_one_file_is_written_with_its_data_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantpipe.api.model.MOST_BYTES", 100)
+    model = small_net()
+    before = model.SerializeToString()
+    result = quantpipe.quantize(model, images(), folder=tmp_path / "apart", evaluate=QUICK)
+    assert (tmp_path / "apart" / "input" / "model.onnx.data").stat().st_size > 100
+    assert model.SerializeToString() == before
+    whole = quantpipe.quantize(before, images(), evaluate=QUICK)
+    assert numbers_of(result.folder) == numbers_of(whole.folder)
+
+
+def test_several_inputs_and_sets_of_ones_own(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+
+    def some(count: int) -> dict[str, Any]:
+        return {name: rng.standard_normal((count, size)).astype(np.float32) for name, size in (("a", 6), ("b", 4))}
+
+    sets = quantpipe.SampleSets(calibrate=some(20), evaluate=(some(10), np.arange(10) % CLASSES), search=some(12))
+    report = quantpipe.quantize(two_inputs(), sets, evaluate=QUICK).report
+    assert {role: entry["samples"] for role, entry in report["data"].items()} == {
+        "calibrate": 20, "search": 12, "evaluate": 10
+    }  # fmt: skip
+    assert report["agreement"]["differing"] == 0
+    assert report["metrics"]["realized"]["top1"] is not None
+    set_aside = quantpipe.SampleSets(calibrate=some(20), evaluate=some(10))
+    report = quantpipe.quantize(two_inputs(), set_aside, evaluate=QUICK).report
+    assert {role: entry["samples"] for role, entry in report["data"].items()} == {
+        "calibrate": 15, "search": 5, "evaluate": 10
+    }  # fmt: skip
+
+
+def test_options_of_the_data(tmp_path: Path) -> None:
+    data = images()
+    scaled = quantpipe.quantize(
+        small_net(), data * 4, evaluate=QUICK, dataset={"preprocess": {"scale": 0.25}, "samples": {"evaluate": 7}}
+    )
+    plain = quantpipe.quantize(small_net(), data, evaluate=QUICK)
+    assert numbers_of(scaled.folder) == numbers_of(plain.folder)
+    assert scaled.report["data"]["evaluate"]["samples"] == 7
+
+
+class Recorder:
+    """A listener that stops a run at a trial of the search."""
+
+    def __init__(self, stop_at: int | None = None, by: type[BaseException] = RuntimeError) -> None:
+        self.events: list[ProgressEvent] = []
+        self._stop_at, self._by = stop_at, by
+
+    def __call__(self, event: ProgressEvent) -> None:
+        self.events.append(event)
+        if event.stage == "search" and event.done == self._stop_at:
+            raise self._by("the listener stops it")
+
+    def notes(self, stage: str) -> list[str]:
+        return [e.note for e in self.events if e.stage == stage and not e.total]
+
+
+def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from_it(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"search": SEARCH, "evaluate": QUICK}
+    whole = quantpipe.quantize(small_net(), images(), "vta", **given)
+    with pytest.raises(RuntimeError, match="the listener stops it"):
+        quantpipe.quantize(small_net(), images(), "vta", folder=tmp_path, progress=Recorder(stop_at=3), **given)
+    lines = (tmp_path / "search" / "trials.jsonl").read_text().splitlines()
+    second = Recorder()
+    resumed = quantpipe.quantize(small_net(), images(), "vta", folder=tmp_path, progress=second, **given)
+    assert (tmp_path / "search" / "trials.jsonl").read_text().splitlines()[: len(lines)] == lines
+    assert numbers_of(tmp_path) == numbers_of(whole.folder)
+    assert [e.stage for e in second.events if not e.total] == [
+        "model", "annotate", "calibrate", "search", "realize", "evaluate"
+    ]  # fmt: skip
+    third = Recorder()
+    again = quantpipe.quantize(small_net(), images(), "vta", folder=tmp_path, progress=third, **given)
+    assert third.notes("evaluate") == ["from an earlier run in this folder"]
+    assert again.report == resumed.report
+    with pytest.raises(ArtifactError, match="another run"):
+        quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
+    whole = quantpipe.quantize(small_net(), images(), search=SEARCH, evaluate=QUICK)
+    for folder, said in ((tmp_path, f"the same call, with folder='{tmp_path}'"), (None, "give folder=…")):
+        listener = Recorder(stop_at=3, by=KeyboardInterrupt)
+        pipeline = quantpipe.Pipeline(
+            small_net(), images(), folder=folder, progress=listener, search=SEARCH, evaluate=QUICK
+        )
+        with pytest.raises(Interrupted, match="interrupted after 3 evaluations") as caught:
+            pipeline.search()
+        assert said in str(caught.value)
+        assert numbers_of(pipeline.run().folder) == numbers_of(whole.folder)
+
+
+def everything_below(*folders: Path) -> set[str]:
+    return {str(path) for folder in folders for path in folder.rglob("*")}
+
+
+def test_nothing_is_left_outside_the_folder_and_nothing_of_the_process_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here, home, temporary = tmp_path / "here", tmp_path / "home", tmp_path / "temporary"
+    for folder in (here, home, temporary):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.delenv("QUANTPIPE_CACHE", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    before = everything_below(here, home, temporary)
+    logs = {name: logging.getLogger(name).level for name in (None, "quantpipe", "onnxslim", "mlflow")}
+    state = (Path.cwd(), list(logging.getLogger().handlers), dict(os.environ), sys.stdout, list(sys.path))
+    quantpipe.quantize(small_net(), images(), folder=tmp_path / "run", evaluate=QUICK)
+    assert everything_below(here, home, temporary) == before
+    result = quantpipe.quantize(small_net(), images(), evaluate=QUICK)
+    assert result.folder.parent == temporary
+    assert everything_below(here, home) == {p for p in before if not p.startswith(str(temporary))}
+    del result
+    gc.collect()
+    assert everything_below(here, home, temporary) == before
+    assert (Path.cwd(), list(logging.getLogger().handlers), dict(os.environ), sys.stdout, list(sys.path)) == state
+    assert {name: logging.getLogger(name).level for name in logs} == logs
+    assert not GlobalHydra.instance().is_initialized()
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+def test_two_threads_at_once_and_twice_in_one_process() -> None:
+    before = sys.stdout
+    numbers: dict[int, Any] = {}
+
+    def work(seed: int) -> None:
+        result = quantpipe.quantize(small_net(), images(seed=seed), evaluate=QUICK)
+        numbers[seed] = numbers_of(result.folder)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is before
+    alone = [quantpipe.quantize(small_net(), images(seed=seed), evaluate=QUICK) for seed in (0, 1)]
+    assert [numbers[0], numbers[1]] == [numbers_of(result.folder) for result in alone]
+    assert numbers[0] != numbers[1]
+
+
+def negative_distance(reference: Any, outputs: Any, labels: Any) -> float:
+    return -float(np.abs(reference - outputs).max())
+
+
+def test_an_objective_that_is_a_function() -> None:
+    settings: dict[str, Any] = {"evaluate": QUICK, "search": SEARCH, "executor": "serial"}
+    direct = quantpipe.quantize(small_net(), images(), objective=negative_distance, **settings)
+    assert direct.report["search"]["metric"] == "callable"
+    among = {"target": negative_distance, "tolerance": 0.5}
+    assert quantpipe.Pipeline(small_net(), images(), objective=among).settings.objective["tolerance"] == 0.5
+
+    def inner(reference: Any, outputs: Any, labels: Any) -> float:
+        return negative_distance(reference, outputs, labels)
+
+    local = quantpipe.quantize(small_net(), images(), objective=inner, **settings)
+    assert numbers_of(local.folder) == numbers_of(direct.folder)
+
+
+def test_a_missed_target_warns_at_the_callers_line_and_strict_refuses() -> None:
+    given: dict[str, Any] = {"objective": {"tolerance": 1e-9}, "evaluate": QUICK}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = quantpipe.quantize(small_net(), images(), **given)
+    told = [w for w in caught if issubclass(w.category, quantpipe.QuantpipeWarning)]
+    assert [str(w.message) for w in told] == list(result.warnings)
+    assert any("no candidate met the objective" in text for text in result.warnings)
+    assert {w.filename for w in told} == {__file__}
+    with pytest.raises(TargetError, match="strict=True"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantpipe.quantize(small_net(), images(), strict=True, **given)
+
+
+class Stream:
+    """Standard error, in a terminal or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.text, self._terminal = "", terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+
+class Cell(Stream):
+    """Standard error of a notebook."""
+
+
+Cell.__module__ = "ipykernel.iostream"
+
+
+def test_progress_as_lines() -> None:
+    for stream, terminal in ((Stream(False), False), (Stream(True), True), (Cell(False), True)):
+        line = TextLine(stream)
+        line(ProgressEvent("search", note="greedy"))
+        line(ProgressEvent("search", 4, 4, "best 1"))
+        line(ProgressEvent("realize"))
+        assert "search     greedy\n" in stream.text
+        assert stream.text.endswith("realize\n")
+        assert ("4 of 4  best 1" in stream.text) is terminal
+
+
+class Diary(NullTracker):
+    """A tracker that remembers what it was told."""
+
+    entries: ClassVar[list[Any]] = []
+    run_id = "7"
+
+    def start(self, name: str | None, params: Any, tags: Any) -> None:
+        self.entries.append(("start", params["hardware"], params["search"]))
+
+    def end(self, status: str = "FINISHED") -> None:
+        self.entries.append(("end", status))
+
+
+def test_tracking_when_it_is_asked_for() -> None:
+    Diary.entries.clear()
+    tracking = {"option": "none", "_target_": f"{__name__}.Diary"}
+    given: dict[str, Any] = {"tracking": tracking, "plugins": [__name__.split(".")[0]], "evaluate": QUICK}
+    pipeline = quantpipe.Pipeline(small_net(), images(), "vta", **given)
+    pipeline.annotate()
+    pipeline.calibrate()
+    assert Diary.entries == [("start", "vta", "uniform")]
+    pipeline.run()
+    assert Diary.entries[0] == ("start", "vta", "uniform")
+    assert set(Diary.entries[1:]) == {("end", "FINISHED")}
+    Diary.entries.clear()
+    with pytest.raises(DataError), quantpipe.Pipeline(small_net(), images()[:1], **given) as broken:
+        broken.annotate()
+    assert Diary.entries[-1] == ("end", "FAILED")
+
+
+def test_the_digits_data_set_as_an_object() -> None:
+    pipeline = quantpipe.Pipeline(quantpipe.example_model(), DigitsDataset(), threshold="max_range", evaluate=QUICK)
+    assert len(pipeline.annotate().topology.kernels) > 10
