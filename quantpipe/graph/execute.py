@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -127,6 +128,25 @@ def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> o
     except NotImplemented:
         options.add_session_config_entry("session.x64quantprecision", "0")
         return _loaded(data, options, off)
+
+
+def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
+    """The graph that the runtime makes of a model at load, as users load it. Layouts (blocked weights, channels last)
+    are left as they are: they rename nodes, and change no kernel's type. ModelError where it cannot be loaded."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    if int8_kernels:
+        options.add_session_config_entry("session.qdqisint8allowed", "1")
+    with tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True) as folder:
+        path = Path(folder) / "optimized.onnx"
+        options.optimized_model_filepath = str(path)
+        try:
+            _loaded(data, options, [])
+        except Exception as error:  # onnxruntime raises its own family of types
+            raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run") from error
+        return onnx.load(path).graph
 
 
 @cache

@@ -35,6 +35,9 @@ class IntegerOp:
 _X = Ports(0, 1, 2)
 _ONE = (_X,)
 
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+"""Between real and stored."""
+
 INTEGER_OPS: Mapping[str, IntegerOp] = {
     "QLinearConv": IntegerOp("Conv", _ONE, Ports(3, 4, 5), bias=8, scale=6, zero=7),
     "QLinearMatMul": IntegerOp("MatMul", _ONE, Ports(3, 4, 5), scale=6, zero=7),

@@ -8,22 +8,19 @@ Takes a model, gives names of its nodes. What is asked is a session with default
 from __future__ import annotations
 
 import platform
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 
-from quantpipe.errors import ModelError
+from quantpipe.graph.execute import optimized
+from quantpipe.graph.integer_ops import DEQUANTIZE, INTEGER_OPS, QUANTIZE
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy
 
-QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
-PRODUCTS, DATA_ZERO = frozenset({"QLinearConv", "QGemm", "QLinearMatMul"}), 2
-"""Ops, and the port of the zero point of their data."""
+PRODUCTS = {op: form.data[0].zero for op, form in INTEGER_OPS.items() if form.weight is not None}
+"""Op -> the port of the zero point of its data."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
     """
     if is_heavy(model):
         return Fused()
-    graph = _optimized(model_bytes(model), int8_kernels)
+    graph = optimized(model_bytes(model), int8_kernels)
     signed = {t.name for t in graph.initializer if t.data_type == onnx.TensorProto.INT8}
     real: set[str] = set()
     computed: set[str] = set()
@@ -54,7 +51,7 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
         elif node.op_type != QUANTIZE and real.intersection(node.input):
             real.update(node.output)
             computed |= {node.name, *node.output}
-        elif node.op_type in PRODUCTS and node.input[DATA_ZERO] in signed:
+        elif (port := PRODUCTS.get(node.op_type)) is not None and signed.intersection(node.input[port : port + 1]):
             products.add(node.name)
     # Some ops are written out as several; then the result still has its name.
     made = {n.name or "": {n.name, n.outputs[0].name} for n in model.graph if n.name in nodes}
@@ -65,22 +62,3 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
 def on_x86() -> bool:
     """Whether this machine's CPU is one of those."""
     return platform.machine().lower() in ("x86_64", "amd64", "i686")
-
-
-def _optimized(data: bytes, int8_kernels: bool) -> onnx.GraphProto:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    if int8_kernels:
-        options.add_session_config_entry("session.qdqisint8allowed", "1")
-    with tempfile.TemporaryDirectory(prefix="quantpipe-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / "optimized.onnx"
-        options.optimized_model_filepath = str(path)
-        try:
-            ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises its own family of types
-            raise ModelError(
-                f"onnxruntime cannot load it: {' '.join(str(error).split())[:400]}", stage="run", where="realized model"
-            ) from error
-        return onnx.load(path).graph

@@ -64,7 +64,7 @@ def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
     for value in [*graph.initializers.values(), *_unpacked(graph)]:
         if value.dtype != INT8 or not value.shape or value.is_graph_input():
             continue
-        dims, last = tuple(int(d) for d in value.shape), value
+        dims, last = value.shape.numpy(), value
         for number, use in enumerate(list(value.uses())[1:], 1):
             name = unique(f"{value.name}/reader{number}")
             if len(dims) < 2 or place_of(value.const_value) is not None:

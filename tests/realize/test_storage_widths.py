@@ -20,6 +20,9 @@ from tests.simulate.test_against_interpreter import check
 
 FORMS = ("qdq", "qoperator", "integer")
 
+BYTES = {"granularity": ["per_channel", "per_tensor"], "bits": 8}
+"""Limits of weights that are stored in a byte."""
+
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["conv_chain", "gemm_plain", "gemm_trans", "matmul_rank3", "tied_weights"])
@@ -74,7 +77,7 @@ def test_sixteen_bit_tensors_through_the_other_ops(name: str) -> None:
 def test_asymmetric_sixteen_bits() -> None:
     """Zero points beyond a byte, and pads that must be the zero point."""
     ops = {"Conv": [{"in": ["uint16", "int8"], "out": ["uint16"]}], "Relu": [{"in": ["uint16"], "out": ["uint16"]}]}
-    spec = hardware("mixed_npu", ops=ops, activations={"symmetric": False, "bits": 16, "narrow": False})
+    spec = hardware("mixed_npu", ops=ops, activations={"symmetric": False, "bits": 16, "narrow": False}, weights=BYTES)
     made = line(graph_of("conv_asymmetric_pads"), spec, "asymmetric")
     plan = made.plan(16)
     assert plan.quantizers["x"].zero_point > 255
@@ -91,7 +94,11 @@ def test_forms_without_sixteen_bit_kernels_say_so(form: str) -> None:
 def test_fixed_point_takes_no_sums_beyond_int32() -> None:
     ops = {"Gemm": [{"in": ["int16", "int8"], "out": ["int16"]}]}
     spec = hardware(
-        "mixed_npu", ops=ops, requantize={"kind": "fixed_point"}, activations={"symmetric": True, "bits": 16}
+        "mixed_npu",
+        ops=ops,
+        requantize={"kind": "fixed_point"},
+        activations={"symmetric": True, "bits": 16},
+        weights=BYTES,
     )
     made = line(graph_of("wide_sums"), spec)
     with pytest.raises(HardwareError, match="a fixed-point multiplication takes int32 sums"):
