@@ -21,6 +21,7 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
+from quantpipe.app.targets import refuse_plugins
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
@@ -89,6 +90,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     parent = str((launch / hydra_config.sweep.dir).absolute()) if sweep else None
     search = plain["search"]
     plugins = _expect(plain["plugins"], ("",), "plugins")
+    refuse_plugins(plugins, OmegaConf.to_container(hydra_config.overrides.task, resolve=False))
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
         command=str(plain["command"]),
