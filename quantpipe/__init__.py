@@ -1,3 +1,3 @@
-"""quantpipe: find, prove and file the integer version of an ONNX model that a piece of hardware can run."""
+"""quantpipe: find, check and file the integer version of an ONNX model that a piece of hardware can run."""
 
 __version__ = "0.1.0"

@@ -22,10 +22,12 @@ from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
 from quantpipe.app.targets import refuse_plugins
+from quantpipe.app.vault import shown
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
+from quantpipe.passwords import concealed
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
 from quantpipe.settings import (
@@ -90,7 +92,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     parent = str((launch / hydra_config.sweep.dir).absolute()) if sweep else None
     search = plain["search"]
     plugins = _expect(plain["plugins"], ("",), "plugins")
-    refuse_plugins(plugins, OmegaConf.to_container(hydra_config.overrides.task, resolve=False))
+    refuse_plugins(plugins, _overrides(hydra_config))
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
         command=str(plain["command"]),
@@ -127,7 +129,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=parent),
         executor=make(config.executor, "executor", plugins),
         choices={g: str(hydra_config.runtime.choices[g]) for g in GROUPS},
-        config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
+        config=concealed(plain) | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
@@ -271,8 +273,16 @@ def _schema_record(schema: Any) -> dict[str, Any]:
 
 
 def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
-    overrides = [o for o in hydra_config.overrides.task if not o.startswith("hydra.run.dir=")]
+    overrides = [shown(text) for text in _overrides(hydra_config) if not text.startswith("hydra.run.dir=")]
     return shlex.join([*_program(), *overrides, f"hydra.run.dir={folder}"])
+
+
+def _overrides(hydra_config: HydraConf) -> list[str]:
+    """As they were given: resolved, they may hold a password."""
+    given: Any = hydra_config.overrides.task
+    if OmegaConf.is_config(given):
+        given = OmegaConf.to_container(given, resolve=False)
+    return [str(text) for text in given]
 
 
 def _program() -> list[str]:

@@ -82,9 +82,8 @@ def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "clas
     found: Any = _imported(parts[0], key)
     for number, part in enumerate(parts[1:], 1):
         name = ".".join(parts[:number])
-        if isinstance(found, ModuleType) and not hasattr(found, part) and home_of(found) in allowed_packages(plugins):
-            _import_below(f"{name}.{part}", key)
-        found = _walk(found, name, [part], key, allowed_packages(plugins))
+        below = _module_below(found, part, f"{name}.{part}", key)
+        found = below or _walk(found, name, [part], key, allowed_packages(plugins))
     return found
 
 
@@ -140,13 +139,16 @@ def _imported(module: str, key: str) -> ModuleType:
         raise _not_imported(module, error, key) from error
 
 
-def _import_below(module: str, key: str) -> None:
-    """Import a module that may not be there: then the attribute is not there either, and that is told."""
+def _module_below(found: Any, part: str, name: str, key: str) -> ModuleType | None:
+    """The module `name`, where `found` is its package and has no attribute of that name; None if there is none."""
+    if not isinstance(found, ModuleType) or hasattr(found, part):
+        return None
     try:
-        importlib.import_module(module)
+        return importlib.import_module(name)
     except Exception as error:  # the module is the user's own code
-        if not isinstance(error, ModuleNotFoundError) or error.name != module:
-            raise _not_imported(module, error, key) from error
+        if not isinstance(error, ModuleNotFoundError) or error.name != name:
+            raise _not_imported(name, error, key) from error
+        return None
 
 
 def _not_imported(target: str, error: Exception, key: str) -> ConfigError:

@@ -147,7 +147,8 @@ def test_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "import os\nfrom functools import cache, partial, wraps\n"
         "run = partial(os.system)\nfine = partial(lambda text: [1], 'x')\n"
         "@cache\ndef cached(text):\n    return [1]\n"
-        "class Tokens:\n    def __call__(self, text):\n        return [1]\n    def of(self, text):\n        return [1]\n"
+        "class Tokens:\n    def __call__(self, text):\n        return [1]\n"
+        "    def of(self, text):\n        return [1]\n"
         "tokens = Tokens()\nlist_of = [].append\nshell = os.system\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
