@@ -30,6 +30,8 @@ def file_report(
         for name, value in (report.get(part) or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers[f"{part}.{name}"] = float(value)
+    for name, (low, high) in (report.get("intervals") or {}).items():
+        numbers |= {f"{name}.top1_low": low, f"{name}.top1_high": high}
     tracker.log_metrics(numbers)
     tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
     tracker.log_artifacts(folder)

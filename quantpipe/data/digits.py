@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.data.divide import DEFAULT_SHARE, Part, set_aside
 from quantpipe.data.memory import MemorySource
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.splits import Splits, build
+from quantpipe.data.splits import Handling, Splits, build
 from quantpipe.types import TensorInfo
 
 TRAIN_SHARE = 0.55
@@ -49,6 +49,7 @@ class DigitsDataset:
     search: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=lambda: {"scale": "1/16"})
+    force_few: bool = False
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """The three splits for a model with these inputs. DataError where they do not fit."""
@@ -58,4 +59,5 @@ class DigitsDataset:
         share = self.search.get("share", DEFAULT_SHARE)
         evaluate, search = set_aside(Part(source, held_out), share, np.random.default_rng(SEARCH_SEED))
         parts = {"calibrate": Part(source, train), "search": search, "evaluate": evaluate}
-        return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, outputs_classes)
+        handling = Handling(force_few=self.force_few)
+        return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, outputs_classes, handling)

@@ -99,8 +99,8 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            'executor=ray needs the package ray (in the checkout: pip install -e ".[ray]"); legal without it are serial '
-            "and process",
+            'executor=ray needs the package ray (in the checkout: pip install -e ".[ray]"); legal without it are '
+            "serial and process",
             where="executor",
         ) from error
     return ray

@@ -79,6 +79,8 @@ def _evaluate(job: Job, found: Found, profile: Profile | None, plan: QuantPlan, 
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
         evaluation=evaluation,
         data=job.inputs.data_record(),
+        doubts=job.inputs.doubts,
+        notes=job.inputs.notes,
         output=job.inputs.output,
         host=host,
     )

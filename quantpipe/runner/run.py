@@ -28,7 +28,7 @@ def run(settings: Settings, console: Console) -> dict[str, Any]:
     """
     console.stage("model", str(settings.model))
     inputs = load(settings)
-    for note in inputs.graph.notes:
+    for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes):
         console.warn(note)
     job = Job.of(settings, inputs, console)
     with job.files.lock():
