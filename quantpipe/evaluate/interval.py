@@ -18,7 +18,8 @@ def wilson(share: float | None, count: int) -> tuple[float, float] | None:
         return None
     spread = Z * math.sqrt(share * (1 - share) / count + (Z / (2 * count)) ** 2)
     middle, scale = share + Z * Z / (2 * count), 1 + Z * Z / count
-    return max(0.0, (middle - spread) / scale), min(1.0, (middle + spread) / scale)
+    low, high = (middle - spread) / scale, (middle + spread) / scale
+    return (0.0 if share <= 0 else low), (1.0 if share >= 1 else high)  # exactly, whatever the roots round to
 
 
 def chance_of(right: int, count: int, classes: int) -> float:
