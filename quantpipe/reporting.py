@@ -138,9 +138,11 @@ def _search_notes(search: Mapping[str, Any]) -> list[str]:
     return [*search.get("notes", []), *([missed] if missed else [])]
 
 
-def shortfall(objective: Objective, best: Score, samples: str = "the search samples") -> str | None:
+def shortfall(
+    objective: Objective, best: Score, samples: str = "the search samples", *, doubtful: bool = False
+) -> str | None:
     """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
-    does not."""
+    does not. `doubtful`: the samples themselves are in doubt, so no other tolerance is advised."""
     if objective.feasible(best):
         return None
     if objective.open_ended:
@@ -168,6 +170,8 @@ def shortfall(objective: Objective, best: Score, samples: str = "the search samp
             f"its {_LOSSES[objective.metric]} from the float model on {samples} is {-best.value:.4g}, "
             f"allowed is {objective.tolerance:g} (objective.tolerance)"
         )
+    if doubtful:
+        return f"{head}{found}; see to the samples first, of which the first warning speaks"
     return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"
 
 

@@ -57,8 +57,9 @@ class Splits:
 
     def with_roles(self, roles: Mapping[str, Samples]) -> Splits:
         """Other sample lists in the same places."""
-        parts = {role: roles[role] for role in ROLES}
-        return replace(self, **parts, aside=roles.get("judge"))
+        calibrate, search, evaluate = (roles[role] for role in ROLES)
+        aside = roles.get("judge")
+        return replace(self, calibrate=calibrate, search=search, evaluate=evaluate, aside=aside)
 
 
 @dataclass(frozen=True)

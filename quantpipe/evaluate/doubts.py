@@ -46,9 +46,9 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
     if is_outside(raw.model):
         return ()
     watched = _first(raw, "BatchNormalization") or _first(raw, "Clip")
-    tensor = () if watched is None else (watched.inputs[0],)
+    tensor = [] if watched is None else [watched.inputs[0]]
     try:
-        session = Session(expose(raw.model, list(tensor)), where=raw.source)
+        session = Session(expose(raw.model, tensor), where=raw.source)
         found = [
             (batch, session.run(batch.inputs, [output, *tensor]))
             for batch in First(samples, MOST_SAMPLES).batches(size or BATCH)

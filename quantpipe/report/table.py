@@ -19,7 +19,7 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
-    parts = [*doubts, _models(report), *([_recovery(steps)] if steps else [])]
+    parts: list[Text | Table] = [*doubts, _models(report), *([_recovery(steps)] if steps else [])]
     return Group(*parts) if len(parts) > 1 else _models(report)
 
 
