@@ -21,7 +21,8 @@ from quantpipe.evaluate.metrics import all_finite, is_distribution, log_probabil
 from quantpipe.graph.execute import Session, joined
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.outside import is_outside
-from quantpipe.graph.view import Graph, Node
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.expectations import Expectation, expectation
 from quantpipe.types import Samples
 
 MOST_SAMPLES = 64
@@ -45,8 +46,8 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
     weights stay in files, and where it cannot be run (whoever runs it next says why)."""
     if is_outside(raw.model):
         return ()
-    watched = _first(raw, "BatchNormalization") or _first(raw, "Clip")
-    tensor = [] if watched is None else [watched.inputs[0]]
+    watched = expectation(raw)
+    tensor = [] if watched is None else [watched.tensor]
     try:
         session = Session(expose(raw.model, tensor), where=raw.source)
         found = [
@@ -56,7 +57,7 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
     except QuantpipeError:
         return ()
     inputs = _extent([batch.inputs for batch, _ in found])
-    said = [_of_values(raw, watched, [values[tensor[0]] for _, values in found], inputs)] if watched is not None else []
+    said = [_of_values(watched, [values[tensor[0]] for _, values in found], inputs)] if watched is not None else []
     labels = [batch.labels for batch, _ in found]
     outputs = joined([values[output] for _, values in found])
     if all(part is not None for part in labels) and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
@@ -86,47 +87,27 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
     return None
 
 
-def _of_values(raw: Graph, node: Node, values: list[NDArray[Any]], inputs: str) -> str | None:
-    """By what arrives at a node that knows what should."""
-    if node.op == "Clip":
-        limit = _constant(raw, node, 2)
-        if limit is None or not limit.size:
-            return None
-        cut = float(np.mean([np.mean(part >= float(limit.reshape(-1)[0])) for part in values]))
+def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -> str | None:
+    """By what arrives at a layer that knows what should."""
+    if expected.mean is None or expected.deviation is None:
+        cut = float(np.mean([np.mean(part >= expected.limit) for part in values]))
         if cut <= CUT_OFF:
             return None
         return (
-            f"{100 * cut:.0f} % of the values are cut off by the first Clip ({node.name}); inputs run {inputs}: {CAUSE}"
+            f"{100 * cut:.0f} % of the values are cut off by the first {expected.op} ({expected.node}), and the inputs "
+            f"run {inputs}: {CAUSE}"
         )
-    mean, variance = _constant(raw, node, 3), _constant(raw, node, 4)
-    if mean is None or variance is None:
-        return None
-    deviation = np.sqrt(np.maximum(variance.astype(np.float64), 0.0) + float(node.attr("epsilon", 1e-5)))
     rows = np.concatenate([np.moveaxis(part, 1, 0).reshape(part.shape[1], -1) for part in values], axis=1)
     rows = rows.astype(np.float64)
-    wide = float(np.median(rows.std(axis=1) / deviation))
-    beside = float(np.median(np.abs(rows.mean(axis=1) - mean) / deviation))
+    wide = float(np.median(rows.std(axis=1) / expected.deviation))
+    beside = float(np.median(np.abs(rows.mean(axis=1) - expected.mean) / expected.deviation))
     if 1 / FAR <= wide <= FAR and beside <= FAR:
         return None
     return (
-        f"the values in front of the first BatchNormalization ({node.name}) spread {wide:.3g} times as wide as in "
+        f"the values in front of the first {expected.op} ({expected.node}) spread {wide:.3g} times as wide as in "
         f"training, around a mean {beside:.3g} standard deviations beside (median channel), and the inputs run "
         f"{inputs}: {CAUSE}"
     )
-
-
-def _first(raw: Graph, op: str) -> Node | None:
-    made = {tensor for node in raw.nodes for tensor in node.outputs} | raw.input_names
-    return next((n for n in raw.nodes if n.op == op and n.inputs[0] in made), None)
-
-
-def _constant(raw: Graph, node: Node, port: int) -> NDArray[Any] | None:
-    name = node.inputs[port] if port < len(node.inputs) else ""
-    if raw.is_constant(name):
-        return raw.constant(name)
-    maker = raw.producers.get(name)
-    value = maker.attr("value") if maker is not None and maker.op == "Constant" else None
-    return None if value is None else np.asarray(value.numpy())
 
 
 def _extent(feeds: list[Mapping[str, NDArray[Any]]]) -> str:
