@@ -13,7 +13,7 @@ from quantpipe.graph.view import Graph, Node
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """Of the values of `tensor`, which `node` (an `op`) reads: the `mean` and `deviation` per channel `[C]` of training,
+    """Of the values of `tensor`, which `node` (an `op`) reads: `mean` and `deviation` per channel `[C]` in training,
     channels on axis 1; or, where no layer remembers them, the `limit` that values are cut off at."""
 
     node: str
@@ -36,8 +36,9 @@ def _first(graph: Graph, op: str) -> Expectation | None:
         return None
     if op == "Clip":
         limit = _constant(graph, node, 2)
-        known = limit is not None and limit.size == 1
-        return Expectation(node.name, op, node.inputs[0], limit=float(np.ravel(limit)[0])) if known else None
+        if limit is None or limit.size != 1:
+            return None
+        return Expectation(node.name, op, node.inputs[0], limit=float(limit.reshape(-1)[0]))
     mean, variance = _constant(graph, node, 3), _constant(graph, node, 4)
     if mean is None or variance is None:
         return None
