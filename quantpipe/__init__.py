@@ -1,4 +1,4 @@
-"""quantpipe: find, prove and file the integer version of an ONNX model that a piece of hardware can run.
+"""quantpipe: find, check and file the integer version of an ONNX model that a piece of hardware can run.
 
 From Python: `quantize` does everything, `Pipeline` has the stages one by one, `check` and `lint` look before anything
 runs. The page docs/python.md has examples.

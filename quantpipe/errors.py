@@ -9,6 +9,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from quantpipe.passwords import conceal
+
 
 class QuantpipeError(Exception):
     """A fault in what the user gave (model, data, hardware file, configuration): exit code 2."""
@@ -18,7 +20,7 @@ class QuantpipeError(Exception):
     def __init__(self, message: str, *, stage: str | None = None, where: str | None = None) -> None:
         self.stage, self.where = stage, where
         head = ": ".join(part for part in (stage, where) if part)
-        super().__init__(f"{head}: {message}" if head else message)
+        super().__init__(conceal(f"{head}: {message}" if head else message))
 
 
 class ConfigError(QuantpipeError):

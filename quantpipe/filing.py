@@ -38,6 +38,8 @@ def file_report(
                 numbers[f"{part}.{name}"] = float(value)
     if few := report.get("run", {}).get("realized_samples"):
         numbers["realized.samples"] = float(few)  # its metrics are not of all samples
+    for name, (low, high) in (report.get("intervals") or {}).items():
+        numbers |= {f"{name}.top1_low": low, f"{name}.top1_high": high}
     tracker.log_metrics(numbers)
     tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
     tracker.log_artifacts(folder)

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe.data.carry import carry
+from quantpipe.data.few import few_notes, refuse_few
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.evaluate.doubts import doubts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import load_graph, with_varying
 from quantpipe.graph.view import Graph
@@ -33,6 +35,10 @@ class Inputs:
     """The model's output that metrics are about."""
     aside: Samples | None = None
     """Samples that no candidate of the search sees, where there are such."""
+    doubts: tuple[str, ...] = ()
+    """What speaks against the samples altogether: to be said before anything else."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known of the samples."""
 
     @property
     def judge(self) -> Samples:
@@ -48,6 +54,7 @@ class Inputs:
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
     made: list[Any] = []
+    speaking: list[str] = []
 
     def example(raw: Graph) -> dict[str, Any]:
         shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
@@ -64,7 +71,10 @@ def load(settings: Settings) -> Inputs:
                 )
             splits = carry(splits, raw.inputs, Session(raw.model, where=raw.source).run)
         splits = _whole_batches(splits, size or 1)
+        refuse_few(splits.roles, splits.force_few)
         made.append(splits)
+        chosen = chosen_output(settings.evaluate.output, raw)
+        speaking.extend(doubts(replace(raw, states=frozenset(splits.state.values())), splits.search, chosen, size))
         first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
         if first is None:
             raise DataError("there are no calibration samples", stage="data")
@@ -82,7 +92,8 @@ def load(settings: Settings) -> Inputs:
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
-    return Inputs(graph, splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
+    parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
+    return Inputs(graph, *parts, tuple(speaking), few_notes(splits.roles))
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:

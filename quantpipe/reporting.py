@@ -11,6 +11,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
+from quantpipe.evaluate.interval import wilson
 from quantpipe.graph.view import Graph
 from quantpipe.realize.kernels import slow_warning
 from quantpipe.search import Metric, Objective
@@ -39,6 +40,8 @@ def build_report(
     output: str,
     host: str | None,
     lacking: Sequence[Mapping[str, Any]] = (),
+    doubts: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
     known of the machine that ran it, `lacking` the nodes that no kernel runs as they are (`without_kernel`)."""
@@ -62,6 +65,8 @@ def build_report(
             **(_replayed(search) if settings.command == "replay" else {}),
         },
         "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
+        "intervals": _intervals(evaluation),
+        "doubts": list(doubts),
         "agreement": evaluation.agreement.as_dict(),
         **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
         "data": {role: _data(record) for role, record in data.items()},
@@ -83,9 +88,12 @@ def build_report(
         "choices": _choices(space, topology, strategy),
         "host": host,
         "warnings": [
+            *doubts,
+            *notes,
             *graph.notes,
             *decisions(graph, settings.spec),
             *_left_out(data),
+            *_shared(data),
             *_profile_notes(profile),
             *_search_notes(search),
             *evaluation.warnings,
@@ -110,6 +118,27 @@ def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _shared(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line per split that held samples of another one."""
+    counts = {role: _count(record.get("duplicates", [])) for role, record in data.items()}
+    return [
+        f"{count} samples of the {role} split are also in a split that judges, and were left out of {role} "
+        "(dataset.duplicates=drop)"
+        for role, count in counts.items()
+        if count
+    ]
+
+
+def _count(ranges: Sequence[Sequence[int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def _intervals(evaluation: Evaluation) -> dict[str, Any]:
+    """The 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
+    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in evaluation.metrics.items()}
+    return {name: list(interval) for name, interval in found.items() if interval is not None}
+
+
 def _profile_notes(profile: Profile | None) -> list[str]:
     loaded = profile.loaded if profile is not None else {}
     return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
@@ -120,9 +149,11 @@ def _search_notes(search: Mapping[str, Any]) -> list[str]:
     return [*search.get("notes", []), *([missed] if missed else [])]
 
 
-def shortfall(objective: Objective, best: Score, samples: str = "the search samples") -> str | None:
+def shortfall(
+    objective: Objective, best: Score, samples: str = "the search samples", *, doubtful: bool = False
+) -> str | None:
     """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
-    does not."""
+    does not. `doubtful`: the samples themselves are in doubt, so no other tolerance is advised."""
     if objective.feasible(best):
         return None
     if objective.open_ended:
@@ -150,6 +181,8 @@ def shortfall(objective: Objective, best: Score, samples: str = "the search samp
             f"its {_LOSSES[objective.metric]} from the float model on {samples} is {-best.value:.4g}, "
             f"allowed is {objective.tolerance:g} (objective.tolerance)"
         )
+    if doubtful:
+        return f"{head}{found}; see to the samples first, of which the first warning speaks"
     return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"
 
 
@@ -159,8 +192,9 @@ _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 def _data(record: Mapping[str, Any]) -> dict[str, Any]:
     """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
     skipped = record.get("skipped", [])
-    known = {k: v for k, v in record.items() if k not in ("indices", "skipped")}
-    return {**known, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
+    known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}
+    shared = _count(record.get("duplicates", []))
+    return {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
 
 
 def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:

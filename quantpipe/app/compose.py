@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from quantpipe.app.files import asset, folder_of
-from quantpipe.app.instances import PLUGINS
+from quantpipe.app.targets import PLUGINS
 from quantpipe.artifacts import plain
 from quantpipe.errors import ConfigError, nearest
 

@@ -1,16 +1,14 @@
 """The one place that turns `package.module:function` in the configuration into a function, behind the same list of
-allowed packages as `_target_`."""
+allowed packages as `_target_` (app/targets.py)."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from quantpipe.app.instances import refuse_other_packages
+from quantpipe.app.targets import load
 from quantpipe.errors import ConfigError
 
 KEYS = ("target", "tokenizer", "feature")
@@ -33,17 +31,11 @@ def functions_of(dataset: Mapping[str, Any], plugins: Sequence[str], launch: Pat
 
 
 def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that `package.module:function` names."""
+    """The function that `package.module:function` names: one that an allowed package defines itself."""
     module, colon, path = str(target).partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)
-    refuse_other_packages(str(target), module.split(".")[0], key, plugins, "functions")
-    try:
-        found = reduce(getattr, path.split("."), importlib.import_module(module))
-    except Exception as error:  # the module is the user's own code
-        raise ConfigError(
-            f"{target!r} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", where=key
-        ) from error
+    found = load(module, path.split("."), key, plugins, "functions")
     if not callable(found):
         raise ConfigError(f"{target!r} is a {type(found).__name__}; legal is a function", where=key)
     function: Callable[..., Any] = found

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from quantpipe.app.targets import OWN, home_of, load_dotted
 from quantpipe.errors import ConfigError, QuantpipeError, refuse_unknown
 
-PLUGINS = "quantpipe.conf"
-OWN = ("_target_", "_convert_", "_recursive_", "_partial_", "_args_")
+ROLES = {
+    "dataset": "splits",
+    "threshold.activations": "__call__",
+    "search.algorithm": "__call__",
+    "executor": "open",
+    "tracking": "start",
+}
+"""Key -> the method that makes a class one for this place."""
+
+HYDRAS_OWN = ("_target_", "_convert_", "_recursive_", "_partial_", "_args_")
 """Keys that Hydra reads itself."""
 GIVEN = ("launch_folder", "parent_key")
 """Arguments that the app gives, so that configuration cannot."""
-
-
-def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
-    """Top-level packages whose classes and functions configuration may name; `plugins` are those it allows itself."""
-    announced = {entry.value.split(".")[0] for entry in entry_points(group=PLUGINS)}
-    return ("quantpipe", *sorted(announced | set(plugins)))
-
-
-def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str], kind: str = "classes") -> None:
-    """ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
-    if package not in allowed_packages(plugins):
-        raise ConfigError(
-            f"the target {target!r} is not allowed; legal are {kind} of "
-            f"{', '.join(allowed_packages(plugins))}. A plug-in package announces itself by an entry point in the "
-            f"group {PLUGINS!r}; any other must be allowed by name: plugins=[{package}]",
-            where=key,
-        )
 
 
 def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
@@ -42,10 +33,10 @@ def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any
     Raises ConfigError for a target that is not allowed, cannot be imported, or does not take the given options.
     """
     plain = OmegaConf.to_container(config, resolve=True)
-    _check(plain, key, plugins)
+    check_targets(plain, key, plugins)
     _refuse_unknown_options(plain, key)
     try:
-        return instantiate(config, **extra)
+        return instantiate(OmegaConf.create(plain), **extra)  # what was checked, and nothing that resolves anew
     except Exception as error:  # Hydra wraps constructors' errors; ours keep their own words
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, QuantpipeError):
@@ -55,16 +46,33 @@ def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any
         raise ConfigError(f"cannot be built: {' '.join(str(error).split())[:300]}", where=key) from error
 
 
-def _check(node: Any, key: str, plugins: Sequence[str]) -> None:
+def check_targets(node: Any, key: str, plugins: Sequence[str]) -> None:
+    """ConfigError for a `_target_` at any depth that an allowed package does not define, that is no class where it is
+    quantpipe's own (its functions were not written for arguments from files), or that has not what its place asks."""
     if isinstance(node, dict):
-        target = node.get("_target_")
-        if target is not None:
-            refuse_other_packages(str(target), str(target).split(".")[0], f"{key}._target_", plugins)
+        if "_target_" in node:
+            _check_target(str(node["_target_"]), key, plugins)
         for name, value in node.items():
-            _check(value, f"{key}.{name}", plugins)
+            check_targets(value, f"{key}.{name}", plugins)
     elif isinstance(node, list):
         for number, value in enumerate(node):
-            _check(value, f"{key}[{number}]", plugins)
+            check_targets(value, f"{key}[{number}]", plugins)
+
+
+def _check_target(target: str, key: str, plugins: Sequence[str]) -> None:
+    found = load_dotted(target, f"{key}._target_", plugins)
+    if home_of(found) == OWN and not isinstance(found, type):
+        raise ConfigError(
+            f"the target {target!r} is not allowed: it is a {type(found).__name__}; legal is a class",
+            where=f"{key}._target_",
+        )
+    method = ROLES.get(key)
+    if isinstance(found, type) and method is not None and not any(method in vars(kind) for kind in found.__mro__):
+        raise ConfigError(
+            f"the target {target!r} is not allowed here: it has no {method}; legal is a class such as those that "
+            f"the options of {key.split('.')[0]} name",
+            where=f"{key}._target_",
+        )
 
 
 def _refuse_unknown_options(node: Any, key: str) -> None:
@@ -78,4 +86,6 @@ def _refuse_unknown_options(node: Any, key: str) -> None:
     except Exception:  # what cannot be imported or looked into is told when it is built
         return
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
-        refuse_unknown([k for k in node if k not in OWN], [p.name for p in parameters if p.name not in GIVEN], key)
+        refuse_unknown(
+            [k for k in node if k not in HYDRAS_OWN], [p.name for p in parameters if p.name not in GIVEN], key
+        )

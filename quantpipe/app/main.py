@@ -30,17 +30,17 @@ from quantpipe.app.commands import COMMANDS
 from quantpipe.app.console import RichConsole
 from quantpipe.app.files import asset, folder_of
 from quantpipe.app.hints import in_our_words, no_option
+from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
+from quantpipe.app.outlets import guard
 from quantpipe.app.settings import GROUPS, build_settings
+from quantpipe.app.targets import PLUGINS
+from quantpipe.app.vault import learn_environment, without_secrets
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError
 from quantpipe.filing import start_tracking
 from quantpipe.report import summary_table
 from quantpipe.runner import run
 from quantpipe.settings import Settings
-
-PLUGINS = "quantpipe.conf"
-"""Entry point group: a plug-in package names its conf package there, e.g. `npu = "my_npu.conf"`."""
-
 
 _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
@@ -48,9 +48,16 @@ _exit_codes: list[int] = []
 
 def main() -> None:
     """Run the command line; always ends in SystemExit."""
+    guard()
+    learn_environment()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
+    install()
+    try:
+        sys.argv[1:] = without_secrets(sys.argv[1:])
+    except QuantpipeError as error:
+        raise SystemExit(_report(error)) from None
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         _say(wrong)

@@ -1,35 +1,18 @@
 """main.log: what happened in a run folder, for whoever asks later why. One line per stage, warning, decision and error.
 
 The terminal shows a paragraph where a run ends with an error; here its traceback stands, too. Every line goes through
-`written`, which takes secrets out. A log that cannot be written ends no run.
+`conceal`, which takes secrets out. A log that cannot be written ends no run.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 
 from quantpipe.errors import Interrupted
+from quantpipe.passwords import conceal
 from quantpipe.settings import RUN_LOG
 
 LOG = logging.getLogger(RUN_LOG)
-
-_HIDDEN = "***"
-_secrets: set[str] = set()
-_USERINFO = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s'\"]*@")
-
-
-def hide(secret: str) -> None:
-    """From now on this text is written as `***`, wherever it turns up."""
-    if secret:
-        _secrets.add(secret)
-
-
-def written(text: str) -> str:
-    """The text as it may be written: without what was hidden, and without names and passwords in addresses."""
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
-    return _USERINFO.sub(rf"\g<scheme>{_HIDDEN}@", text)
 
 
 class Lines(logging.Formatter):
@@ -39,7 +22,7 @@ class Lines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        return written(super().format(record))
+        return conceal(super().format(record))
 
 
 class LogFile(logging.FileHandler):

@@ -21,10 +21,13 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
+from quantpipe.app.targets import refuse_plugins
+from quantpipe.app.vault import shown
 from quantpipe.errors import ConfigError, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
+from quantpipe.passwords import concealed
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
 from quantpipe.settings import (
@@ -102,6 +105,7 @@ class Launch:
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
+    refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), _overrides(hydra_config))
     cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
     sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
@@ -160,7 +164,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
         executor=make(config.executor, "executor", plugins),
         choices=start.choices,
-        config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
+        config=concealed(plain) | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
@@ -321,8 +325,16 @@ def _schema_record(schema: Any) -> dict[str, Any]:
 
 
 def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
-    overrides = [o for o in hydra_config.overrides.task if not o.startswith("hydra.run.dir=")]
+    overrides = [shown(text) for text in _overrides(hydra_config) if not text.startswith("hydra.run.dir=")]
     return shlex.join([*_program(), *overrides, f"hydra.run.dir={folder}"])
+
+
+def _overrides(hydra_config: HydraConf) -> list[str]:
+    """As they were given: resolved, they may hold a password."""
+    given: Any = hydra_config.overrides.task
+    if OmegaConf.is_config(given):
+        given = OmegaConf.to_container(given, resolve=False)
+    return [str(text) for text in given]
 
 
 def _program() -> list[str]:

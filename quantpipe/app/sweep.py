@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from quantpipe.tracking import finish_parent
+from quantpipe.tracking import finish_sweep
 
 
 class SweepEnd(Callback):
     """Hydra calls this in the launching process, whatever the launcher."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        finish_parent(Path(config.hydra.runtime.cwd) / config.hydra.sweep.dir)
+        launch = Path(config.hydra.runtime.cwd)
+        finish_sweep(launch / config.hydra.sweep.dir, OmegaConf.select(config, "tracking.uri"), launch)

@@ -18,7 +18,7 @@ from quantpipe.data.divide import DEFAULT_SHARE, ROLES, Part, set_aside
 from quantpipe.data.memory import MemorySource
 from quantpipe.data.options import refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
-from quantpipe.data.splits import Splits, build
+from quantpipe.data.splits import Handling, Splits, build
 from quantpipe.types import TensorInfo
 
 TRAIN_SHARE = 0.55
@@ -50,6 +50,7 @@ class DigitsDataset:
     search: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=lambda: {"scale": "1/16"})
+    force_few: bool = False
 
     def __post_init__(self) -> None:
         refuse_unknown_parts(self, {"search": ("share",), "samples": ROLES})
@@ -62,4 +63,5 @@ class DigitsDataset:
         share = self.search.get("share", DEFAULT_SHARE)
         evaluate, search = set_aside(Part(source, held_out), share, np.random.default_rng(SEARCH_SEED))
         parts = {"calibrate": Part(source, train), "search": search, "evaluate": evaluate}
-        return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, outputs_classes)
+        handling = Handling(force_few=self.force_few)
+        return build(parts, self.samples, Preprocess.of(self.preprocess), inputs, outputs_classes, handling)

@@ -7,10 +7,12 @@ it on the same samples looks too bad.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from quantpipe.data.divide import Part, set_aside
+from quantpipe.data.duplicates import fingerprints, say, unshared
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
 
@@ -29,4 +31,16 @@ def with_holdout(splits: Splits, share: float, seed: int, batch: int = 1) -> Spl
         return splits
     _, chosen = set_aside(whole, share, np.random.default_rng([seed, _STREAM]))
     search, aside = samples.divided(np.isin(samples.indices, chosen.indices))
+    if splits.duplicates == "drop" and not splits.state:
+        search = _without(search, aside)
     return splits if min(len(search), len(aside)) < batch else replace(splits, search=search, aside=aside)
+
+
+def _without(search: SourceSamples, aside: SourceSamples) -> SourceSamples:
+    """The search samples whose content does not stand among those set aside."""
+    taken = fingerprints(aside.source, aside.indices)
+    kept, shared = unshared(search.source, search.indices, partial(fingerprints, search.source), taken, None)
+    if not len(shared.indices):
+        return search
+    say("search", len(kept), shared, ["judge"], search.source.where)
+    return search.without(shared)

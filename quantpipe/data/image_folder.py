@@ -58,6 +58,13 @@ class PictureSource:
                 raise DataError(f"cannot be read ({error}).", stage="data", where=str(path)) from error
             hasher.update(path.relative_to(self.where).as_posix().encode() + b"\0" + content)
 
+    def feed_content(self, index: int, hasher: Hasher) -> None:
+        """The file as it lies there: a copy under another name is the same picture, and nothing is decoded."""
+        try:
+            hasher.update(self._files[index].read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot be read ({error}).", stage="data", where=self.name(index)) from error
+
 
 def _decode(path: Path, mode: str) -> NDArray[np.uint8]:
     """One picture, `[H, W, channels]` uint8."""

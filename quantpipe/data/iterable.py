@@ -6,7 +6,6 @@ them. What it gives is read once and kept in a temporary file, so an iterable th
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.divide import ROLES, WHOLE
+from quantpipe.data.duplicates import UNKNOWN, fingerprints
 from quantpipe.data.functions import arrays_of, called, checked_function, name_of
 from quantpipe.data.options import Options
 from quantpipe.data.preprocess import Preprocess, SourceLayout
@@ -119,15 +119,10 @@ class IterableSource:
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
         hash_arrays(hasher, self, indices)
 
-    def fingerprints(self) -> set[bytes]:
+    def fingerprints(self) -> set[int]:
         """A short digest of every sample."""
-        found = set()
-        for index in range(len(self)):
-            if index not in self._broken:
-                hasher = hashlib.blake2b(digest_size=16)
-                hash_arrays(hasher, self, np.array([index], dtype=np.int64))
-                found.add(hasher.digest())
-        return found
+        found = fingerprints(self, np.arange(len(self), dtype=np.int64))
+        return {int(digest) for digest in found if digest != UNKNOWN}
 
 
 def _each(items: Any, where: str) -> Iterator[Any]:

@@ -34,6 +34,8 @@ class Options:
     on_error: str = "fail"
     state: Mapping[str, str] | None = None
     state_reset: str | int = "auto"
+    duplicates: str = "drop"
+    force_few: bool = False
 
     parts: ClassVar[Mapping[str, Sequence[str]]] = {"search": (), "split": ROLES, "samples": ROLES}
     """What may stand in the options that are mappings."""
@@ -45,7 +47,7 @@ class Options:
     def handling(self) -> Handling:
         """ConfigError for an option that means nothing."""
         state = {str(k): str(v) for k, v in (self.state or {}).items()}
-        return Handling(self.shuffle, self.on_error, state, self.state_reset)
+        return Handling(self.shuffle, self.on_error, state, self.state_reset, self.duplicates, self.force_few)
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
         """The model's inputs that are fed from the data: all but those that carry state."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.data.duplicates import NONE_SHARED, Shared
 from quantpipe.data.fit import Feed, cast, check_shape, shapes_of
 from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
@@ -40,10 +41,11 @@ class SourceSamples:
         feeds: Sequence[Feed],
         sequences: NDArray[np.int64] | None = None,
         skipped: Sequence[Skipped] = (),
+        shared: Shared = NONE_SHARED,
     ) -> None:
         self._source, self._feeds = source, tuple(feeds)
         self._indices = np.asarray(indices, dtype=np.int64)
-        self._sequences, self.skipped = sequences, tuple(skipped)
+        self._sequences, self.skipped, self.shared = sequences, tuple(skipped), shared
 
     @property
     def indices(self) -> NDArray[np.int64]:
@@ -72,11 +74,17 @@ class SourceSamples:
         return self._source.sequences if self._sequences is None else self._sequences
 
     def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
-        """The samples, in the same order, without and with those `aside` `[len(self)]`. What was skipped stays with the
-        first."""
+        """The samples, in the same order, without and with those `aside` `[len(self)]`. What was left out stays with
+        the first."""
         stay, go = self._indices[~aside], self._indices[aside]
-        first = SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped)
+        first = SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped, self.shared)
         return first, SourceSamples(self._source, go, self._feeds, self._sequences)
+
+    def without(self, shared: Shared) -> SourceSamples:
+        """The samples without some that another split holds, too."""
+        stay = self._indices[~np.isin(self._indices, shared.indices)]
+        both = Shared(np.concatenate([self.shared.indices, shared.indices]), (*self.shared.names, *shared.names))
+        return SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped, both)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -129,6 +137,7 @@ class SourceSamples:
         return {
             "source": self._source.where,
             "indices": ranges(self._indices),
+            "duplicates": ranges(np.sort(self.shared.indices)),
             "skipped": [{"index": s.index, "name": s.name, "reason": s.reason} for s in self.skipped],
         }
 

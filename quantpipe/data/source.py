@@ -70,3 +70,15 @@ def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> N
             array = np.ascontiguousarray(rows[0])
             hasher.update(f"{field}{array.dtype.str}{array.shape}".encode())
             hasher.update(array.tobytes())
+
+
+def fingerprint_of(source: Source, index: int, hasher: Hasher) -> None:
+    """Feed the content of one sample, such that equal samples of any source of a kind feed the same.
+
+    A source that has a cheaper way than to read the sample, or that decodes it, offers `feed_content(index, hasher)`.
+    """
+    feed = getattr(source, "feed_content", None)
+    if feed is not None:
+        feed(index, hasher)
+    else:
+        hash_arrays(hasher, source, np.array([index], dtype=np.int64))

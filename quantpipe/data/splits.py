@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.divide import ROLES, WHOLE, Part
+from quantpipe.data.duplicates import NONE_SHARED, Contents, Shared, fingerprints, say, sequence_contents, unshared
 from quantpipe.data.fit import Feed, route
 from quantpipe.data.labels import check_labels
 from quantpipe.data.preprocess import Preprocess
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SAMPLES: Mapping[str, Any] = {"calibrate": 128, "search": 128, "evaluate": None}
 ON_ERROR = ("fail", "skip")
 RESETS = ("auto", "never")
+DUPLICATES = ("drop", "allow")
 CHECK_BYTES = 32 << 20  # of samples in memory at once while they are checked
 NAMED = 3  # samples that were left out which a warning names
 
@@ -35,7 +38,7 @@ class Splits:
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
     of the batches (`data/carry.py` adds them). `aside`: samples set aside from those of the search, to judge
-    (`data/holdout.py`).
+    (`data/holdout.py`). `duplicates`, `force_few`: what the user allows (`Handling`).
     """
 
     calibrate: Samples
@@ -43,6 +46,8 @@ class Splits:
     evaluate: Samples
     state: Mapping[str, str] = field(default_factory=dict)
     aside: Samples | None = None
+    duplicates: str = "drop"
+    force_few: bool = False
 
     @property
     def roles(self) -> dict[str, Samples]:
@@ -52,7 +57,9 @@ class Splits:
 
     def with_roles(self, roles: Mapping[str, Samples]) -> Splits:
         """Other sample lists in the same places."""
-        return Splits(roles["calibrate"], roles["search"], roles["evaluate"], self.state, roles.get("judge"))
+        calibrate, search, evaluate = (roles[role] for role in ROLES)
+        aside = roles.get("judge")
+        return replace(self, calibrate=calibrate, search=search, evaluate=evaluate, aside=aside)
 
 
 @dataclass(frozen=True)
@@ -61,17 +68,23 @@ class Handling:
 
     `shuffle`: the order in which samples are taken, by the run's seed. `on_error`: `fail`, or `skip` samples that
     cannot be used. `state`: output -> input, carried within a sequence. `state_reset`: where a sequence begins: `auto`
-    (as the source says), `never` (a source is one sequence), or every so many samples.
+    (as the source says), `never` (a source is one sequence), or every so many samples. `duplicates`: `drop` from the
+    fitting side what another split holds, too, or `allow` it. `force_few`: go on with fewer samples than are enough.
     """
 
     shuffle: bool = False
     on_error: str = "fail"
     state: Mapping[str, str] = field(default_factory=dict)
     state_reset: str | int = "auto"
+    duplicates: str = "drop"
+    force_few: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.shuffle, bool):
-            raise ConfigError(f"is {self.shuffle!r}; legal are true and false.", where="dataset.shuffle")
+        for name in ("shuffle", "force_few"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"is {getattr(self, name)!r}; legal are true and false.", where=f"dataset.{name}")
+        if self.duplicates not in DUPLICATES:
+            raise ConfigError(f"is {self.duplicates!r}; legal are {', '.join(DUPLICATES)}.", where="dataset.duplicates")
         if self.on_error not in ON_ERROR:
             raise ConfigError(f"is {self.on_error!r}; legal are {', '.join(ON_ERROR)}.", where="dataset.on_error")
         reset = self.state_reset
@@ -167,15 +180,44 @@ def build(
     for source in {id(part.source): part.source for part in parts.values()}.values():
         if source.labels is not None:
             check_labels(source.labels, classes, source.where)
-    samples = {}
-    for number, role in enumerate(ROLES):
+    samples: dict[str, SourceSamples] = {}
+    taken = np.empty(0, np.uint64)
+    for role in reversed(ROLES):  # what judges comes first: what fits must not hold the same
         part = parts[role]
         feeds = route(inputs, part.source, preprocess, list(handling.state.values()))
         if handling.shuffle:
-            part = part.shuffled(np.random.default_rng([seed, number]))
+            part = part.shuffled(np.random.default_rng([seed, ROLES.index(role)]))
         limit = _limit(role, {**DEFAULT_SAMPLES, **limits}[role])
-        samples[role] = _samples(role, part, limit, feeds, handling)
-    return Splits(**samples, state=dict(handling.state))
+        contents = _contents(part, handling)
+        part, shared = _without_shared(role, part, contents, taken, limit, handling)
+        samples[role] = _samples(role, part, limit, feeds, handling, shared)
+        if handling.duplicates == "drop" and role != ROLES[0]:
+            taken = np.concatenate([taken, contents(samples[role].indices)])
+    return Splits(
+        **{role: samples[role] for role in ROLES},
+        state=dict(handling.state),
+        duplicates=handling.duplicates,
+        force_few=handling.force_few,
+    )
+
+
+def _contents(part: Part, handling: Handling) -> Contents:
+    """What is compared: samples; where states are carried, whole sequences, as a sample is what came before it, too."""
+    if not handling.state or part.units is None or handling.duplicates == "allow":
+        return partial(fingerprints, part.source)
+    return sequence_contents(part.source, part.indices, part.units)
+
+
+def _without_shared(
+    role: str, part: Part, contents: Contents, taken: NDArray[np.uint64], limit: int | None, handling: Handling
+) -> tuple[Part, Shared]:
+    """The samples of a part that no split holds whose digests are `taken`, enough of them for its limit."""
+    if not len(taken):
+        return part, NONE_SHARED
+    enough = None if handling.on_error == "skip" else limit  # of those some may have to be left out, too
+    kept, shared = unshared(part.source, part.indices, contents, taken, enough)
+    say(role, len(kept), shared, ROLES[ROLES.index(role) + 1 :], part.source.where)
+    return replace(part, indices=kept), shared
 
 
 def _limit(role: str, limit: Any) -> int | None:
@@ -184,12 +226,14 @@ def _limit(role: str, limit: Any) -> int | None:
     raise ConfigError(f"{limit!r} must be null (all) or a whole number above 0.", where=f"dataset.samples.{role}")
 
 
-def _samples(role: str, part: Part, limit: int | None, feeds: Sequence[Feed], handling: Handling) -> SourceSamples:
+def _samples(
+    role: str, part: Part, limit: int | None, feeds: Sequence[Feed], handling: Handling, shared: Shared
+) -> SourceSamples:
     units = part.units if handling.state else None
-    samples = SourceSamples(part.source, part.indices[:limit], feeds, units)
+    samples = SourceSamples(part.source, part.indices[:limit], feeds, units, shared=shared)
     if handling.on_error == "skip":
         kept, skipped = _usable(SourceSamples(part.source, part.indices, feeds), limit)
-        samples = SourceSamples(part.source, kept, feeds, units, skipped)
+        samples = SourceSamples(part.source, kept, feeds, units, skipped, shared)
         _warn(role, samples, skipped)
     else:
         one = samples.values(samples.indices[:1])

@@ -2,7 +2,7 @@
 
 A sample is a whole recording, cut or filled up to `length` where that is asked for; or, with `frame`, each of its
 frames, which then form a sequence. An optional function makes features of the waveform. Needs `soundfile`, which
-`pip install quantpipe[audio]` brings.
+`pip install -e ".[audio]"` brings.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _soundfile() -> Any:
         import soundfile
     except (ImportError, OSError) as error:  # OSError: the package is there, its library is not
         raise ConfigError(
-            f"wav_folder needs the package soundfile ({error}); install it with: pip install 'quantpipe[audio]'",
+            f'wav_folder needs the package soundfile ({error}); install it in the checkout: pip install -e ".[audio]"',
             where="dataset",
         ) from error
     return soundfile

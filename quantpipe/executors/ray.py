@@ -1,4 +1,4 @@
-"""Workers of a Ray cluster, on one machine or several; an extra (`pip install quantpipe[ray]`).
+"""Workers of a Ray cluster, on one machine or several; an extra (`pip install -e ".[ray]"`).
 
 Points are tasks, which Ray repeats elsewhere when a worker dies. A worker process keeps its measure between tasks. What
 the recipe refers to by path (image folders) must lie at the same path on every machine.
@@ -99,7 +99,8 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise ConfigError(
-            "executor=ray needs the package ray: pip install quantpipe[ray]; legal without it are serial and process",
+            'executor=ray needs the package ray (in the checkout: pip install -e ".[ray]"); legal without it are '
+            "serial and process",
             where="executor",
         ) from error
     return ray

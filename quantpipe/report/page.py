@@ -27,6 +27,8 @@ def render_html(report: Mapping[str, Any]) -> str:
         run={key: value for key, value in (report.get("run") or {}).items() if value is not None},
         metrics={name: metrics.get(name) or {} for name in _MODELS},
         labelled=any((metrics.get(name) or {}).get("top1") is not None for name in _MODELS),
+        doubts=[str(said) for said in report.get("doubts") or ()],
+        intervals=report.get("intervals") or {},
         tone=tone,
         sentence=sentence,
         sessions=text.sessions(report.get("agreement")),
@@ -41,7 +43,7 @@ def render_html(report: Mapping[str, Any]) -> str:
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),
-        warnings=[str(w) for w in (*(report.get("warnings") or ()), report.get("host")) if w is not None],
+        warnings=[str(w) for w in _warnings(report)],
         shown=_SHOWN_ROWS,
     )
 
@@ -60,6 +62,7 @@ def _template() -> jinja2.Template:
         "power": text.power,
         "count": text.count,
         "percent": text.percent,
+        "interval": text.interval,
         "decibel": text.decibel,
         "size": text.size,
         "seconds": text.seconds,
@@ -70,6 +73,12 @@ def _template() -> jinja2.Template:
     }
     environment.globals["times"] = text.times
     return environment.get_template("report.html.j2")
+
+
+def _warnings(report: Mapping[str, Any]) -> list[Any]:
+    """What is not said above the rest."""
+    found = (*(report.get("warnings") or ()), report.get("host"))
+    return [w for w in found if w is not None and w not in (report.get("doubts") or ())]
 
 
 def _rows(items: Any) -> list[dict[str, Any]]:

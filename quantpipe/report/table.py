@@ -16,9 +16,11 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 def summary_table(report: Mapping[str, Any]) -> Table | Group:
     """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency; below it the steps of
-    recovery, where there were any. Tolerates missing keys."""
+    recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
+    doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
-    return Group(_models(report), _recovery(steps)) if steps else _models(report)
+    parts: list[Text | Table] = [*doubts, _models(report), *([_recovery(steps)] if steps else [])]
+    return Group(*parts) if len(parts) > 1 else _models(report)
 
 
 def _models(report: Mapping[str, Any]) -> Table:
@@ -36,6 +38,8 @@ def _models(report: Mapping[str, Any]) -> Table:
         _add(table, "top-1 accuracy", "no labels", "", "")
     else:
         _add(table, "top-1 accuracy", *(text.percent(column.get("top1")) for column in metrics))
+        intervals = report.get("intervals") or {}
+        _add(table, "  95 % interval", *(text.interval(intervals.get(n)) for n in ("float", "simulated", "realized")))
     _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
     _add(table, "SQNR to float", *(text.decibel(column.get("sqnr_db")) for column in metrics))
     if free := _part(report, "free_running"):

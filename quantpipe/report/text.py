@@ -37,6 +37,12 @@ def percent(value: Any) -> str:
     return f"{100 * value:.2f} %" if _is_number(value) else _other(value)
 
 
+def interval(value: Any) -> str:
+    """From and to, as shares between 0 and 1: "97.5 – 99.4 %"."""
+    ends = value if isinstance(value, list | tuple) and len(value) == 2 else ()
+    return f"{100 * ends[0]:.1f} – {100 * ends[1]:.1f} %" if ends and all(map(_is_number, ends)) else _other(None)
+
+
 def decibel(value: Any) -> str:
     return f"{value:.1f} dB" if _is_number(value) else _other(value)
 

@@ -132,6 +132,8 @@ def _evaluate(
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
         evaluation=evaluation,
         data=job.inputs.data_record(),
+        doubts=job.inputs.doubts,
+        notes=job.inputs.notes,
         output=job.inputs.output,
         host=host,
         lacking=lacking,

@@ -20,7 +20,7 @@ def open_run(settings: Settings, console: Console) -> Steps:
     """Read the model and the data, and say what is to be known of them; the stages are still to be done."""
     console.stage("model", str(settings.model))
     inputs = load(settings)
-    for note in (*inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
+    for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
         console.warn(note)
     return Steps(Job.of(settings, inputs, console))
 

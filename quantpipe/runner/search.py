@@ -149,7 +149,8 @@ def judged(job: Job, found: Found, objective: Objective) -> Found:
         value = objective_value(objective.metric, found.recovery["metrics"])
         score = Score(value, float(report["best_cost"]))
         samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
-        report |= {"feasible": objective.feasible(score), "shortfall": shortfall(objective, score, samples)}
+        missed = shortfall(objective, score, samples, doubtful=bool(job.inputs.doubts))
+        report |= {"feasible": objective.feasible(score), "shortfall": missed}
     if report["shortfall"]:
         job.console.warn(report["shortfall"])
     return replace(found, report=report)
@@ -191,7 +192,7 @@ def _report(
         "best_value": score.value,
         "best_cost": score.cost,
         "feasible": objective.feasible(score),
-        "shortfall": shortfall(objective, score),
+        "shortfall": shortfall(objective, score, doubtful=bool(job.inputs.doubts)),
         "stopped": result.stopped.value,
         "space_size": job.space.about,
         "space_log10": job.space.log10,

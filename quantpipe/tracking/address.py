@@ -1,13 +1,13 @@
 """Where the tracking store is: from the configuration (or the environment) to an absolute, reachable address.
 
 MLflow itself anchors relative addresses in the working directory and retries an unreachable store for minutes; so the
-address is made absolute and tried here, before anything else runs.
+address is made absolute and tried here, before anything else runs. A password in it may hold `@` and `/`: it is
+encoded here, so that no part of it is taken for the host.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import socket
 import sqlite3
@@ -18,11 +18,11 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from quantpipe.errors import ConfigError
+from quantpipe.passwords import encoded, remember_address, without_passwords
 
 _SQLITE = "sqlite:///"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _CONNECT_SECONDS = 5.0
-_PASSWORD = re.compile(r"(://[^/@:]*):[^/@]*@")
 _LEGAL = (
     "Legal: tracking.uri=null (a database in the launch folder), sqlite:///FILE.db, http(s)://HOST:PORT, "
     "postgresql://…, or tracking=none"
@@ -44,7 +44,7 @@ class Address:
     @property
     def shown(self) -> str:
         """The address as it may be printed: without a password."""
-        return _without_password(self.uri)
+        return without_passwords(self.uri)
 
     @property
     def ui_command(self) -> str:
@@ -55,6 +55,8 @@ class Address:
 def resolve(uri: str | None, launch_folder: Path) -> Address:
     """The address that `uri` means: null is MLFLOW_TRACKING_URI if set, else `mlflow.db` in the launch folder."""
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}mlflow.db"
+    remember_address(uri)
+    uri = encoded(uri)
     scheme = _split(uri).scheme if "://" in uri or uri.startswith("file:") else ""
     if scheme in ("", "file") and not uri.startswith("databricks") and "MLFLOW_ALLOW_FILE_STORE" not in os.environ:
         raise _refused(uri, "MLflow no longer keeps runs in plain folders")
@@ -107,9 +109,5 @@ def _proxied(parts: SplitResult) -> bool:
     return parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(parts.hostname or "")
 
 
-def _without_password(uri: str) -> str:
-    return _PASSWORD.sub(r"\1:***@", uri)
-
-
 def _refused(uri: str, reason: str) -> ConfigError:
-    return ConfigError(f"{reason}. {_LEGAL}", stage="tracking", where=f"tracking.uri={_without_password(uri)}")
+    return ConfigError(f"{reason}. {_LEGAL}", stage="tracking", where=f"tracking.uri={without_passwords(uri)}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quantpipe.artifacts import plain
+from quantpipe.passwords import conceal
 
 MAX_NAME = 250
 MAX_PARAM = 6000
@@ -25,8 +26,8 @@ def name(text: str) -> str:
 
 
 def text(value: Any, limit: int = MAX_PARAM) -> str:
-    """A value as text (JSON unless it is a string), shortened to `limit` characters."""
-    whole = value if isinstance(value, str) else json.dumps(plain(value))
+    """A value as text (JSON unless it is a string), without passwords, shortened to `limit` characters."""
+    whole = conceal(value if isinstance(value, str) else json.dumps(plain(value)))
     if len(whole) <= limit:
         return whole
     note = f"… ({len(whole)} characters)"

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from quantpipe.artifacts import FileLock
 from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.errors import ConfigError, Interrupted, StorageError
+from quantpipe.passwords import conceal, without_passwords
 from quantpipe.tracking import address, clean
 from quantpipe.tracking.model import log_onnx
 from quantpipe.tracking.parent import finish_parent, join_parent
@@ -95,7 +96,7 @@ class MlflowTracker:
         address.check_reachable(self._address)
         all_tags = _standard_tags() | {key: clean.text(value, clean.MAX_TAG) for key, value in tags.items()}
         try:
-            self._open(self._address, self.config.run_name or name, all_tags)
+            self._open(self._address, conceal(self.config.run_name or name or "") or None, all_tags)
         except ConfigError:
             raise
         except Exception as error:
@@ -123,7 +124,7 @@ class MlflowTracker:
             return
         if self.config.parent_key is not None:
             folder = Path(self.config.parent_key)
-            parent = outer or join_parent(self._client, store.uri, str(experiment_id), folder, _standard_tags())
+            parent = outer or join_parent(self._client, store, str(experiment_id), folder, _standard_tags())
             tags = tags | {"mlflow.parentRunId": parent}
         self._run = self._client.create_run(experiment_id, run_name=name, tags=tags)
         self._owned = True
@@ -167,8 +168,9 @@ class MlflowTracker:
         self._failures = 0  # however often it failed before, the run should not stay open
         self._attempt("closing the run", lambda: self._client.set_terminated(self.run_id, status))
         reached = not self._failures
-        if reached and self.config.parent_key is not None and "MLFLOW_RUN_ID" not in os.environ:
-            finish_parent(self.config.parent_key)
+        store, parent = self._address, self.config.parent_key
+        if reached and store is not None and parent is not None and "MLFLOW_RUN_ID" not in os.environ:
+            finish_parent(parent, store)
 
     def __enter__(self) -> Self:
         return self
@@ -253,7 +255,7 @@ class MlflowTracker:
         return entry.absolute() in store or entry.name.endswith((".lock", TEMP_SUFFIX))
 
     def _where(self) -> str:
-        return f"tracking.uri={self._address.shown if self._address else self.config.uri}"
+        return f"tracking.uri={self._address.shown if self._address else without_passwords(str(self.config.uri))}"
 
 
 def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

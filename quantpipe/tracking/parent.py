@@ -2,7 +2,8 @@
 
 Jobs may be processes on several machines; a file lock lets one of them make the parent while the others wait. The
 parent is RUNNING when a job starts and FINISHED when one ends, so that it ends FINISHED whichever job comes last, even
-if the launching process is gone by then.
+if the launching process is gone by then. The file names the store as it may be shown: who joins or closes the parent
+knows the address with its password from the configuration or the environment.
 """
 
 from __future__ import annotations
@@ -14,34 +15,41 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.artifacts import FileLock, write_bytes
+from quantpipe.tracking.address import Address, resolve
 from quantpipe.tracking.setup import brief, make_client
 
 _log = logging.getLogger(__name__)
 _FILE = ".mlflow_parent.json"
 
 
-def join_parent(client: Any, uri: str, experiment_id: str, sweep_folder: Path, tags: dict[str, str]) -> str:
+def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, tags: dict[str, str]) -> str:
     """The id of the sweep's parent run, made now if there is none yet in this store."""
     with FileLock(sweep_folder / ".mlflow_parent.lock", wait=True):
         known = _known(sweep_folder)
-        if known.get("uri") == uri and _reopened(client, known.get("run_id")):
+        if known.get("uri") == store.shown and _reopened(client, known.get("run_id")):
             return str(known["run_id"])
         name = "/".join(sweep_folder.absolute().parts[-2:])  # Hydra's <date>/<time>
         parent = client.create_run(experiment_id, run_name=name, tags=tags | {"quantpipe.sweep": str(sweep_folder)})
-        record = {"run_id": parent.info.run_id, "experiment_id": experiment_id, "uri": uri}
+        record = {"run_id": parent.info.run_id, "experiment_id": experiment_id, "uri": store.shown}
         write_bytes(sweep_folder / _FILE, json.dumps(record).encode())
         return str(parent.info.run_id)
 
 
-def finish_parent(sweep_folder: str | os.PathLike[str], status: str = "FINISHED") -> None:
-    """Close the sweep's parent run, if it has one. To be called once more when the whole sweep is over."""
+def finish_parent(sweep_folder: str | os.PathLike[str], store: Address, status: str = "FINISHED") -> None:
+    """Close the sweep's parent run, if it has one in this store."""
     known = _known(Path(sweep_folder))
-    if not known:
+    if known.get("uri") != store.shown:
         return
     try:
-        make_client(known["uri"]).set_terminated(known["run_id"], status)
+        make_client(store.uri).set_terminated(known["run_id"], status)
     except Exception as error:  # tracking never fails a run
         _log.warning("MLflow: the sweep's parent run could not be closed (%s)", brief(error))
+
+
+def finish_sweep(sweep_folder: Path, uri: str | None, launch_folder: Path) -> None:
+    """`finish_parent` once the whole sweep is over, for the store that `tracking.uri` names."""
+    if _known(sweep_folder):
+        finish_parent(sweep_folder, resolve(uri, launch_folder))
 
 
 def _known(sweep_folder: Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any
 
+from quantpipe.passwords import conceal
+
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
@@ -28,6 +30,6 @@ def make_client(uri: str) -> Any:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error, at most 300 characters."""
-    lines = str(error).strip().splitlines()
+    """The first line of an error, at most 300 characters, without passwords."""
+    lines = conceal(str(error)).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]

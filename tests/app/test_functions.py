@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quantpipe.app.functions import functions_of, load_function
-from quantpipe.app.instances import allowed_packages
+from quantpipe.app.targets import allowed_packages
 from quantpipe.errors import ConfigError
 
 

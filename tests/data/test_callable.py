@@ -88,7 +88,7 @@ def test_memory_does_not_grow_with_the_samples(monkeypatch: pytest.MonkeyPatch) 
 
 def test_mappings_and_lengths_that_differ() -> None:
     def rows() -> Iterator[Any]:
-        yield from ({"ids": list(range(1 + i // 4)), "mask": np.ones(1 + i // 4, bool)} for i in range(24))
+        yield from ({"ids": [i] * (1 + i // 4), "mask": np.ones(1 + i // 4, bool)} for i in range(24))
 
     splits = splits_of(rows, TWO, None)
     seen = []

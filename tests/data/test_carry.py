@@ -102,7 +102,7 @@ def test_first_values_from_the_data(tmp_path: Path) -> None:
 
 def test_one_sequence_per_source(tmp_path: Path) -> None:
     roles = {r: {"path": npz(tmp_path / f"{r}.npz", 8)} for r in ("calibrate", "search", "evaluate")}
-    dataset = NpzDataset(**roles, state={"h_next": "h"}, state_reset="never", samples=ALL)
+    dataset = NpzDataset(**roles, state={"h_next": "h"}, state_reset="never", samples=ALL, duplicates="allow")
     splits = carry(dataset.splits(INPUTS, None, 0), INPUTS, model)
     np.testing.assert_allclose(list(states_of(splits.search, 3).values()), by_hand(rows(8), [0]), rtol=1e-6, atol=1e-7)
     with pytest.raises(QuantpipeError, match=r"1 sequences divided"):

@@ -76,7 +76,11 @@ EVERY: dict[str, Callable[[Path], tuple[Any, Any, dict[str, Any]]]] = {
     ),
     "table": lambda tmp: (TableDataset, ROW, {"path": str(_lines(tmp / "d.csv")), "features": ["a"]}),
     "wav_folder": lambda tmp: (WavFolderDataset, ROW, {"path": str(_sounds(tmp / "d"))}),
-    "text": lambda tmp: (TextDataset, ROW, {"path": str(_lines(tmp / "d.csv")), "tokenizer": lambda text: [len(text)]}),
+    "text": lambda tmp: (
+        TextDataset,
+        ROW,
+        {"path": str(_lines(tmp / "d.csv")), "tokenizer": lambda text: [len(text)], "duplicates": "allow"},
+    ),
     "callable": lambda tmp: (CallableDataset, ROW, {"target": lambda: [[i] for i in range(300)]}),
 }
 

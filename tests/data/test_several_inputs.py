@@ -97,7 +97,7 @@ def test_pictures_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     assert [(s.index, Path(s.name).name) for s in skipped] == [(7, "003.png")]
     for path in folder.rglob("*.png"):
         path.write_text("none")
-    with pytest.raises(QuantpipeError, match=r"none of 4 samples can be used; the first: .*is not a picture"):
+    with pytest.raises(QuantpipeError, match=r"none of 8 samples can be used; the first: .*is not a picture"):
         ImageFolderDataset(path=str(folder), on_error="skip").splits(RGB8, 2, 0)
 
 

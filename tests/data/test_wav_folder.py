@@ -174,5 +174,5 @@ def test_refused(tmp_path: Path, config: dict[str, Any], match: str) -> None:
 def test_without_soundfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, [20] * 8)
     monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
-    with pytest.raises(QuantpipeError, match=r"pip install 'quantpipe\[audio\]'"):
+    with pytest.raises(QuantpipeError, match=r'pip install -e "\.\[audio\]"'):
         WavFolderDataset(path=path).splits(FLAT, 2, 0)

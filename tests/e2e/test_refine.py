@@ -86,7 +86,7 @@ def test_recovery_is_judged_by_samples_that_the_search_has_not_seen(program: Pro
     again = program.run(*arguments)
     assert again.err.count("from an earlier run in this folder") == 3  # calibrate, recover, evaluate
     assert "another run" in program.run(*arguments, "recover.holdout=0.25").paragraph  # other judges
-    single = program.run(*arguments, "dataset.samples.search=1", folder="single")
+    single = program.run(*arguments, "dataset.samples.search=1", "dataset.force_few=true", folder="single")
     assert single.code == 0 and "search samples (1) cannot be divided (recover.holdout)" in single.err
     assert any("cannot be divided" in warning for warning in single.report["warnings"])
     assert "cannot be divided" not in result.err

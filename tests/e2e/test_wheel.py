@@ -29,7 +29,7 @@ def test_the_wheel_holds_conf_and_experiments(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    (wheel,) = tmp_path.glob("quantpipe-*.whl")
+    (wheel,) = tmp_path.glob("quantpipe_onnx-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("conf", "experiments"):
         files = [p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.yaml")]

@@ -17,7 +17,7 @@ POINTS = [(x, y) for y in range(4) for x in range(6)]
 
 def test_without_the_package_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install quantpipe\[ray\]"):
+    with pytest.raises(ConfigError, match=r'pip install -e "\.\[ray\]"'):
         Ray(workers=2).open(ToyRecipe(tmp_path))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quantpipe.tracking import MlflowTracker, finish_parent
+from quantpipe.tracking import MlflowTracker, finish_sweep
 from quantpipe.tracking.setup import make_client
 
 
@@ -47,7 +47,7 @@ def test_the_parent_ends_finished_though_a_job_fails_or_dies(launch: Path, tmp_p
     assert parent_of(launch, failed).info.status == "FINISHED"
     dead = job(launch, tmp_path / "sweep", 1)  # never ends
     assert parent_of(launch, dead).info.status == "RUNNING"
-    finish_parent(tmp_path / "sweep")
+    finish_sweep(tmp_path / "sweep", None, launch)
     assert parent_of(launch, dead).info.status == "FINISHED"
 
 
@@ -60,8 +60,10 @@ def test_a_stale_record_is_replaced(launch: Path, tmp_path: Path, record: str) -
 
 
 def test_finishing_what_is_not_there_is_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    finish_parent(tmp_path)
+    finish_sweep(tmp_path, None, tmp_path)
     assert not caplog.records and not list(tmp_path.iterdir())
     (tmp_path / ".mlflow_parent.json").write_text('{"run_id": "x", "uri": "nonsense://y"}')
-    finish_parent(tmp_path)
+    finish_sweep(tmp_path, "sqlite:///other.db", tmp_path)
+    assert not caplog.records
+    finish_sweep(tmp_path, "nonsense://y", tmp_path)
     assert "could not be closed" in caplog.text

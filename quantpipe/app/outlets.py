@@ -1,0 +1,50 @@
+"""Every way by which text leaves the program: standard output, standard error, lines of logs. All is concealed."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+from quantpipe.passwords import conceal
+
+
+class ConcealingStream:
+    """A text stream whose writes are concealed; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(conceal(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class ConcealingRecord(logging.LogRecord):
+    """A line of a log, whatever handler writes it and wherever to; a traceback that belongs to it, too."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = conceal("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+
+    def getMessage(self) -> str:  # noqa: N802  (logging's own name)
+        return conceal(super().getMessage())
+
+
+def guard() -> None:
+    """Conceal what this process prints and logs from now on. A second call does nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, ConcealingStream):
+            setattr(sys, name, ConcealingStream(stream))
+    logging.setLogRecordFactory(ConcealingRecord)

@@ -1,0 +1,158 @@
+"""What a dotted name in the configuration leads to, and whether that is defined where names may lead.
+
+Attributes of a module are whatever it imports: `quantpipe.graph.execute.os.system` is a path through quantpipe to a
+shell. So it does not count where a path begins, but where what stands at its end was defined, and every step to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib.metadata import entry_points
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from quantpipe.errors import ConfigError
+
+PLUGINS = "quantpipe.conf"
+"""Entry point group: a plug-in package names its conf package there, e.g. `npu = "my_npu.conf"`."""
+OWN = "quantpipe"
+
+
+def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
+    """Top-level packages whose classes and functions configuration may name; `plugins` are those it allows itself."""
+    return (OWN, *sorted(_announced() | set(plugins)))
+
+
+@cache
+def _announced() -> frozenset[str]:
+    """Packages that are installed as plug-ins (reading what is installed takes milliseconds)."""
+    return frozenset(entry.value.split(".")[0] for entry in entry_points(group=PLUGINS))
+
+
+def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
+    """ConfigError for plug-ins that must not be allowed.
+
+    These are parts of Python itself, which run commands for anybody, and those that no override of the command line
+    names: a configuration file from elsewhere would allow itself what it likes.
+    """
+    for name in plugins:
+        if name.split(".")[0] in sys.stdlib_module_names:
+            raise ConfigError(
+                f"names {name!r}, a module of Python itself; legal are packages of your own, with functions of their "
+                "own that call it",
+                where="plugins",
+            )
+    if plugins and not any(text.lstrip("+").startswith("plugins") for text in overrides):
+        raise ConfigError(
+            f"is [{','.join(plugins)}] in a configuration file; which code may be run is said on the command line: "
+            f"add plugins=[{','.join(plugins)}] there if you trust them",
+            where="plugins",
+        )
+
+
+def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str], kind: str = "classes") -> None:
+    """ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
+    if package not in allowed_packages(plugins):
+        raise ConfigError(
+            f"the target {target!r} is not allowed; legal are {kind} of "
+            f"{', '.join(allowed_packages(plugins))}. A plug-in package announces itself by an entry point in the "
+            f"group {PLUGINS!r}; any other must be allowed by name: plugins=[{package}]",
+            where=key,
+        )
+
+
+def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], kind: str) -> Any:
+    """The object at the attributes `path` of a module. `kind` is what messages call it.
+
+    ConfigError where the module cannot be imported, the object is not there, or it, or a step on the way to it, was
+    defined outside of the allowed packages.
+    """
+    refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind)
+    return _walk(_imported(module, key), module, path, key, allowed_packages(plugins))
+
+
+def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
+    """`load` of a name in which only dots stand between modules and attributes, as in `_target_`."""
+    parts = target.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"is {target!r}; legal is package.module.Class", where=key)
+    refuse_other_packages(target, parts[0], key, plugins, kind)
+    found: Any = _imported(parts[0], key)
+    for number, part in enumerate(parts[1:], 1):
+        name = ".".join(parts[:number])
+        below = _module_below(found, part, f"{name}.{part}", key)
+        found = below or _walk(found, name, [part], key, allowed_packages(plugins))
+    return found
+
+
+def home_of(thing: Any) -> str | None:
+    """The top-level package that an object was defined in; None where that cannot be told.
+
+    A function's or a class's own, that of what a `partial` or a cache calls, for any other object that of its class. A
+    bound method has two homes, its function's and its object's: None unless they are one.
+    """
+    if isinstance(thing, ModuleType):
+        return thing.__name__.split(".")[0]
+    if isinstance(thing, partial):
+        return home_of(thing.func)
+    if isinstance(thing, MethodType):
+        homes = {home_of(thing.__func__), home_of(thing.__self__)}
+        return homes.pop() if len(homes) == 1 else None
+    wrapped = getattr(thing, "__wrapped__", None)
+    if wrapped is not None and not isinstance(thing, FunctionType | type):
+        return home_of(wrapped)
+    owner = thing if isinstance(thing, FunctionType | type) or _is_built_in(thing) else type(thing)
+    module = getattr(owner, "__module__", None)
+    return module.split(".")[0] if isinstance(module, str) else None
+
+
+def _is_built_in(thing: Any) -> bool:
+    """Functions of C: they are no instances of a class that says anything of them."""
+    return type(thing).__module__ == "builtins" and callable(thing)
+
+
+def _walk(found: Any, name: str, path: Sequence[str], key: str, allowed: Sequence[str]) -> Any:
+    """Follow attributes, and refuse the first one that was defined elsewhere."""
+    for part in path:
+        try:
+            found = getattr(found, part)
+        except Exception as error:
+            raise _not_imported(f"{name}.{part}", error, key) from error
+        name = f"{name}.{part}"
+        leads = callable(found) or isinstance(found, ModuleType)
+        home = home_of(found) if leads else None
+        if part.startswith("__") or (leads and home not in allowed):
+            raise ConfigError(
+                f"the target {name!r} is not allowed: it is defined in {home or 'no package'}, and what a module "
+                f"imports does not become its own; legal is what {', '.join(allowed)} define themselves",
+                where=key,
+            )
+    return found
+
+
+def _imported(module: str, key: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # the module is the user's own code
+        raise _not_imported(module, error, key) from error
+
+
+def _module_below(found: Any, part: str, name: str, key: str) -> ModuleType | None:
+    """The module `name`, where `found` is its package and has no attribute of that name; None if there is none."""
+    if not isinstance(found, ModuleType) or hasattr(found, part):
+        return None
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # the module is the user's own code
+        if not isinstance(error, ModuleNotFoundError) or error.name != name:
+            raise _not_imported(name, error, key) from error
+        return None
+
+
+def _not_imported(target: str, error: Exception, key: str) -> ConfigError:
+    return ConfigError(
+        f"{target!r} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", where=key
+    )

@@ -1,0 +1,122 @@
+"""Whether the samples reach the float model as those did that it was trained on. What is wrong here is wrong everywhere
+behind, so it is looked at before anything else runs, and said first.
+
+Three signs, on some samples: accuracy that guessing would reach as well; a model that is sure of itself and wrong;
+values in front of the first BatchNormalization far from the mean and variance that it remembers of training, or, where
+there is none, a first Clip that most values are cut off by. A forgotten `dataset.preprocess.scale` shows all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.subset import First
+from quantpipe.errors import QuantpipeError
+from quantpipe.evaluate.interval import chance_of, wilson
+from quantpipe.evaluate.metrics import all_finite, is_distribution, log_probabilities
+from quantpipe.graph.execute import Session, joined
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.outside import is_outside
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.expectations import Expectation, expectation
+from quantpipe.types import Samples
+
+MOST_SAMPLES = 64
+BATCH = 8
+GUESSED = 0.01
+"""Of guessing as well or better: above, accuracy is no better than chance."""
+TOO_SURE = 0.3
+"""By how much the mean probability of the model's own answer may exceed the accuracy's upper bound."""
+FAR = 8.0
+"""Times as wide or as narrow, or standard deviations beside: the median channel of what training had is far off."""
+CUT_OFF = 0.5
+
+CAUSE = (
+    "the samples do not reach it as they did in training. Check dataset.preprocess first (scale, mean, std, layout), "
+    "then the order of the classes; until then no accuracy and no tolerance of this run means anything"
+)
+
+
+def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple[str, ...]:
+    """What speaks against the samples, in sentences, by one run of the model as it was given; nothing for a model whose
+    weights stay in files, and where it cannot be run (whoever runs it next says why)."""
+    if is_outside(raw.model):
+        return ()
+    watched = expectation(raw)
+    tensor = [] if watched is None else [watched.tensor]
+    try:
+        session = Session(expose(raw.model, tensor), where=raw.source)
+        found = [
+            (batch, session.run(batch.inputs, [output, *tensor]))
+            for batch in First(samples, MOST_SAMPLES).batches(size or BATCH)
+        ]
+    except QuantpipeError:
+        return ()
+    inputs = _extent([batch.inputs for batch, _ in found])
+    said = [_of_values(watched, [values[tensor[0]] for _, values in found], inputs)] if watched is not None else []
+    labels = [batch.labels for batch, _ in found]
+    outputs = joined([values[output] for _, values in found])
+    if all(part is not None for part in labels) and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
+        said.insert(0, _of_answers(outputs, np.concatenate([part for part in labels if part is not None]), inputs))
+    return tuple(text for text in said if text)
+
+
+def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -> str | None:
+    """By the share of right answers, and by how sure the model is of its own."""
+    count, classes = outputs.shape
+    if classes < 2 or not all_finite(outputs):
+        return None
+    right = int(np.sum(outputs.argmax(axis=1) == labels))
+    low, high = wilson(right / count, count) or (0.0, 1.0)
+    known = f"the float model itself is right on {right} of {count} samples ({_percent(low)} to {_percent(high)} %"
+    if chance_of(right, count, classes) > GUESSED:
+        return (
+            f"{known} with 95 % confidence), no better than guessing among {classes} classes, and its inputs run "
+            f"{inputs}: {CAUSE}"
+        )
+    sure = float(np.mean(np.exp(log_probabilities(outputs, is_distribution(outputs)).max(axis=1))))
+    if sure > high + TOO_SURE:
+        return (
+            f"{known} with 95 % confidence) and gives its own answers a probability of {sure:.2g}, and its inputs run "
+            f"{inputs}: {CAUSE}"
+        )
+    return None
+
+
+def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -> str | None:
+    """By what arrives at a layer that knows what should."""
+    if expected.mean is None or expected.deviation is None:
+        cut = float(np.mean([np.mean(part >= expected.limit) for part in values]))
+        if cut <= CUT_OFF:
+            return None
+        return (
+            f"{100 * cut:.0f} % of the values are cut off by the first {expected.op} ({expected.node}), and the inputs "
+            f"run {inputs}: {CAUSE}"
+        )
+    rows = np.concatenate([np.moveaxis(part, 1, 0).reshape(part.shape[1], -1) for part in values], axis=1)
+    rows = rows.astype(np.float64)
+    wide = float(np.median(rows.std(axis=1) / expected.deviation))
+    beside = float(np.median(np.abs(rows.mean(axis=1) - expected.mean) / expected.deviation))
+    if 1 / FAR <= wide <= FAR and beside <= FAR:
+        return None
+    return (
+        f"the values in front of the first {expected.op} ({expected.node}) spread {wide:.3g} times as wide as in "
+        f"training, around a mean {beside:.3g} standard deviations beside (median channel), and the inputs run "
+        f"{inputs}: {CAUSE}"
+    )
+
+
+def _extent(feeds: list[Mapping[str, NDArray[Any]]]) -> str:
+    """From where to where the real inputs run."""
+    real = [a for feed in feeds for a in feed.values() if a.dtype.kind == "f" and a.size]
+    if not real:
+        return "over integers"
+    return f"from {min(float(a.min()) for a in real):.3g} to {max(float(a.max()) for a in real):.3g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"

@@ -1,0 +1,66 @@
+"""What documents list of options is what there is: conf/ and the pages cannot drift apart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())
+
+
+def options(group: str) -> set[str]:
+    return {path.stem for path in (CONF / group).glob("*.yaml")}
+
+
+def section(page: str, title: str) -> str:
+    """The text of a page from a heading to the next one of its kind."""
+    text = (ROOT / page).read_text()
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
+    assert found, (page, title)
+    return found[1]
+
+
+def missing(group: str, text: str) -> set[str]:
+    return {name for name in options(group) if f"`{name}`" not in text}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_configuration_lists_every_option_of_every_group(group: str) -> None:
+    assert missing(group, section("docs/configuration.md", f"Group `{group}`")) == set()
+
+
+def test_the_readme_lists_every_option_of_its_groups() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section("README.md", "Choosing hardware, search and objective"), re.M)
+    assert {group for group, _ in rows} >= {"hardware", "dataset", "threshold", "search", "executor"}
+    for group, text in rows:
+        named = set(re.findall(r"(?<![\w=])`(\w+)`", text))
+        assert named == options(group), group
+
+
+def test_the_readme_counts_and_claims_what_there_is() -> None:
+    text = section("README.md", "What works now")
+    numbers = {11: "eleven", 15: "fifteen", 16: "sixteen", 17: "seventeen", 8: "eight", 9: "nine"}
+    assert f"{numbers[len(options('hardware'))]} shipped files" in text
+    assert f"{numbers[len(options('search'))]} algorithms" in text
+    assert f"{numbers[len(options('threshold'))]} threshold options" in text
+    later = " ".join(re.findall(r"\| ([^|]*) \|$", text, re.M))
+    for done in ("weights with a zero point", "as choices of the search", "first output"):
+        assert done not in later
+
+
+def test_every_key_of_the_data_sets_is_explained() -> None:
+    page = section("docs/configuration.md", "Group `dataset`")
+    for path in (CONF / "dataset").glob("*.yaml"):
+        for key in yaml.safe_load(path.read_text()):
+            assert key.startswith("_") or f"dataset.{key}" in page, (path.name, key)
+
+
+def test_exit_codes_stand_with_the_keys_and_are_those_of_check_and_lint() -> None:
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    assert "### Exit codes" in text and re.search(r"^\| `check` \|", text, re.M)
+    assert "configuration.md#exit-codes" in (ROOT / "README.md").read_text()

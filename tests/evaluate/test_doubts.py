@@ -1,0 +1,113 @@
+"""Samples that do not reach the model as in training are noticed before anything else, and others are not accused."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quantpipe.data import DigitsDataset, NpzDataset
+from quantpipe.evaluate.doubts import doubts
+from quantpipe.evaluate.interval import chance_of, wilson
+from quantpipe.graph.normalize import load_as_written
+from quantpipe.graph.view import Graph
+from quantpipe.types import TensorInfo
+from tests.e2e.models import DIGITS
+
+IMAGE = [TensorInfo("image", (None, 1, 8, 8), "float32")]
+
+
+def test_wilson_against_known_values() -> None:
+    low, high = wilson(0.5, 10) or (0, 0)
+    assert (round(low, 4), round(high, 4)) == (0.2366, 0.7634)
+    low, high = wilson(1.0, 3) or (0, 0)
+    assert round(low, 4) == 0.4385 and high == 1.0
+    assert wilson(None, 3) is None and wilson(0.5, 0) is None
+    for share in (0.0, 0.01, 0.5, 0.99, 1.0):
+        for count in (1, 7, 1000):
+            low, high = wilson(share, count) or (2, 2)
+            assert 0 <= low <= share <= high <= 1
+
+
+def test_the_probability_of_guessing_is_that_of_the_binomial_distribution() -> None:
+    for right, count, classes in ((0, 5, 10), (3, 5, 2), (5, 64, 10), (64, 64, 1000), (1, 3, 3)):
+        p = 1 / classes
+        terms = (math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(right, count + 1))
+        assert chance_of(right, count, classes) == pytest.approx(sum(terms), rel=1e-9)
+    assert chance_of(3, 5, 1) == 1.0
+
+
+def graph_of(path: Path, samples: Any) -> Graph:
+    return load_as_written(path, lambda raw: next(iter(samples.batches(4))).inputs)
+
+
+def said(path: Path, dataset: Any, ports: list[TensorInfo], classes: int | None) -> tuple[str, ...]:
+    samples = dataset.splits(ports, classes, 0).search
+    graph = graph_of(path, samples)
+    return doubts(graph, samples, graph.outputs[0].name, None)
+
+
+@pytest.mark.parametrize("scale", [1, 16])
+def test_digits_that_are_scaled_wrong_are_noticed_and_right_ones_are_not(scale: int) -> None:
+    port = [TensorInfo("image", (None, 1, 8, 8), "float32")]
+    assert said(DIGITS, DigitsDataset(), port, 10) == ()
+    found = said(DIGITS, DigitsDataset(preprocess={"scale": 16 * scale, "mean": 99}), port, 10)
+    assert found and "dataset.preprocess" in found[0] and "the float model itself is right on" in found[0]
+
+
+def with_norm(path: Path, mean: float, deviation: float) -> Path:
+    """Normalization, then a dense layer: what it remembers is what its inputs should be like."""
+    rng = np.random.default_rng(0)
+    tensors = {
+        "scale": np.ones(4), "shift": np.zeros(4), "mean": np.full(4, mean), "var": np.full(4, deviation**2),
+        "w": rng.standard_normal((4, 3)),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        [
+            helper.make_node("BatchNormalization", ["x", "scale", "shift", "mean", "var"], ["n"], name="norm"),
+            helper.make_node("MatMul", ["n", "w"], ["y"], name="dense"),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "noticed"),
+    [(1, 0, False), (3, 0, False), (1 / 3, 0, False), (255, 0, True), (1 / 255, 0, True), (1, 40, True)],
+)
+def test_without_labels_the_first_normalization_knows(
+    tmp_path: Path, scale: float, offset: float, noticed: bool
+) -> None:
+    images = np.random.default_rng(1).standard_normal((64, 4)).astype(np.float32) * scale + offset
+    np.savez(tmp_path / "d.npz", images=images)
+    dataset = NpzDataset(path=str(tmp_path / "d.npz"))
+    found = said(with_norm(tmp_path / "m.onnx", 0.0, 1.0), dataset, [TensorInfo("x", (None, 4), "float32")], None)
+    assert bool(found) == noticed
+    assert all("in front of the first BatchNormalization (norm)" in text for text in found)
+
+
+def test_without_normalization_a_clip_that_cuts_most_off_is_noticed(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Clip", ["x", "low", "high"], ["y"], name="clip")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(np.float32(value), name) for name, value in (("low", 0), ("high", 6))],
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    for scale, noticed in ((1, False), (255, True)):
+        images = np.random.default_rng(1).random((64, 4)).astype(np.float32) * scale
+        np.savez(tmp_path / "d.npz", images=images)
+        found = said(path, NpzDataset(path=str(tmp_path / "d.npz")), [TensorInfo("x", (None, 4), "float32")], None)
+        assert bool(found) == noticed and all("cut off by the first Clip (clip)" in text for text in found)
