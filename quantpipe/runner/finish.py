@@ -7,10 +7,10 @@ from typing import Any
 
 from quantpipe import stages
 from quantpipe.artifacts import is_current, read_json
+from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.filing import file_report
-from quantpipe.graph.store import is_model_current
 from quantpipe.rendering import Rendered
 from quantpipe.reporting import build_report
 from quantpipe.runner.job import Found, Job
@@ -25,8 +25,10 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)
     strategy = job.files.digest_of(found.strategy, found.overrides)
-    if not is_model_current(job.files.model, job.realized(strategy)):
-        job.files.write_realized(plan, realized, job.realized(strategy))
+    made_from = job.realized(strategy)
+    if not job.files.is_realized(made_from):
+        claims = certificate(job.graph, job.topology, plan, settings.spec, realized, form=settings.backend)
+        job.files.write_realized(plan, job.topology, realized, claims, made_from)
     if "evaluate" not in settings.stages:
         return {}
     origin = job.evaluated(strategy, found.recovery)
@@ -35,6 +37,8 @@ def finish(job: Job, found: Found, profile: Profile | None) -> dict[str, Any]:
         report = read_json(job.files.report, origin)
     else:
         report = _evaluate(job, found, profile, plan, realized)
+        claims = read_json(job.files.certificate, made_from)
+        report["proof"] = proof_summary(claims, report["agreement"]["samples"])
         job.files.write_report(report, origin)
     job.write_strategy(found, _measured(report), None)
     return _conclude(job, report)
