@@ -56,15 +56,16 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "constants": {t: digest_array(values) for t, values in plan.constants.items()},
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
-        "kernels": {n: _placed(topology.kernel_of[n]) | _kernel(k) for n, k in plan.kernels.items()},
+        "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
 
 
-def _placed(kernel: Kernel) -> dict[str, Any]:
-    """What a kernel reads and makes."""
-    reads = [{"tensor": o.tensor, "form": o.form, "port": o.port} for o in kernel.operands]
+def _placed(kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
+    """What a kernel reads (of an op that only moves values, at which ports) and makes."""
+    moves = isinstance(numbers, Move)
+    reads = [{"tensor": o.tensor, "form": o.form} | ({"port": o.port} if moves else {}) for o in kernel.operands]
     made = {"tensor": kernel.output, "form": kernel.form}
     weight = {} if kernel.weight is None else {"weight": kernel.weight}
     return {"op": kernel.op, "reads": reads, "result": made, **weight}

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.model import Model
-from quantpipe.verify.numbers import Numbers
+from quantpipe.verify.numbers import Numbers, limits
 
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
 PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
@@ -56,7 +58,8 @@ def _checked(folder: Folder) -> Verdict:
         expect(not missing, name, f"it has no {', '.join(missing)}")
     model = Model(folder)
     numbers = Numbers(plan, certificate, model)
-    model.stops |= {str(v) for v in certificate["values"].values()}
+    model.stops |= {str(v) for v in certificate["values"].values()} | {f"{t}_q" for t in plan["constants"]}
+    _quantizers(plan)
     _same_kernels(numbers)
     for node in plan["kernels"]:
         try:
@@ -69,6 +72,18 @@ def _checked(folder: Folder) -> Verdict:
     check_ends(numbers, floats)
     _all_seen(model, floats)
     return _summed_up(certificate)
+
+
+def _quantizers(plan: Mapping[str, Any]) -> None:
+    """Bits, ranges and types of stored tensors fit each other."""
+    for tensor, q in plan["quantizers"].items():
+        (low, high), (least, most) = q["range"], limits(q["dtype"])
+        fits = least <= low <= q["zero_point"] <= high <= most and (high - low).bit_length() == q["bits"]
+        expect(fits, tensor, f"{q['bits']} bits of {q['dtype']} do not hold [{low}, {high}] around {q['zero_point']}")
+        expect(np.float32(q["scale"]) == q["scale"] > 0, tensor, f"its scale {q['scale']} is no positive float32")
+    for tensor, weight in plan["weights"].items():
+        expect(2 <= weight["bits"] <= limits(weight["dtype"])[1].bit_length() + (not weight["dtype"].startswith("u")),
+               tensor, f"{weight['dtype']} has no room for {weight['bits']} bits")  # fmt: skip
 
 
 def _same_kernels(numbers: Numbers) -> None:

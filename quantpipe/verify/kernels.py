@@ -35,6 +35,7 @@ class KernelCheck(Written):
         if not claim["proved"] and self._is_left_alone(kind, str(claim["reason"])):
             self._skip()
             return
+        self._requantize()
         _CHECKS[kind](self)
         narrowing = self.numbers.plan["narrowings"].get(self.plan["result"]["tensor"])
         if narrowing is not None and self.plan["result"]["form"] == "raw":
@@ -42,7 +43,34 @@ class KernelCheck(Written):
 
     def _is_left_alone(self, kind: str, reason: str) -> bool:
         """What is not proved and has no structure that could be followed."""
-        return bool(self.plan.get("saturating_pairs")) or kind == "lookup" or reason.startswith("rounding ")
+        return self._has_pairs() or kind == "lookup" or reason.startswith("rounding ")
+
+    def _has_pairs(self) -> bool:
+        pairs = bool(self.plan.get("saturating_pairs"))
+        expect(not pairs or self._hardware().get("isa") == "avx2", self.node,
+               "pairs of its products saturate, which the hardware does not do")  # fmt: skip
+        return pairs
+
+    def _hardware(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.numbers.plan["origin"]["config"]["hardware"]
+        return found
+
+    def _requantize(self) -> None:
+        """The parts of a `requantize` entry that do not depend on scales."""
+        expect(not self._has_pairs(), self.node, "pairs of its products saturate, which is not proved")
+        if "requantize" not in self.plan:
+            return
+        numbers, kind = self.plan["requantize"], self.plan["kind"]
+        free = kind == "sum" and self.plan["scale"] is None
+        first = numbers["kind"] == "float_multiplier" and (kind == "product" or free)
+        expect(numbers["zero_first"] is first, self.node, "its zero point is added at another place")
+        expect(numbers["kind"] == "shift" or numbers["shift"] == 0, self.node, "it has a shift, and its kind has none")
+        if free:
+            expect(numbers["multiplier"] == 1 and self.plan["accumulator_bound"] == 0, self.node,
+                   "an addition in float32 has no multiplier and no bound")  # fmt: skip
+        q = self.numbers.quantizer(self.plan["result"]["tensor"])
+        inside = q["range"][0] <= numbers["range"][0] <= numbers["range"][1] <= q["range"][1]
+        expect(inside, self.node, f"it is clamped to {numbers['range']}, its result holds {q['range']}")
 
     def _skip(self) -> None:
         """Nothing is claimed of what lies behind the result."""
@@ -100,7 +128,7 @@ class KernelCheck(Written):
             expect_same(self.plan["accumulator_scale"], bias[1], self.node, "bias's scale")
             expect(not np.any(bias[2]), self.node, "its bias has a zero point")
         self._stored(found)
-        return weight, reach(weight, entry["channel_axis"], self.numbers.peak(data)) + peaks
+        return weight, self._with_bias(reach(weight, entry["channel_axis"], self.numbers.peak(data)), peaks)
 
     def _contract(self) -> None:
         tensors = [r["tensor"] for r in self.plan["reads"]]
@@ -151,7 +179,11 @@ class KernelCheck(Written):
         found = fused(self.model, self.result, str(self.plan["op"]))
         terms = self.plan["terms"]
         for term in terms:
-            if term["form"] == "quantized":
+            if term["form"] == "raw":
+                common = self.numbers.plan["accumulators"][term["tensor"]]
+                expect_same(term["scale"], common, self.node, f"scale of {term['tensor']}")
+                expect(term["zero_point"] == 0, self.node, "an accumulator has a zero point")
+            else:
                 scale, zero = self.numbers.grid(term["tensor"])
                 expect_same(term["scale"], scale, self.node, f"scale of {term['tensor']}")
                 expect(term["zero_point"] == zero, self.node, f"the zero point of {term['tensor']} is not its own")
@@ -175,6 +207,11 @@ class KernelCheck(Written):
     def _common_sum(self, terms: list[Mapping[str, Any]]) -> None:
         common = np.float64(self.plan["scale"])
         fixed = "q31" in terms[0]
+        expect(self.plan["offset"] == 0, self.node, "a sum at a common scale has no offset")
+        signs = [np.sign(np.asarray(t["ratio"]).reshape(-1)[0]) for t in terms]
+        self._signs(signs)
+        for term, sign in zip(terms, signs, strict=True):
+            expect(fixed or term["ratio"] == sign, self.node, f"the ratio of {term['tensor']} is no sign")
         if "requantize" in self.plan:
             self._multiplier(common)
         if fixed:
@@ -194,13 +231,14 @@ class KernelCheck(Written):
         for number, term in enumerate(terms):
             ratio = np.asarray(np.asarray(term["scale"], np.float32) / scale, np.float32)
             expect_same(np.abs(np.asarray(term["ratio"])), ratio, self.node, f"ratio {number}")
-        minus = [bool(np.all(np.asarray(t["ratio"]) < 0)) for t in terms]
-        expect(
-            minus.count(True) == (self.plan["op"] == "Sub"),
-            self.node,
-            f"the signs of its ratios are not those of {self.plan['op']}",
-        )
+            expect(term["shift"] == 0, self.node, "an addition in float32 shifts nothing")
+        self._signs([-1.0 if np.all(np.asarray(t["ratio"]) < 0) else 1.0 for t in terms])
         expect_same(self.plan["offset"], addition_offset(terms, zero), self.node, "offset")
+
+    def _signs(self, signs: list[Any]) -> None:
+        expected = 1 if self.plan["op"] == "Sub" else 0
+        expect([s < 0 for s in signs].count(True) == expected, self.node,
+               f"the signs of its operands are not those of {self.plan['op']}")  # fmt: skip
 
     def _product(self) -> None:
         tensors = [r["tensor"] for r in self.plan["reads"]]
@@ -254,7 +292,8 @@ class KernelCheck(Written):
             if window:
                 self._window(self.model.constant(node.input[1]))
             else:
-                self.model.constant(node.input[1])
+                axes = self.model.constant(node.input[1]).reshape(-1).tolist()
+                expect(axes == list(range(2, 2 + len(axes))), self.node, f"it adds up along the axes {axes}")
         self._narrow(peaks)
         return window
 
@@ -348,7 +387,7 @@ class KernelCheck(Written):
         claim, overflow = self.numbers.claims[self.node]["accumulator"], self.plan.get("overflow")
         for where, bound in (("plan.json", self.plan["accumulator_bound"]), ("the certificate", claim["bound"])):
             expect(bound == found, self.node, f"its sums reach {found}, {where} says {bound}")
-        device = self.numbers.plan["origin"]["config"]["hardware"].get("accumulator", {})
+        device = self._hardware().get("accumulator", {})
         expect(claim["dtype"] == device.get("dtype", "int32"), self.node, "the accumulator is not that of the hardware")
         expect(claim["overflow"] == (overflow["overflow"] if overflow else None), self.node,
                "the certificate and plan.json differ about overflow")  # fmt: skip
@@ -360,6 +399,11 @@ class KernelCheck(Written):
         else:
             expect(not overflow, self.node, "no sum of it can overflow, plan.json models an overflow")
         self.numbers.raw[self.plan["result"]["tensor"]] = self._bounded()
+        if self.plan["result"]["form"] == "raw":
+            own = self.plan["accumulator_scale"] if "accumulator_scale" in self.plan else self.plan["scale"]
+            expect_same(
+                self.numbers.plan["accumulators"][self.plan["result"]["tensor"]], own, self.node, "handed-on scale"
+            )
 
     def _carried(self, weight: Array, peaks: Ints, data: str) -> None:
         """How the simulated model holds the sums: every float32 one stays below 2^24."""

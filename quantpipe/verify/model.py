@@ -37,11 +37,14 @@ class Model:
         return frozenset(self._protos)
 
     def is_constant(self, value: str) -> bool:
-        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are)."""
+        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant that
+        a kernel reads as data is an operand like any other, and no constant here."""
+        if value in self.stops:
+            return False
         if value in self._protos:
             return True
         node = self.producer.get(value)
-        known = node is not None and value not in self.stops and is_elementwise(node)
+        known = node is not None and is_elementwise(node)
         return known and node is not None and all(self.is_constant(i) for i in node.input if i)
 
     def constant(self, value: str) -> Array:

@@ -124,7 +124,7 @@ class _Walk:
     def _exactly(self, node: onnx.NodeProto, inputs: list[Array], kind: np.dtype[Any]) -> Array:
         op = node.op_type
         if op == "Cast":
-            if target(node).kind == "i":
+            if target(node).kind == "i" and target(node).itemsize > kind.itemsize:  # else the low bits are all of it
                 _expect_held(node, kind, inputs[0])
             return inputs[0]
         if op == "BitShift":

@@ -26,12 +26,15 @@ class Moved(Written):
         if raw:
             tensor = self.plan["reads"][0]["tensor"]
             self.numbers.raw[self.plan["result"]["tensor"]] = self.numbers.peak(tensor, "raw")
+            scales = [self.numbers.plan["accumulators"][t] for t in (tensor, self.plan["result"]["tensor"])]
+            expect(scales[0] == scales[1], self.node, "it moves an accumulator, and changes its scale")
         if self.plan["op"] in CLAMPS:
             self._through(self.result, None)
             return
         node = self._op()
         self.model.see(node)
         for read in self.plan["reads"]:
+            expect(read["port"] < len(node.input), self.node, f"it has no operand {read['port']}")
             self._through(node.input[read["port"]], node, read)
         ports = {r["port"] for r in self.plan["reads"]}
         for port, value in enumerate(node.input):

@@ -123,5 +123,6 @@ def along(values: Array, axis: int | None, rank: int) -> Array:
 
 def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
     """Greatest |sum of products| of each output channel, for any input."""
+    expect(channel_axis < weight.ndim, "plan.json", "a weight has its channels along an axis that it does not have")
     others = tuple(a for a in range(weight.ndim) if a != channel_axis)
     return np.asarray(np.abs(weight).sum(axis=others) * peak, np.int64)

@@ -53,7 +53,7 @@ class Written:
         weight = self._joined(heads, groups, self.numbers.centred(data)[0])
         weight = checked_weight(self.numbers, self.plan["weight"], self.node, weight, None)
         entry = self.numbers.plan["weights"][self.plan["weight"]]
-        peaks = reach(weight, entry["channel_axis"], self.numbers.peak(data)) + self._bias(bias)
+        peaks = self._with_bias(reach(weight, entry["channel_axis"], self.numbers.peak(data)), self._bias(bias))
         self._expect_held(heads, shares)
         self._narrow(peaks)
         return weight, peaks
@@ -140,6 +140,10 @@ class Written:
         same = np.array_equal(np.broadcast_to(bias, (size,)), np.broadcast_to(found, (size,)))
         expect(same, self.node, "its bias is not that of plan.json")
         return np.abs(bias)
+
+    def _with_bias(self, reached: Ints, bias: Ints) -> Ints:
+        expect(bias.size in (1, reached.size), self.node, "it has not one bias for each of its channels")
+        return reached + bias
 
     def _expect_held(self, heads: list[onnx.NodeProto], shares: Mapping[str, tuple[Ints, Array]]) -> None:
         """No product and no partial sum leaves its type."""
