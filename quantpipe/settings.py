@@ -23,7 +23,7 @@ from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay", "check", "lint")
+COMMANDS = ("run", "replay", "check", "lint", "verify")
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (

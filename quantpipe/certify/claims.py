@@ -81,10 +81,10 @@ class Claims:
             return self._no_table(kernel, numbers)
         if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):
             return "its operands lie too far apart for the sum to be exact in float64, and are too many to enumerate"
+        if isinstance(numbers, Sum) and any(t.form is Form.RAW and t.fixed is not None for t in numbers.terms):
+            return "an accumulator enters its fixed-point addition, and holds too many integers to enumerate"
         if written_out and isinstance(output, Requantize) and _rounds_in_steps(output):
-            return (
-                f"rounding {output.rounding} of a float32 product is written in several steps, which are not followed"
-            )
+            return f"rounding {output.rounding} of a float32 product takes several steps, which are not followed"
         return None
 
     def _no_table(self, kernel: Kernel, numbers: Lookup) -> str | None:

@@ -16,7 +16,7 @@ from quantpipe.verify.monotone import expect_rising
 from quantpipe.verify.numbers import limits, storage
 from quantpipe.verify.ops import target
 from quantpipe.verify.scales import expect_fixed, expect_same, fits_double
-from quantpipe.verify.written import Written, expect_equal, narrowing_equal
+from quantpipe.verify.written import Written, expect_constants, expect_equal, narrowing_equal
 
 Array = NDArray[Any]
 ENUMERATED = 1 << 18
@@ -66,6 +66,9 @@ class Addition(Written):
             expect_rising(self.model, positive, {source: ends})
             self._one_shift(positive, source, -int(term["shift"]))
         expect_equal(found.astype(np.int64), sign * self._specified(term, centred, fixed), centred, self.node)
+        if fixed:
+            numbers = {"kind": "fixed_point", "q31": term["q31"]}
+            expect_constants(self.model, value, {source}, numbers, self.node)
 
     def _before_negation(self, value: str) -> str:
         node = self.model.producer.get(value)

@@ -78,7 +78,11 @@ def _quantizers(plan: Mapping[str, Any]) -> None:
     """Bits, ranges and types of stored tensors fit each other."""
     for tensor, q in plan["quantizers"].items():
         (low, high), (least, most) = q["range"], limits(q["dtype"])
-        fits = least <= low <= q["zero_point"] <= high <= most and (high - low).bit_length() == q["bits"]
+        signed = least < 0
+        top = (1 << (q["bits"] - signed)) - 1
+        fits = (
+            high == top <= most and low in ((-top, -top - 1) if signed else (0, 1)) and low <= q["zero_point"] <= high
+        )
         expect(fits, tensor, f"{q['bits']} bits of {q['dtype']} do not hold [{low}, {high}] around {q['zero_point']}")
         expect(np.float32(q["scale"]) == q["scale"] > 0, tensor, f"its scale {q['scale']} is no positive float32")
     for tensor, weight in plan["weights"].items():

@@ -18,6 +18,8 @@ Array = NDArray[Any]
 
 def check_ends(numbers: Numbers, floats: set[str]) -> None:
     """Wrong where a tensor enters or leaves the integer part otherwise than plan.json says."""
+    for tensor in numbers.plan["quantizers"]:
+        _named(numbers, tensor)
     made = {(k["result"]["tensor"], k["result"]["form"]) for k in numbers.kernels.values()}
     for tensor in numbers.plan["quantizers"]:
         if tensor in numbers.plan["constants"]:
@@ -30,6 +32,17 @@ def check_ends(numbers: Numbers, floats: set[str]) -> None:
             _entry(numbers, tensor, floats)
     for value in _read_as_real(numbers, floats):
         _exit(numbers, value)
+
+
+def _named(numbers: Numbers, tensor: str) -> None:
+    """Scale and zero point that the model names after a tensor are that tensor's, also where nothing reads them."""
+    scale, zero = numbers.grid(tensor)
+    model, unread = numbers.model, numbers.model.unread
+    if f"{tensor}_scale" in unread:
+        expect_same(scale, model.constant(f"{tensor}_scale"), tensor, "scale")
+    if f"{tensor}_zero_point" in unread:
+        found = model.constant(f"{tensor}_zero_point").reshape(-1)
+        expect(found.tolist() == [zero], tensor, "its zero point in the model is not that of plan.json")
 
 
 def _entry(numbers: Numbers, tensor: str, floats: set[str]) -> None:

@@ -6,6 +6,7 @@ It remembers which nodes and constants were looked at, so that what no check has
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import onnx
@@ -35,6 +36,11 @@ class Model:
     @property
     def initializers(self) -> frozenset[str]:
         return frozenset(self._protos)
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """Initializers that no node reads."""
+        return self.initializers - {i for n in self.nodes for i in n.input}
 
     def is_constant(self, value: str) -> bool:
         """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant that

@@ -29,6 +29,7 @@ class Moved(Written):
             scales = [self.numbers.plan["accumulators"][t] for t in (tensor, self.plan["result"]["tensor"])]
             expect(scales[0] == scales[1], self.node, "it moves an accumulator, and changes its scale")
         if self.plan["op"] in CLAMPS:
+            expect([r["port"] for r in self.plan["reads"]] == [0], self.node, "a clamp has one operand")
             self._through(self.result, None)
             return
         node = self._op()

@@ -95,6 +95,7 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
     entry = numbers.plan["weights"].get(name)
     if entry is None:
         raise Wrong("plan.json", f"it has no weight {name}")
+    expect(entry["axis"] in (None, entry["channel_axis"]), name, "its scales do not follow its output channels")
     given = stored if stored is not None else centred
     assert given is not None  # noqa: S101  (one of the two is given)
     for turned in (False, True):

@@ -46,6 +46,8 @@ def _clip(node: onnx.NodeProto, x: Array, low: Array | None = None, high: Array 
 
 
 def _shift(node: onnx.NodeProto, x: Array, count: Array) -> Array:
+    if np.any(count >= x.dtype.itemsize * 8):
+        raise ValueError("it shifts by more bits than its type has")
     left = attribute(node, "direction") == b"LEFT"
     return np.left_shift(x, count) if left else np.right_shift(x, count)
 

@@ -232,7 +232,32 @@ def narrowing_equal(
     if "channel_range" in numbers:
         expected = np.clip(expected, *(spec.column(v) for v in numbers["channel_range"]))
     expect_equal(found, expected, points, where)
+    expect_constants(model, result, set(types), numbers, where)
     expect_claim(claim, narrowing.departures(), where)
+
+
+def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapping[str, Any], where: str) -> None:
+    """Wrong where the model narrows by another multiplier than plan.json names, or clips between broken numbers, even if
+    no accumulator that can be reached shows it."""
+    key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
+        numbers["kind"], (None, None)
+    )
+    wanted = None if key is None else np.asarray(numbers[key], dtype).reshape(-1)
+    found = wanted is None
+    for value in model.back(result, sources):
+        node = model.producer.get(value)
+        if node is None or value in sources:
+            continue
+        for constant in (model.constant(i) for i in node.input if i and model.is_constant(i)):
+            if node.op_type == "Clip":
+                expect(
+                    bool(np.all(constant == np.rint(constant))),
+                    node.name,
+                    "it clips between numbers that are not whole",
+                )
+            elif node.op_type == "Mul" and wanted is not None:
+                found = found or (constant.dtype == dtype and np.array_equal(constant.reshape(-1), wanted))
+    expect(found, where, f"its {key} in the model is not that of plan.json")
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str) -> None:
