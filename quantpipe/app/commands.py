@@ -16,7 +16,7 @@ from quantpipe.check import check_model, made_up
 from quantpipe.lint import lint_model
 from quantpipe.report import fit_tables, lint_table
 from quantpipe.settings import Settings
-from quantpipe.verify import verify_folder
+from quantpipe.verify.__main__ import main as check_certificate
 
 
 def check(settings: Settings) -> int:
@@ -50,9 +50,7 @@ def lint(settings: Settings) -> int:
 
 def verify(settings: Settings) -> int:
     """`command=verify`: whether every claim of a run folder's certificate holds, by a checker of its own."""
-    verdict = verify_folder(settings.folder)
-    sys.stdout.write(f"{verdict}\n")
-    return 0 if verdict.wrong is None else 3
+    return check_certificate([str(settings.folder)])
 
 
 COMMANDS: Mapping[str, Callable[[Settings], int]] = {"check": check, "lint": lint, "verify": verify}

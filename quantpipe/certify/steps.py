@@ -133,7 +133,7 @@ def _of_one(r: Requantize, levels: Ints, factor: Fraction) -> Ints:
     if floor:
         return np.asarray(steps)
     tied = np.asarray(scaled % divisor == 0, np.bool_)
-    if r.rounding == Rounding.HALF_EVEN:
+    if r.rounding == Rounding.HALF_EVEN:  # noqa: SIM108  (each way has its own reason)
         kept = ((levels if r.zero_first else whole) & 1) == 1  # the tie belongs to the even neighbour below
     else:
         kept = whole <= 0  # halves away from zero: the tie belongs to the integer below

@@ -168,7 +168,7 @@ class Addition(Written):
 
     def _multiply_adds(self) -> list[Array]:
         """The ratios in the model, by term; Wrong unless the operands are added by two fused multiply-adds."""
-        tail = [v for v in self.model.back(self.result, self.stops)]
+        tail = list(self.model.back(self.result, self.stops))
         casts = [n for n in (self.model.producer.get(v) for v in tail) if n is not None and n.op_type == "Cast"]
         last = [n for n in casts if target(n) == np.float32 and self._is_sum(n.input[0])]
         for node in last:

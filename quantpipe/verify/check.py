@@ -115,8 +115,8 @@ def _all_seen(model: Model, floats: set[str]) -> None:
     nodes read was compared."""
     for node in model.nodes:
         seen = id(node) in model.seen_nodes
-        expect(seen or node.name in floats, node.name or node.output[0], "no kernel of plan.json has this node, and it is not "
-               "among the nodes in float")  # fmt: skip
+        name = node.name or str(node.output[0])
+        expect(seen or name in floats, name, "it is in no kernel of plan.json, and not among the nodes in float")
         if seen:
             for value in node.input:
                 known = not value or value not in model.initializers or value in model.seen_constants

@@ -3,6 +3,7 @@ below 2^24."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def expect_parts(weight: Array, peaks: Array, peak: int, parts: Sequence[Sequenc
     """A transposed convolution whose input channels are cut into parts: they are all of them, and each one's sums (with
     the bias, where there is one part) are below 2^24."""
     edges = [0, *(int(p[1]) for p in parts)]
-    whole = [[a, b] for a, b in zip(edges, edges[1:], strict=False)]
+    whole = [[a, b] for a, b in itertools.pairwise(edges)]
     expect(bool(parts) and [list(p) for p in parts] == whole and edges[-1] == len(weight), where,
            "its parts are not all of its input channels")  # fmt: skip
     sums = np.abs(weight).sum(axis=tuple(range(2, weight.ndim))) * peak

@@ -100,9 +100,9 @@ def _exit(numbers: Numbers, value: str) -> None:
     looked at with its kernel."""
     model = numbers.model
     names = {v: t for t, v in numbers.certificate["values"].items()}
-    if any(value == k["result"]["tensor"] and k["result"]["form"] == "raw" for k in numbers.kernels.values()):
-        if numbers.form != "integer":
-            return
+    handed_on = {k["result"]["tensor"] for k in numbers.kernels.values() if k["result"]["form"] == "raw"}
+    if value in handed_on and numbers.form != "integer":
+        return
     heads, stops = model.heads(value, model.stops)
     held = [s for s in stops if s in names]
     expect(not heads and len(held) == 1, value, "it leaves the integer part otherwise than by its scale")

@@ -1,6 +1,6 @@
-"""Sums as the model file makes them: whole-numbered combinations of products, read off its Add, Sub, Mul and Cast nodes.
+"""Sums as the model file makes them: whole-numbered combinations of products, read off its Add, Sub, Mul and Cast.
 
-A value is linear where it is Σ coefficient · product + constant, the products being what Conv, MatMul and the like give.
+A value is linear where it is Σ coefficient · product + constant; the products are what Conv, MatMul and the like give.
 The accumulator of a kernel is the last linear value on the way to its result.
 """
 

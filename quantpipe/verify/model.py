@@ -43,8 +43,8 @@ class Model:
         return self.initializers - {i for n in self.nodes for i in n.input}
 
     def is_constant(self, value: str) -> bool:
-        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant that
-        a kernel reads as data is an operand like any other, and no constant here."""
+        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant
+        that a kernel reads as data is an operand like any other, and no constant here."""
         if value in self.stops:
             return False
         if value in self._protos:

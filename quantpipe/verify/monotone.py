@@ -101,7 +101,7 @@ class _Walk:
         signed = cast is not None and cast.op_type == "Cast" and self._types[cast.input[0]].kind == "i"
         return signed and bool(np.all(self._model.constant(node.input[1]) == bits - 1))
 
-    # --- no wrap: both ends in whole numbers ---------------------------------------------------------------------------
+    # --- no wrap: both ends in whole numbers -----------------------------------------------------------------------
 
     def _follow(self, node: onnx.NodeProto, value: str) -> None:
         """The exact value at both ends; Wrong where its type cannot hold it. Unsigned numbers may wrap as long as they

@@ -1,4 +1,4 @@
-"""plan.json and certificate.json as the checks read them: quantizers, weights, bounds, and where the model holds what."""
+"""plan.json and certificate.json as the checks read them: quantizers, weights, bounds, names of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multipliers and shifts follow from scales: recomputed here, in the order of operations that docs/numerics.md gives."""
+"""Multipliers and shifts follow from scales: recomputed here, in the order that docs/numerics.md gives."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Written:
     # --- sums of products ---------------------------------------------------------------------------------------------
 
     def accumulate(self) -> tuple[Array, Ints]:
-        """The weight less its zero points, and the greatest sum of each channel; its result is narrowed as specified."""
+        """The weight less its zero points, and the greatest sum of each channel. Its result is as specified."""
         heads = self._heads()
         (read,) = self.plan["reads"]
         data = read["tensor"]
@@ -237,8 +237,8 @@ def narrowing_equal(
 
 
 def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapping[str, Any], where: str) -> None:
-    """Wrong where the model narrows by another multiplier than plan.json names, or clips between broken numbers, even if
-    no accumulator that can be reached shows it."""
+    """Wrong where the model narrows by another multiplier than plan.json names, or clips between broken numbers, even
+    if no accumulator that can be reached shows it."""
     key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
         numbers["kind"], (None, None)
     )
