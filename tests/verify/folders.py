@@ -1,5 +1,5 @@
-"""Run folders for the checker: a plan realized in some form and written with its certificate, without the program around
-it; and changes of what lies there, with or without the digests made to fit."""
+"""Run folders for the checker: a plan realized in some form and written with its certificate, without the program
+around it; and changes of what lies there, with or without the digests made to fit."""
 
 from __future__ import annotations
 
