@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.verify.files import Folder, Wrong
+from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.ops import apply, is_elementwise
 
 Array = NDArray[Any]
@@ -87,6 +88,9 @@ class Model:
             raise Wrong(node.name if node is not None else value, "it stands where only element-wise steps belong")
         self.see(node)
         inputs = [self._run(i, done) if i else None for i in node.input]
+        if node.op_type == "Clip":
+            whole = all(b is None or np.all(b == np.rint(b)) for b in inputs[1:])
+            expect(whole, node.name, "it clips between numbers that are not whole")
         try:
             done[value] = apply(node, inputs)
         except (IndexError, TypeError, ValueError) as error:

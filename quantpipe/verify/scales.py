@@ -49,8 +49,8 @@ def fixed_point(real: float) -> tuple[int, int]:
 
 
 def expect_same(claimed: Any, found: Any, where: str, what: str) -> None:
-    """Wrong unless numbers are equal to the last bit of float32."""
-    a, b = (np.asarray(v, np.float64).reshape(-1) for v in (claimed, np.asarray(found, np.float32)))
+    """Wrong unless numbers are equal to the last bit."""
+    a, b = (np.asarray(v, np.float64).reshape(-1) for v in (claimed, found))
     same = a.size == b.size and np.array_equal(a, b)
     expect(same, where, f"its {what} is {_shown(a)}, its scales give {_shown(b)}")
 

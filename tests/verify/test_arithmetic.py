@@ -60,7 +60,11 @@ def test_float_products_are_those_of_fractions(acc: int, m: float, mode: str, ze
     expected = rounded(single(product + zero), mode) if first else rounded(product, mode) + zero
     numbers = entry(multiplier=m, rounding=mode, zero_point=zero, zero_first=first)
     assert spec.narrowed(numbers, np.array([[acc]], np.int64)).item() == expected
-    exact = rounded(Fraction(acc) * Fraction(m) + zero, mode) if first else rounded(Fraction(acc) * Fraction(m), mode) + zero
+    exact = (
+        rounded(Fraction(acc) * Fraction(m) + zero, mode)
+        if first
+        else rounded(Fraction(acc) * Fraction(m), mode) + zero
+    )
     assert spec.exact(numbers, np.array([[acc]], np.int64)).item() == exact
 
 
@@ -75,7 +79,9 @@ def test_shifts_are_those_of_fractions(acc: int, shift: int, mode: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(1 << 30, (1 << 31) - 1), st.integers(-30, 4))
 def test_fixed_point_is_that_of_fractions(acc: int, q31: int, shift: int) -> None:
-    numbers = entry(kind="fixed_point", rounding="double", q31=q31, left_shift=shift, multiplier=q31 * 2.0 ** (shift - 31))
+    numbers = entry(
+        kind="fixed_point", rounding="double", q31=q31, left_shift=shift, multiplier=q31 * 2.0 ** (shift - 31)
+    )
     least, most = -(1 << 31), (1 << 31) - 1
     raised = min(max(acc << max(shift, 0), least), most)
     high = rounded(Fraction(raised * q31, 1 << 31), "half_up")
@@ -95,8 +101,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_departures_are_those_of_every_accumulator(kind: str) -> None:
-    """Writer and checker count, by their own means, what looking at all accumulators gives. Wide ranges, so that float32
-    and double rounding do depart."""
+    """Writer and checker count, by means of their own, what all accumulators one by one give."""
     numbers, rng = dict(KINDS[kind]), np.random.default_rng(len(kind))
     peaks = np.array([40_000, 70_000, 1 << 17], np.int64)
     real = np.array([2.0**-9, 3 * 2.0**-11, rng.random() * 2.0**-9 + 2.0**-10], np.float32)
