@@ -7,7 +7,7 @@ each result, and two such functions differ exactly between their steps. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,11 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.types import FixedRounding, Requantize, RequantizeKind, Rounding
+from quantpipe.types import FixedPoint, FixedRounding, Requantize, RequantizeKind, Rounding
 
 Ints = NDArray[np.int64]
 SHOWN = 8
 """Departures that are listed one by one."""
+
+BLOCK = 1 << 16
+"""Steps that are held at once."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,30 @@ def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
     if not _can_depart(r):
         return Departures(accumulators, 0, [])
     levels = np.arange(r.low + 1, r.high + 1, dtype=np.int64).reshape(1, -1)
+    height, departing = max(1, BLOCK // max(1, levels.size)), 0
+    first: list[list[int | None]] = []
+    for start in range(0, rows, height):
+        part = slice(start, start + height)
+        begin, end = _between(_rows(r, part), levels, low[part], high[part])
+        departing += int((end - begin).sum())
+        for c, k in np.argwhere(end > begin)[: SHOWN - len(first)]:
+            first.append([start + int(c) if rows > 1 else None, int(begin[c, k]), int(end[c, k]) - 1])
+    return Departures(accumulators, departing, first)
+
+
+def _rows(r: Requantize, part: slice) -> Requantize:
+    """Of some channels."""
+    if r.multiplier.ndim == 0:
+        return r
+    fixed = r.fixed and FixedPoint(r.fixed.multiplier[part], r.fixed.shift[part])
+    return replace(r, multiplier=r.multiplier[part], fixed=fixed)
+
+
+def _between(r: Requantize, levels: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """The device's steps and the exact ones: the lower and the higher of each pair."""
     own = np.clip(_steps(r, levels, low, high), low, high + 1)
     exact = np.clip(_exact_steps(r, levels), low, high + 1)
-    begin, end = np.minimum(own, exact), np.maximum(own, exact)
-    places = np.argwhere(end > begin)
-    named = rows > 1
-    first = [[int(c) if named else None, int(begin[c, k]), int(end[c, k]) - 1] for c, k in places[:SHOWN]]
-    return Departures(accumulators, int((end - begin).sum()), first)
+    return np.minimum(own, exact), np.maximum(own, exact)
 
 
 def _can_depart(r: Requantize) -> bool:

@@ -17,6 +17,7 @@ from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.ops import apply, is_elementwise
 
 Array = NDArray[Any]
+ALL = slice(None)
 
 
 class Model:
@@ -70,24 +71,26 @@ class Model:
     def see(self, node: onnx.NodeProto) -> None:
         self.seen_nodes.add(id(node))
 
-    def run(self, value: str, feeds: Mapping[str, Array]) -> Array:
-        """A value as a function of others, element by element. Wrong where something else than element-wise ops lies
-        between them."""
+    def run(self, value: str, feeds: Mapping[str, Array], rows: slice = ALL) -> Array:
+        """A value as a function of others, element by element; of some channels only, where the fed values are theirs.
+        Wrong where something else than element-wise ops lies between them."""
         done = dict(feeds)
-        return self._run(value, done)
+        return self._run(value, done, rows)
 
-    def _run(self, value: str, done: dict[str, Array]) -> Array:
+    def _run(self, value: str, done: dict[str, Array], rows: slice) -> Array:
         if value in done:
             return done[value]
         if self.is_constant(value):
             found = self.constant(value)
             done[value] = found.reshape(()) if found.size == 1 else found.reshape(-1, 1)
+            if found.size > 1 and not self._is_table(value):
+                done[value] = done[value][rows]
             return done[value]
         node = self.producer.get(value)
         if node is None or not is_elementwise(node):
             raise Wrong(node.name if node is not None else value, "it stands where only element-wise steps belong")
         self.see(node)
-        inputs = [self._run(i, done) if i else None for i in node.input]
+        inputs = [self._run(i, done, rows) if i else None for i in node.input]
         if node.op_type == "Clip":
             whole = all(b is None or np.all(b == np.rint(b)) for b in inputs[1:])
             expect(whole, node.name, "it clips between numbers that are not whole")
@@ -96,6 +99,10 @@ class Model:
         except (IndexError, TypeError, ValueError) as error:
             raise Wrong(node.name, f"it cannot be computed ({type(error).__name__})") from error
         return done[value]
+
+    def _is_table(self, value: str) -> bool:
+        """Whether a constant is looked up in; its elements do not follow channels."""
+        return any(n.op_type == "Gather" and n.input[0] == value for n in self.nodes)
 
     def heads(self, value: str, stops: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
         """What a value is made of by element-wise ops alone: other nodes, and `stops`."""

@@ -99,6 +99,8 @@ def _single(value: Ints, exponent: Ints) -> tuple[Ints, Ints]:
     """value · 2^exponent rounded to the 24 bits of a float32, halves to even."""
     size = np.frexp(np.abs(value).astype(np.float64))[1].astype(np.int64)
     drop = np.maximum(size - 24, 0)
+    if not np.any(drop):
+        return value, exponent + drop
     return np.sign(value) * _right(np.abs(value), drop, "half_even"), exponent + drop
 
 

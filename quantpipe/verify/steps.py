@@ -4,6 +4,7 @@ functions are equal everywhere where they are equal on both sides of each step a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from quantpipe.verify import spec
 Ints = NDArray[np.int64]
 Function = Callable[[Ints], Ints]
 SHOWN = 8
+BLOCK = 1 << 16
+"""Steps that are held at once."""
+BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
 def steps(function: Function, levels: Ints, low: Ints, high: Ints, near: NDArray[np.float64]) -> Ints:
@@ -48,7 +52,25 @@ class Narrowing:
         factor = np.maximum(np.asarray(numbers["multiplier"], np.float64).reshape(-1, 1), 2.0**-60)
         near = (self.levels - int(numbers["zero_point"]) - 0.5) / factor
         self._near = np.clip(near, -(2.0**60), 2.0**60)
-        self.steps = steps(self.specified, self.levels, self.low, self.high, self._near)
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The least accumulator of each level, `[C, K]`."""
+        return steps(self.specified, self.levels, self.low, self.high, self._near)
+
+    @cached_property
+    def blocks(self) -> list[tuple[slice, Narrowing]]:
+        """Some channels at a time, so that what is held of them fits a processor's cache."""
+        count = len(self.low)
+        height = max(1, BLOCK // max(1, len(self.levels)))
+        if count <= height:
+            return [(slice(None), self)]
+        found = []
+        for first in range(0, count, height):
+            rows = slice(first, first + height)
+            own = {k: v[rows] if k in BY_CHANNEL and isinstance(v, list) else v for k, v in self.numbers.items()}
+            found.append((rows, Narrowing(own, self.low[rows, 0], self.high[rows, 0])))
+        return found
 
     def specified(self, acc: Ints) -> Ints:
         """The specification, clamped to its bounds."""
@@ -62,19 +84,32 @@ class Narrowing:
         beside = [np.clip(self.steps + offset, self.low, self.high) for offset in (-1, 0)]
         return np.concatenate([*beside, self.low, self.high], axis=1)
 
+    def equals(self, found: Function) -> bool:
+        """Whether a rising function is the specification on every accumulator: it is on both sides of each step, and at
+        both ends."""
+        at, before = (np.clip(self.steps + offset, self.low, self.high) for offset in (0, -1))
+        rises = np.all((found(at) >= self.levels) | (self.steps > self.high))
+        rises = rises and np.all((found(before) < self.levels) | (self.steps <= self.low))
+        return bool(rises and all(np.array_equal(found(e), self.specified(e)) for e in (self.low, self.high)))
+
     def departures(self) -> dict[str, Any]:
         """What the certificate says of the exact product."""
         count = int(np.sum((self.high - self.low + 1).astype(object)))
         found: dict[str, Any] = {"accumulators": count, "departing": 0, "first": []}
-        kind, rounding = self.numbers["kind"], self.numbers["rounding"]
-        if kind == "shift" or rounding in ("single", "half_up", "half_away"):
+        if self.numbers["kind"] == "shift" or self.numbers["rounding"] in ("single", "half_up", "half_away"):
             return found
-        whole = steps(
+        named = len(self.low) > 1
+        for rows, block in self.blocks:
+            begin, end = block.departing()
+            found["departing"] += int((end - begin).sum())
+            for c, k in np.argwhere(end > begin)[: SHOWN - len(found["first"])]:
+                channel = int(c) + (rows.start or 0) if named else None
+                found["first"].append([channel, int(begin[c, k]), int(end[c, k]) - 1])
+        return found
+
+    def departing(self) -> tuple[Ints, Ints]:
+        """Between its step and that of the exact product, of each level."""
+        exact = steps(
             lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, self._near
         )
-        begin, end = np.minimum(self.steps, whole), np.maximum(self.steps, whole)
-        named = len(self.low) > 1
-        places = np.argwhere(end > begin)[:SHOWN]
-        found["first"] = [[int(c) if named else None, int(begin[c, k]), int(end[c, k]) - 1] for c, k in places]
-        found["departing"] = int((end - begin).sum())
-        return found
+        return np.minimum(self.steps, exact), np.maximum(self.steps, exact)

@@ -13,6 +13,8 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.verify import verify_folder
+from quantpipe.verify.digits import expect_digits
+from quantpipe.verify.files import Wrong
 from tests.verify.folders import (
     FORMS,
     changed,
@@ -114,6 +116,16 @@ def test_claims_that_are_too_good_are_found(folders: Callable[[str, str], Path])
         assert found(root).startswith(f"{where}: "), (change, found(root))
 
 
+def test_digits_whose_sums_are_too_large_are_found() -> None:
+    """The same weights by two digits of eight bits, and by one of them: 4096 · 255 · 127 is beyond 2^24."""
+    weight = np.full((2, 4096), 127, np.int64)
+    expect_digits(weight, 0, 255, {"data": [2, 4], "weight": [2, 4]}, "node")
+    for carried in ({"data": [1, 0], "weight": [1, 0]}, {"data": [2, 8], "weight": [1, 0]}):
+        with pytest.raises(Wrong, match="float32 does not hold"):
+            expect_digits(weight, 0, 255, carried, "node")
+
+
+@pytest.mark.slow
 def test_sixteen_bit_sums_are_not_claimed_to_fit_float32(tmp_path: Path) -> None:
     made = digits_line("mixed_npu")
     root = write(made, made.plan(16), "integer", tmp_path)
