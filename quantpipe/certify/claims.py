@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.certify.functions import specified
 from quantpipe.certify.steps import departures
 from quantpipe.graph.view import Graph
+from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
 from quantpipe.rendering.fragments import TRANSPOSED, is_window
 from quantpipe.rendering.transpose import parts_of
