@@ -30,8 +30,8 @@ OP_TABLES = (
     "lint/forms.py",
     "verify/",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions and a probe; and
-the checker of certificates, which shares nothing with any of them."""
+"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions and a probe;
+and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py",),
