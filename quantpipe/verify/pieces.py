@@ -47,6 +47,11 @@ class Pieces(Written):
             expect(numbers["multiplier"] == 1 and self.plan["accumulator_bound"] == 0, self.node,
                    "an addition in float32 has no multiplier and no bound")  # fmt: skip
         q = self.numbers.quantizer(self.plan["result"]["tensor"])
+        expect(
+            numbers["zero_point"] == q["zero_point"],
+            self.node,
+            "the zero point of its requantization is not its result's",
+        )
         inside = q["range"][0] <= numbers["range"][0] <= numbers["range"][1] <= q["range"][1]
         expect(inside, self.node, f"it is clamped to {numbers['range']}, its result holds {q['range']}")
 

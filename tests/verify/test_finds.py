@@ -232,13 +232,14 @@ def escaped(root: Path, keep: Path, picks: int, seed: int) -> list[Any]:
 
 
 def harmless(file: str, at: Any, claims: dict[str, Any]) -> bool:
-    """What decides nothing on any input: the width that a weight could have had, an end of a range that no result
-    reaches, rounding constants of ties that no accumulator reaches; and what belongs to nodes in float."""
+    """What decides nothing on any input: the width that a weight could have had, a last bit of a weight's scale that
+    multipliers round away, an end of a range that no result reaches, rounding constants of ties that no accumulator
+    reaches, 1e-45 added to whole numbers; and what belongs to nodes in float."""
     if file == "plan.json":
-        return (at[0] == "weights" and at[2] == "bits") or (at[0] == "quantizers" and at[2] == "range")
+        return (at[0] == "weights" and at[2] in ("bits", "scale")) or (at[0] == "quantizers" and at[2] == "range")
     if file == "model.onnx":
         floats = [f["node"] for f in claims["float_nodes"]]
-        return any(at.startswith(f) for f in floats) or at.endswith(("/lift", "/lower", "/moved", "_scale"))
+        return any(at.startswith(f) for f in floats) or at.endswith(("/lift", "/moved", "_zero"))
     return False
 
 
