@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
-from quantpipe.errors import HardwareError
+from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.graph.normalize import load_graph
 from quantpipe.types import QuantPlan
 from quantpipe.verify import verify_folder
-from tests.ops.line import Line
-from tests.verify.folders import FORMS, digits_line, hardware_files, write
+from tests.ops.line import ArraySamples, Line, Net, line
+from tests.verify.folders import FORMS, digits_line, hardware_files, refreshed, write
 
 QUICK = {"ort_cpu": ("qdq", "qoperator", "integer"), "vta": ("integer",), "tflite_int8": ("integer",),
          "hago_int16_acc": ("integer",), "mixed_npu": ("integer",)}  # fmt: skip
@@ -67,3 +70,35 @@ def test_every_op_is_accepted(tmp_path: Path) -> None:
                 assert found.wrong is None, (target, name, kind, found.wrong)
                 written += 1
     assert written > 1000
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder whose integer weights lie in a data file beside the model."""
+    net = Net()
+    x = net.input(None, 300)
+    net.output(net.dense(x, 300, 300, name="wide"))
+    path = tmp_path / "float" / "net.onnx"
+    path.parent.mkdir()
+    onnx.save_model(net.proto(), path, save_as_external_data=True, size_threshold=0, convert_attribute=False)
+    rows = np.random.default_rng(0).standard_normal((6, 300)).astype(np.float32)
+    graph = load_graph(path, lambda raw: {"x": rows[:2]}, resident_mb=0)
+    made = line(graph, "ort_cpu", samples=ArraySamples({"x": rows}))
+    root = write(made, made.plan(), "qdq", tmp_path / "run")
+    assert list((root / "realize").glob("*.data"))
+    return root
+
+
+def test_weights_beside_the_model_are_read_and_compared(outside: Path) -> None:
+    assert verify_folder(outside).wrong is None
+    (data,) = (outside / "realize").glob("*.data")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    wrong = verify_folder(outside).wrong
+    assert wrong is not None and wrong.startswith(f"{data.name}: its digest")
+    refreshed(outside)
+    assert str(verify_folder(outside).wrong).startswith("wide: its weights are not those")
+    data.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        verify_folder(outside)
