@@ -14,7 +14,7 @@ from quantpipe.types import Trial
 
 MOST_CHOICES = 80
 """More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""
-PARTS = ("agreement", "free_running", "model", "latency", "cost", "search", "calibrate")
+PARTS = ("agreement", "proof", "free_running", "model", "latency", "cost", "search", "calibrate")
 
 
 def start_tracking(settings: Settings) -> None:

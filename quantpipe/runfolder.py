@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from quantpipe.artifacts import (
     Origin,
@@ -33,19 +32,11 @@ from quantpipe.calibrate.yaml_profile import profile_yaml
 from quantpipe.errors import ArtifactError, DamagedError
 from quantpipe.graph.store import is_model_current, stage_model
 from quantpipe.plan import Overrides
+from quantpipe.planfile import plan_payload
 from quantpipe.recover import Climbed, overrides_arrays, overrides_from_arrays
 from quantpipe.rendering import Rendered
 from quantpipe.report import render_html
-from quantpipe.types import (
-    Accumulate,
-    ChoiceSpace,
-    Contract,
-    Profile,
-    QuantPlan,
-    Requantize,
-    Strategy,
-    Topology,
-)
+from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Strategy, Topology
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile"),
@@ -80,6 +71,8 @@ class RunFolder:
         self.pareto = root / "search" / "pareto.json"
         self.front = root / "search" / "front"
         self.model = root / "realize" / "model.onnx"
+        self.plan = root / "realize" / "plan.json"
+        self.certificate = root / "realize" / "certificate.json"
         self.recovered = root / "recover" / "weights.npz"
         self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
@@ -233,14 +226,26 @@ class RunFolder:
 
     def realized_current(self, origin: Origin) -> bool:
         """Whether the integer model and the numbers in it are there, whole and of this origin."""
-        plan = self.current(self.plan, origin)
-        return is_model_current(self.model, origin, self.damaged) and plan
+        beside = [self.current(path, origin) for path in (self.plan, self.certificate)]
+        return is_model_current(self.model, origin, self.damaged) and all(beside)
 
-    def write_realized(self, plan: QuantPlan, realized: Rendered, origin: Origin) -> None:
-        """The integer model and the numbers in it."""
+    def write_realized(
+        self, plan: QuantPlan, topology: Topology, realized: Rendered, claims: Mapping[str, Any], origin: Origin
+    ) -> None:
+        """The integer model, the numbers in it, and the certificate, which names both by the digests of their files."""
         with Unit(self.model.parent) as unit:
-            unit.json(self.plan, plan_payload(plan), origin)
+            unit.json(self.plan, plan_payload(plan, topology), origin)
             stage_model(unit, self.model, realized.model, origin)
+            unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
+
+    def _digests(self, unit: Unit, origin: Origin) -> dict[str, Any]:
+        return {
+            "model": unit.digests[self.model],
+            "data": {path.name: digest for path, digest in unit.digests.items() if path.suffix == ".data"},
+            "plan": unit.digests[self.plan],
+            "hardware": digest_json(origin.config["hardware"]),
+            "source": origin.inputs["model"],
+        }
 
     def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
         """All results, for programs and for people."""
@@ -307,61 +312,3 @@ def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: To
     if digest_arrays(arrays) != recovery["weights"]:
         raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
     return overrides_from_arrays(arrays, topology, str(path))
-
-
-def plan_payload(plan: QuantPlan) -> dict[str, Any]:
-    """Every number of a plan except the integer weights, which are named by digest (they are in model.onnx)."""
-    return {
-        "quantizers": {
-            t: {
-                "scale": _number(q.scale),
-                "zero_point": q.zero_point,
-                "dtype": q.dtype,
-                "bits": q.bits,
-                "range": [q.qmin, q.qmax],
-            }
-            for t, q in plan.quantizers.items()
-        },
-        "weights": {
-            t: {
-                "scale": _number(w.scale),
-                "zero_point": w.zero.tolist(),
-                "axis": w.axis,
-                "dtype": w.dtype,
-                "bits": w.bits,
-                "values": digest_array(w.values),
-            }
-            for t, w in plan.weights.items()
-        },
-        "kernels": {n: _kernel(k) for n, k in plan.kernels.items()},
-        "rescales": list(plan.rescales),
-        "raised": list(plan.raised),
-    }
-
-
-def _kernel(kernel: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": type(kernel).__name__.lower()}
-    output = getattr(kernel, "output", None)
-    if isinstance(output, Requantize):
-        found["requantize"] = {
-            "kind": output.kind,
-            "multiplier": _number(output.multiplier),
-            "shift": output.shift,
-            "zero_point": output.zero_point,
-            "range": [output.low, output.high],
-            "rounding": output.rounding,
-        }
-        if output.fixed is not None:
-            fixed = output.fixed
-            found["requantize"] |= {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist()}
-    if isinstance(kernel, Accumulate | Contract):
-        found |= {"accumulator_bound": kernel.bound, "accumulator_scale": _number(kernel.acc_scale)}
-    if isinstance(kernel, Accumulate):
-        limit = kernel.limit
-        found["overflow"] = None if limit is None else {"accumulator": limit.dtype, "overflow": limit.overflow}
-        found["bias"] = None if kernel.bias is None else [int(b) for b in kernel.bias]
-    return found
-
-
-def _number(value: NDArray[Any]) -> Any:
-    return np.asarray(value, np.float64).tolist()

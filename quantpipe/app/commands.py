@@ -1,6 +1,6 @@
 """The commands that look and do not run: each prints its answer on standard output and gives an exit code.
 
-0: nothing to object to; 3: the hardware takes it with reservations; 2: it cannot run it.
+0: nothing to object to; 3: the hardware takes it with reservations, or a claim does not hold; 2: it cannot run it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from quantpipe.check import Fit, check_model, made_up
 from quantpipe.lint import Findings, lint_model
 from quantpipe.report import fit_tables, lint_table
 from quantpipe.settings import Settings
+from quantpipe.verify.__main__ import main as check_certificate
 
 
 def fit_of(settings: Settings) -> Fit:
@@ -57,7 +58,12 @@ def lint(settings: Settings) -> int:
     return found.exit_code
 
 
-COMMANDS: Mapping[str, Callable[[Settings], int]] = {"check": check, "lint": lint}
+def verify(settings: Settings) -> int:
+    """`command=verify`: whether every claim of a run folder's certificate holds, by a checker of its own."""
+    return check_certificate([str(settings.folder)])
+
+
+COMMANDS: Mapping[str, Callable[[Settings], int]] = {"check": check, "lint": lint, "verify": verify}
 
 
 def _answer(settings: Settings, found: Mapping[str, Any], show: Callable[[Mapping[str, Any]], RenderableType]) -> None:

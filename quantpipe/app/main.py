@@ -41,6 +41,7 @@ from quantpipe.filing import start_tracking
 from quantpipe.report import summary_table
 from quantpipe.runner import run
 from quantpipe.settings import Settings
+from quantpipe.verify.__main__ import main as check_certificate
 
 _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
@@ -62,6 +63,8 @@ def main() -> None:
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         _say(wrong)
         raise SystemExit(2)
+    if "command=verify" in sys.argv[1:]:
+        raise SystemExit(_verify([a for a in sys.argv[1:] if a != "command=verify"]))
     sys.argv[1:] = _with_search_path([_experiment(a) for a in sys.argv[1:]])
     try:
         hydra.main(version_base="1.3", config_path=str(folder_of("conf")), config_name="config")(_task)()
@@ -74,6 +77,16 @@ def main() -> None:
         _say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
     raise SystemExit(max(_exit_codes, default=0))
+
+
+def _verify(arguments: list[str]) -> int:
+    """Without Hydra, which would write into the folder: a check leaves it as it is."""
+    key = "hydra.run.dir="
+    folders = [a.removeprefix(key) for a in arguments if a.startswith(key)]
+    if len(folders) != 1 or len(arguments) != 1:
+        _say("command=verify takes one argument, hydra.run.dir=FOLDER, the run folder whose certificate is checked")
+        return 2
+    return check_certificate(folders)
 
 
 def _with_search_path(arguments: list[str]) -> list[str]:

@@ -42,6 +42,8 @@ class Unit:
         self._folder = Path(folder)
         self._staged: dict[Path, Path] = {}
         self._removed: list[Path] = []
+        self.digests: dict[Path, str] = {}
+        """Of the staged files, side files aside."""
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +60,7 @@ class Unit:
         """Stage a file that comes in pieces, which are hashed on the way; with an `origin`, its side file, too."""
         content = _Hashed(pieces)
         self._stage(path, content)
+        self.digests[path] = content.digest
         if origin is not None:
             self._stage(side_file(path), [memoryview(side_bytes(origin, content.digest))])
 

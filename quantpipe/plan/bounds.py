@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.outside import row_blocks
 from quantpipe.plan.draft import Draft
-from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, WeightTensor
+from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, Topology, WeightTensor
 
 
-def reach(draft: Draft, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
+def reach(topology: Topology, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
     """Greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
-    channel_axis = draft.topology.weight_of[weight.tensor].channel_axis
+    channel_axis = topology.weight_of[weight.tensor].channel_axis
     others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
     blocks = (_sizes(weight.centred(rows)).sum(axis=others, dtype=np.int64) for rows in row_blocks(weight.values))
     per_channel = np.concatenate(list(blocks)) if channel_axis == 0 else sum(blocks)

@@ -45,7 +45,7 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate | Cont
     exact_scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64))
     acc_scale = np.asarray(exact_scale, np.float32)
     bias = bias_steps(draft, kernel, acc_scale)
-    bound = int(np.max(reach(draft, weight, data) + (np.abs(bias) if bias is not None else 0)))
+    bound = int(np.max(reach(draft.topology, weight, data) + (np.abs(bias) if bias is not None else 0)))
     pairs = saturating_pairs(draft, kernel, weight, data)
     if pairs is not None:
         bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most

@@ -33,7 +33,7 @@ def choose_weight(draft: Draft, kernel: Kernel) -> None:
     elif kernel.bias is not None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        room = bias_room(draft.spec, reach(draft, weight, data))
+        room = bias_room(draft.spec, reach(draft.topology, weight, data))
         if weight.axis is not None:
             room = np.minimum(room, MOST_BIAS_STEPS)
         needed = bias / np.maximum(room, 1.0) / float(data.scale)

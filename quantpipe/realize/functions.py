@@ -80,7 +80,7 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
             "Sub", real, dialect.constant(context, f"{weight.tensor}_zero_float", offset), name=f"{name}/centred"
         )
 
-    acc = tr.accumulate(context, node, data, weight.values, tr.parts_of(context, plan, kernel), write)
+    acc = tr.accumulate(context, node, data, weight.values, tr.parts_of(context.plan, plan, kernel), write)
     integers = DType.INT64 if wide else DType.INT32
     acc = b.op("Cast", acc, name=f"{node.name}/{integers}", to=int(ir_dtype(integers)))
     if plan.bias is None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.rendering.walk import Context
-from quantpipe.types import Accumulate, Kernel
+from quantpipe.types import Accumulate, Kernel, QuantPlan
 
 EXACT = 1 << 24
 KEPT = ("auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides")
@@ -27,11 +27,11 @@ Write = Callable[[str, NDArray[np.float32]], ir.Value]
 """Makes a named weight available in the graph."""
 
 
-def parts_of(context: Context, plan: Accumulate, kernel: Kernel) -> list[slice]:
+def parts_of(numbers: QuantPlan, plan: Accumulate, kernel: Kernel) -> list[slice]:
     """Ranges of input channels whose sums float32 holds exactly, bias included (it is added to one part). Raises
     HardwareError where those of a single channel are too large."""
-    data, worst = context.plan.quantizers[kernel.operands[0].tensor], 0
-    values = np.abs(context.plan.weights[plan.weight].centred().astype(np.int64))
+    data, worst = numbers.quantizers[kernel.operands[0].tensor], 0
+    values = np.abs(numbers.weights[plan.weight].centred().astype(np.int64))
     reach = values.sum(axis=tuple(range(2, values.ndim))) * max(abs(data.low), abs(data.high))
     channels, count = len(values), 1
     while count <= channels:

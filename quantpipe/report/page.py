@@ -39,6 +39,8 @@ def render_html(report: Mapping[str, Any]) -> str:
         recover=_rows(report.get("recover")),
         choices=_rows(report.get("choices")),
         float_nodes=_rows(report.get("float_nodes")),
+        proved=text.proof(report.get("proof")),
+        on_samples=_rows((report.get("proof") or {}).get("on_samples")),
         without_kernel=_rows(report.get("without_kernel")),
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),

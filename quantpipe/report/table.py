@@ -27,6 +27,8 @@ def _models(report: Mapping[str, Any]) -> Table:
     tone, sentence = text.verdict(report.get("agreement"))
     # Text, not str: names may hold what rich would read as markup.
     table = Table(title=Text(_title(report)), caption=_caption(report, sentence, tone), caption_justify="left")
+    if (proved := text.proof(report.get("proof"))) is not None and isinstance(table.caption, Text):
+        table.caption.append(f"\n{proved}", style="default")
     table.add_column("")
     for name in ("float", "simulated", "realized"):
         table.add_column(name, justify="right")

@@ -133,6 +133,21 @@ def _session(row: dict[str, Any]) -> str:
     return f"{number(row['differing'])} of {number(row.get('elements'))}"
 
 
+def proof(found: Any) -> str | None:
+    """What the certificate proves, and how much is checked on samples only; None without a certificate."""
+    found = found if isinstance(found, dict) else {}
+    proved, kernels = found.get("proved"), found.get("kernels")
+    if not (_is_number(proved) and _is_number(kernels)):
+        return None
+    sentence = f"proved for all inputs: {number(proved)} of {number(kernels)} kernels"
+    left = [
+        f"{number(found[key])} {one if found[key] == 1 else many}"
+        for key, one, many in (("checked", "kernel", "kernels"), ("float_nodes", "node in float", "nodes in float"))
+        if found.get(key)
+    ]
+    return f"{sentence}; checked on {number(found.get('samples'))} samples: {', '.join(left)}" if left else sentence
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool):
         return False

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quantpipe import __version__, stages
+from quantpipe.artifacts import read_json
+from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.course import Course
@@ -42,8 +44,10 @@ def realize(job: Job, found: Found) -> Realized:
     job.console.stage("realize", settings.backend)
     realized = stages.realize(job.graph, job.topology, plan, settings.backend)
     strategy = job.files.digest_of(found.strategy, found.overrides)
-    if not job.files.realized_current(job.realized(strategy)):
-        job.files.write_realized(plan, realized, job.realized(strategy))
+    made_from = job.realized(strategy)
+    if not job.files.realized_current(made_from):
+        claims = certificate(job.graph, job.topology, plan, settings.spec, realized, form=settings.backend)
+        job.files.write_realized(plan, job.topology, realized, claims, made_from)
     return Realized(job, plan, realized, strategy)
 
 
@@ -66,6 +70,8 @@ def evaluate(made: Realized, found: Found, profile: Profile | None, seen: Refere
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
         report = _evaluate(job, found, profile, made.plan, realized, kept=kept, seen=seen)
+        claims = read_json(job.files.certificate, job.realized(made.strategy))
+        report["proof"] = proof_summary(claims, report["agreement"]["samples"])
         job.files.write_report(report, origin)
         decisions.evaluated(report)
     kept.clear()

@@ -62,7 +62,7 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
     assert isinstance(plan, Accumulate)  # noqa: S101
     weight = context.plan.weights[plan.weight]
     data = context.get(kernel.operands[0].tensor, Form.QUANTIZED)
-    parts = tr.parts_of(context, plan, kernel)
+    parts = tr.parts_of(context.plan, plan, kernel)
 
     def write(name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
         return dialect._weight(context, name, values)

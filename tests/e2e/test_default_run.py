@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import numpy as np
 import onnxruntime as ort
@@ -14,7 +15,7 @@ from quantpipe.data import DigitsDataset
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.types import TensorInfo
 from tests.e2e.conftest import DefaultRun
-from tests.e2e.program import read
+from tests.e2e.program import Program, read
 
 LAYOUT = (
     "annotate/topology.json",
@@ -24,6 +25,7 @@ LAYOUT = (
     "search/trials.jsonl",
     "search/strategy.json",
     "realize/plan.json",
+    "realize/certificate.json",
     "realize/model.onnx",
     "evaluate/report.json",
     "evaluate/report.html",
@@ -171,3 +173,24 @@ def test_mlflow_holds_the_run(default_run: DefaultRun) -> None:
     assert run.data.params["hardware"] == "ort_cpu"
     assert run.data.metrics["realized.top1"] == default_run.result.report["metrics"]["realized"]["top1"]
     assert {e.path for e in client.list_artifacts(run.info.run_id)} >= {"annotate", "evaluate", "config.yaml"}
+
+
+def test_what_is_proved_is_said_and_verified(default_run: DefaultRun, program: Program) -> None:
+    """The table, the report and the page say it; the checker agrees, writes nothing, and finds a changed claim."""
+    result = default_run.result
+    proof, sentence = result.report["proof"], "proved for all inputs: 13 of 14 kernels; checked on 64 samples: 1 kernel"
+    assert " ".join(result.out.split()).count(sentence) == 1
+    assert sentence[1:] in (result.folder / "evaluate" / "report.html").read_text()
+    assert (proof["kernels"], proof["proved"], proof["checked"], proof["float_nodes"]) == (14, 13, 1, 0)
+    copy = program.cwd / "elsewhere"
+    shutil.copytree(result.folder, copy)
+    before = {p: p.stat().st_mtime_ns for p in copy.rglob("*")}
+    verified = program.bare("command=verify", f"hydra.run.dir={copy}")
+    assert verified.code == 0 and "13 of 14 kernels" in verified.out, verified.err
+    assert {p: p.stat().st_mtime_ns for p in copy.rglob("*")} == before
+    path = copy / "realize" / "certificate.json"
+    path.write_text(path.read_text().replace('"proved": 13', '"proved": 14'))
+    verified = program.bare("command=verify", f"hydra.run.dir={copy}")
+    assert verified.code == 3 and verified.out.startswith("wrong: certificate.json: "), verified.out
+    assert program.bare("command=verify", f"hydra.run.dir={program.cwd / 'nothing'}").code == 2
+    assert not (program.cwd / "nothing").exists()

@@ -1,0 +1,8 @@
+"""The certificate: what is true of a plan and its realized model for every input, claimed kernel by kernel.
+
+It is written by the realize stage and states claims only. `quantpipe.verify` checks them, with code of its own.
+"""
+
+from quantpipe.certify.certificate import certificate, proof_summary
+
+__all__ = ["certificate", "proof_summary"]

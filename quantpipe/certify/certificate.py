@@ -1,0 +1,57 @@
+"""certificate.json: the claims of all kernels, what is only checked on samples, and where the model holds each tensor.
+The keys are an interface: docs/artifacts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quantpipe.certify.claims import Claims
+from quantpipe.graph.view import Graph
+from quantpipe.rendering import Rendered
+from quantpipe.types import HardwareSpec, QuantPlan, Topology
+
+
+def certificate(
+    graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, realized: Rendered, *, form: str
+) -> dict[str, Any]:
+    """All of certificate.json but its origin and the digests of the files that it is about."""
+    claims = Claims(graph, topology, plan, spec, form)
+    kernels = {k.node: claims.of(k) for k in topology.kernels if k.node in plan.kernels}
+    floats = [
+        {"node": n.name, "op": n.op, "reason": topology.float_nodes.get(n.name, "it runs in float")}
+        for n in graph.nodes
+        if n.name not in topology.kernel_of and n.name not in topology.swallowed
+    ]
+    return {
+        "form": form,
+        "values": dict(realized.integers),
+        "kernels": kernels,
+        "float_nodes": floats,
+        "summary": _summary(kernels, floats),
+    }
+
+
+def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, Any]]) -> dict[str, int]:
+    proved = sum(bool(k["proved"]) for k in kernels.values())
+    return {
+        "kernels": len(kernels),
+        "proved": proved,
+        "checked": len(kernels) - proved,
+        "float_nodes": len(floats),
+    }
+
+
+def proof_summary(claims: Mapping[str, Any], samples: int) -> dict[str, Any]:
+    """What the report says of the certificate: how much is proved, on how many samples the rest is checked, and why it
+    is not proved."""
+    left = [
+        {"node": node, "reason": entry["reason"]} for node, entry in claims["kernels"].items() if not entry["proved"]
+    ]
+    departing = sum(
+        entry.get(part, {}).get("departing", 0)
+        for entry in claims["kernels"].values()
+        for part in ("requantize", "narrowing")
+    )
+    nodes = [{"node": f["node"], "reason": f["reason"]} for f in claims["float_nodes"]]
+    return {**claims["summary"], "samples": samples, "departing": departing, "on_samples": left + nodes}

@@ -1,0 +1,232 @@
+"""What is claimed of one kernel: that its sums stay in their type, that the simulated model carries them exactly, and
+that its result is narrowed as specified; or the reason why it is only checked on samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.certify.steps import departures
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.definitions import specified
+from quantpipe.plan.bounds import bounded, reach
+from quantpipe.rendering.fragments import TRANSPOSED, is_window
+from quantpipe.rendering.transpose import parts_of
+from quantpipe.simulate.digits import digits_for
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Contract,
+    Form,
+    HardwareSpec,
+    Kernel,
+    KernelPlan,
+    Limit,
+    Lookup,
+    Product,
+    QuantPlan,
+    Requantize,
+    RequantizeKind,
+    Rounding,
+    Sum,
+    Topology,
+)
+
+EXACT = 1 << 24
+ENUMERATED = 1 << 16
+"""Pairs of operands that are looked at one by one."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class Claims:
+    """Collects the claims of kernels in graph order; `_raw` remembers how large handed-on accumulators can be."""
+
+    graph: Graph
+    topology: Topology
+    plan: QuantPlan
+    spec: HardwareSpec
+    form: str
+    _raw: dict[str, int] = field(default_factory=dict)
+
+    def of(self, kernel: Kernel) -> dict[str, Any]:
+        """One kernel's entry of the certificate."""
+        numbers = self.plan.kernels[kernel.node]
+        writer = _WRITERS.get(type(numbers), Claims._move)
+        reason = self._unproved(kernel, numbers)
+        found = {"proved": reason is None, "reason": reason} | writer(self, kernel, numbers)
+        narrowing = self.plan.narrowings.get(kernel.output)
+        if narrowing is not None:
+            peak = np.array([self._raw[kernel.output]])
+            found["narrowing"] = departures(narrowing, -peak, peak).as_dict()
+        return found
+
+    # --- why something is only checked on samples ---------------------------------------------------------------------
+
+    def _unproved(self, kernel: Kernel, numbers: KernelPlan) -> str | None:
+        written_out = self.form == "integer"
+        output = getattr(numbers, "output", None)
+        if isinstance(numbers, Accumulate) and numbers.pairs is not None:
+            return "pairs of its products can saturate in int16 on the device, and only samples show which do"
+        if isinstance(numbers, Contract | Average) and self._is_open(kernel):
+            return "how much it adds up depends on the shape of its input, which the model leaves open"
+        if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
+            return "its result leaves as real numbers, which the runtime forms in an order of its own"
+        if isinstance(numbers, Lookup):
+            return self._no_table(kernel, numbers)
+        if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):
+            return "its operands lie too far apart for the sum to be exact in float64, and are too many to enumerate"
+        if isinstance(numbers, Sum) and any(t.form is Form.RAW and t.fixed is not None for t in numbers.terms):
+            return "an accumulator enters its fixed-point addition, and holds too many integers to enumerate"
+        if written_out and isinstance(output, Requantize) and _rounds_in_steps(output):
+            return f"rounding {output.rounding} of a float32 product takes several steps, which are not followed"
+        return None
+
+    def _no_table(self, kernel: Kernel, numbers: Lookup) -> str | None:
+        stored = (self.plan.quantizers[t] for t in (kernel.operands[0].tensor, kernel.output))
+        if self.form == "qdq" and numbers.defined and all(q.dtype.bits <= 8 for q in stored):
+            return f"the runtime makes the table of {kernel.op} by itself when it loads the model; the file has none"
+        if specified(self.graph.by_name[kernel.node], self.graph) is None:
+            return f"the definition of {kernel.op} is not known to the certificate"
+        return None
+
+    def _is_open(self, kernel: Kernel) -> bool:
+        if any(o.tensor in self.graph.varying for o in kernel.operands):
+            return True
+        return any(not isinstance(d, int) for i in self.graph.inputs for d in tuple(i.shape)[1:])
+
+    # --- claims by kind -----------------------------------------------------------------------------------------------
+
+    def _accumulate(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
+        data, weight = self.plan.quantizers[kernel.operands[0].tensor], self.plan.weights[numbers.weight]
+        peaks = reach(self.topology, weight, data) + (0 if numbers.bias is None else np.abs(numbers.bias))
+        self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
+        found = self._sums(numbers.bound, numbers.limit) | {"carried": self._carried(kernel, numbers)}
+        return found | _narrowed(numbers.output, peaks, numbers.limit)
+
+    def _carried(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
+        """How the simulated model holds the sums."""
+        if kernel.op in TRANSPOSED:
+            parts = parts_of(self.plan, numbers, kernel)
+            return {"by": "parts", "inputs": [[p.start, p.stop] for p in parts]}
+        if numbers.exact_in_float32:
+            return {"by": "float32"}
+        data, weight = self.plan.quantizers[kernel.operands[0].tensor], self.plan.weights[numbers.weight]
+        axis, peak = self.topology.weight_of[weight.tensor].channel_axis, max(abs(data.low), abs(data.high))
+        digits = digits_for(weight, axis, peak, kernel.node)
+        return {"by": "digits", **{n: [d.count, d.bits] for n, d in zip(("data", "weight"), digits, strict=True)}}
+
+    def _contract(self, kernel: Kernel, numbers: Contract) -> dict[str, Any]:
+        self._raw[kernel.output] = numbers.bound
+        by = "float32" if numbers.exact_in_float32 else "int32"
+        given = {"given": {"products": self.graph.shapes[kernel.operands[0].tensor][-1]}}
+        found = given | self._sums(numbers.bound, None) | {"carried": {"by": by}}
+        return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
+
+    def _sum(self, kernel: Kernel, numbers: Sum) -> dict[str, Any]:
+        if numbers.scale is None:
+            return {"carried": {"by": "float64"}, "requantize": {"pairs": self._pairs(numbers)}}
+        if numbers.terms[0].fixed is not None:
+            return {"carried": {"by": "int64"}} | _narrowed(numbers.output, np.array([numbers.bound]), None)
+        self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
+        found = self._sums(numbers.bound, numbers.limit) | {"carried": {"by": _float(numbers.bound)}}
+        return found | _narrowed(numbers.output, np.array([numbers.bound]), numbers.limit)
+
+    def _product(self, kernel: Kernel, numbers: Product) -> dict[str, Any]:
+        found = self._sums(numbers.bound, None) | {"carried": {"by": _float(numbers.bound)}}
+        return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
+
+    def _average(self, kernel: Kernel, numbers: Average) -> dict[str, Any]:
+        window = numbers.bound >= EXACT and is_window(self.graph.by_name[kernel.node])
+        carried = {"by": "bytes"} if window else {"by": _float(numbers.bound)}
+        found = {"given": {"elements": numbers.count}} | self._sums(numbers.bound, None) | {"carried": carried}
+        return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
+
+    def _lookup(self, kernel: Kernel, numbers: Lookup) -> dict[str, Any]:
+        function = specified(self.graph.by_name[kernel.node], self.graph)
+        return {"table": {"entries": int(numbers.table.size), "function": function}}
+
+    def _move(self, kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
+        if kernel.form is Form.RAW:
+            self._raw[kernel.output] = self._raw[kernel.operands[0].tensor]
+        return {}
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _sums(self, bound: int, limit: Limit | None) -> dict[str, Any]:
+        return {
+            "accumulator": {
+                "dtype": self.spec.accumulator.dtype,
+                "bound": bound,
+                "overflow": None if limit is None else limit.overflow,
+            }
+        }
+
+    def _peaks(self, numbers: Sum) -> list[int]:
+        """Greatest |q| of each operand, its zero point included."""
+        found = []
+        for term in numbers.terms:
+            q = self.plan.quantizers.get(term.tensor)
+            stored = term.form is Form.QUANTIZED and q is not None
+            found.append(max(abs(q.qmin), abs(q.qmax)) if stored and q is not None else self._raw[term.tensor])
+        return found
+
+    def _pairs(self, numbers: Sum) -> int:
+        """How many pairs of stored operands there are."""
+        count = 1
+        for term in numbers.terms:
+            q = self.plan.quantizers.get(term.tensor)
+            stored = term.form is Form.QUANTIZED and q is not None
+            count *= q.qmax - q.qmin + 1 if stored and q is not None else 2 * self._raw[term.tensor] + 1
+        return count
+
+
+_WRITERS: Mapping[type, Callable[..., dict[str, Any]]] = {
+    Accumulate: Claims._accumulate,
+    Contract: Claims._contract,
+    Sum: Claims._sum,
+    Product: Claims._product,
+    Average: Claims._average,
+    Lookup: Claims._lookup,
+}
+"""Kinds not named here move values."""
+
+
+def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> dict[str, Any]:
+    """Of sums up to `peaks`, `[C]`, or of what the accumulator leaves of them."""
+    if output is None:
+        return {}
+    low, high = -np.asarray(peaks, np.int64), np.asarray(peaks, np.int64)
+    if limit is not None:
+        low, high = (np.array([v], np.int64) for v in (limit.dtype.qmin, limit.dtype.qmax))
+    return {"requantize": departures(output, low, high).as_dict()}
+
+
+def _float(bound: int) -> str:
+    return "float32" if bound < EXACT else "float64"
+
+
+def _rounds_in_steps(output: Requantize) -> bool:
+    """Whether the integer form writes the rounding of a float product in more than one op."""
+    plain = (Rounding.HALF_EVEN, Rounding.FLOOR)
+    return output.kind is RequantizeKind.FLOAT_MULTIPLIER and Rounding(output.rounding) not in plain
+
+
+def _fits_double(numbers: Sum, peaks: list[int]) -> bool:
+    """Whether q_a·r_a + q_b·r_b + offset is a sum of so few bits that float64 rounds nothing of it, so that casting it
+    is the one rounding of a fused multiply-add. All of it are multiples of the finest last bit of the three."""
+    values = [*(float(v) for t in numbers.terms for v in t.ratio.reshape(-1)), float(numbers.offset)]
+    quantum = min((_last_bit(v) for v in values if v), default=0)
+    most = sum(p * float(np.max(np.abs(t.ratio))) for p, t in zip(peaks, numbers.terms, strict=True))
+    return (most + abs(float(numbers.offset))) * 1.01 < 2.0 ** (quantum + 53)
+
+
+def _last_bit(value: float) -> int:
+    """The exponent of the lowest bit that is set."""
+    numerator, denominator = value.as_integer_ratio()
+    return (numerator & -numerator).bit_length() - 1 - (denominator.bit_length() - 1)

@@ -1,0 +1,171 @@
+"""Where the arithmetic of a device departs from the exact product, counted over all accumulators that can be reached.
+
+Narrowing is a step function of the accumulator that never falls. So it is known by its steps, the least accumulator of
+each result, and two such functions differ exactly between their steps. Nothing has to be enumerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.types import FixedPoint, FixedRounding, Requantize, RequantizeKind, Rounding
+
+Ints = NDArray[np.int64]
+SHOWN = 8
+"""Departures that are listed one by one."""
+
+BLOCK = 1 << 16
+"""Steps that are held at once."""
+
+
+@dataclass(frozen=True)
+class Departures:
+    """How many of the `accumulators` (over all channels) are narrowed to another integer than their exact product with
+    the multiplier, and the `first` of them as [channel, from, to] (channel null where all are alike)."""
+
+    accumulators: int
+    departing: int
+    first: list[list[int | None]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"accumulators": self.accumulators, "departing": self.departing, "first": self.first}
+
+
+def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
+    """Of accumulators in [low, high], `[C]` each (one row where all channels are alike)."""
+    rows = max(r.multiplier.size, len(low))
+    low, high = (np.broadcast_to(v, (rows,)).reshape(rows, 1) for v in (low, high))
+    accumulators = int(sum(int(b) - int(a) + 1 for a, b in zip(low[:, 0], high[:, 0], strict=True)))
+    if not _can_depart(r):
+        return Departures(accumulators, 0, [])
+    levels = np.arange(r.low + 1, r.high + 1, dtype=np.int64).reshape(1, -1)
+    height, departing = max(1, BLOCK // max(1, levels.size)), 0
+    first: list[list[int | None]] = []
+    for start in range(0, rows, height):
+        part = slice(start, start + height)
+        begin, end = _between(_rows(r, part), levels, low[part], high[part])
+        departing += int((end - begin).sum())
+        for c, k in np.argwhere(end > begin)[: SHOWN - len(first)]:
+            first.append([start + int(c) if rows > 1 else None, int(begin[c, k]), int(end[c, k]) - 1])
+    return Departures(accumulators, departing, first)
+
+
+def _rows(r: Requantize, part: slice) -> Requantize:
+    """Of some channels."""
+    if r.multiplier.ndim == 0:
+        return r
+    fixed = r.fixed and FixedPoint(r.fixed.multiplier[part], r.fixed.shift[part])
+    return replace(r, multiplier=r.multiplier[part], fixed=fixed)
+
+
+def _between(r: Requantize, levels: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+    """The device's steps and the exact ones: the lower and the higher of each pair."""
+    own = np.clip(_steps(r, levels, low, high), low, high + 1)
+    exact = np.clip(_exact_steps(r, levels), low, high + 1)
+    return np.minimum(own, exact), np.maximum(own, exact)
+
+
+def _can_depart(r: Requantize) -> bool:
+    """A shift rounds the exact quotient, and so does a fixed-point product with one rounding."""
+    if r.kind is RequantizeKind.FLOAT_MULTIPLIER:
+        return Rounding(r.rounding) in (Rounding.HALF_EVEN, Rounding.FLOOR)
+    return r.kind is RequantizeKind.FIXED_POINT and FixedRounding(r.rounding) is FixedRounding.DOUBLE
+
+
+def _steps(r: Requantize, levels: Ints, low: Ints, high: Ints) -> Ints:
+    """The least accumulator in [low, high + 1] whose result reaches each level, by bisection."""
+    shape = (len(low), levels.shape[1])
+    begin, end = np.broadcast_to(low - 1, shape).copy(), np.broadcast_to(high + 1, shape).copy()
+    near = _estimate(r, levels)
+    for side, sign in ((begin, -1), (end, 1)):  # a bracket around the estimate, where it holds
+        width = 4 + np.abs(near) * 2.0**-20
+        guess = np.clip(near + sign * width, low - 1, high + 1).astype(np.int64)
+        reached = _narrowed(r, guess, low, high) >= levels
+        fits = reached if sign > 0 else ~reached
+        side[fits] = guess[fits]
+    while np.any(end - begin > 1):
+        middle = begin + (end - begin) // 2
+        reached = _narrowed(r, middle, low, high) >= levels
+        end, begin = np.where(reached, middle, end), np.where(reached, begin, middle)
+    return end
+
+
+def _narrowed(r: Requantize, acc: Ints, low: Ints, high: Ints) -> Ints:
+    """The device's own result; beyond the ends of the range it is as far off as can be."""
+    inside = np.clip(acc, low, high)
+    found = _FORMULAS[r.kind](r, inside)
+    return np.where(acc > high, np.int64(1) << 40, np.where(acc < low, -(np.int64(1) << 40), found))
+
+
+def _float_product(r: Requantize, acc: Ints) -> Ints:
+    # Levels are those of q as it is before the clamp, which would hide the outermost steps.
+    product = acc.astype(np.float32) * _column(r.multiplier)
+    rounding = Rounding(r.rounding)
+    if r.zero_first:
+        return intmath.round_real(product + np.float32(r.zero_point), rounding).astype(np.int64)
+    return intmath.round_real(product, rounding).astype(np.int64) + r.zero_point
+
+
+def _fixed_product(r: Requantize, acc: Ints) -> Ints:
+    assert r.fixed is not None  # noqa: S101  (the planner fills it for this kind; narrows the type)
+    wide = 1 << 40
+    m, shift = _column(r.fixed.multiplier), _column(r.fixed.shift)
+    return intmath.requantize_fixed_point(acc, m, shift, r.zero_point, -wide, wide)
+
+
+_FORMULAS: dict[RequantizeKind, Callable[[Requantize, Ints], Ints]] = {
+    RequantizeKind.FLOAT_MULTIPLIER: _float_product,
+    RequantizeKind.FIXED_POINT: _fixed_product,
+}
+
+
+def _estimate(r: Requantize, levels: Ints) -> NDArray[np.float64]:
+    factor = np.maximum(_column(r.multiplier).astype(np.float64), 2.0**-60)
+    return (levels - r.zero_point - 0.5) / factor
+
+
+def _exact_steps(r: Requantize, levels: Ints) -> Ints:
+    """The least integers whose exact product with the multiplier rounds to each level."""
+    found = []
+    for factor in _exact_multipliers(r):
+        if factor == 0:
+            found.append(np.where(levels[0] - r.zero_point <= 0, -(np.int64(1) << 40), np.int64(1) << 40))
+            continue
+        found.append(_of_one(r, levels[0], factor))
+    return np.stack(found)
+
+
+def _of_one(r: Requantize, levels: Ints, factor: Fraction) -> Ints:
+    whole = levels - r.zero_point
+    floor = r.rounding == Rounding.FLOOR
+    halves = whole * 2 - (0 if floor else 1)
+    divisor = 2 * factor.numerator
+    fits = max(int(np.max(np.abs(halves))) * factor.denominator, divisor) < 1 << 62
+    scaled = (halves if fits else halves.astype(object)) * factor.denominator
+    steps = np.clip(-(-scaled // divisor), -(1 << 40), 1 << 40).astype(np.int64)
+    if floor:
+        return np.asarray(steps)
+    tied = np.asarray(scaled % divisor == 0, np.bool_)
+    if r.rounding == Rounding.HALF_EVEN:  # noqa: SIM108  (each way has its own reason)
+        kept = ((levels if r.zero_first else whole) & 1) == 1  # the tie belongs to the even neighbour below
+    else:
+        kept = whole <= 0  # halves away from zero: the tie belongs to the integer below
+    return np.asarray(steps + (tied & kept))
+
+
+def _exact_multipliers(r: Requantize) -> list[Fraction]:
+    if r.fixed is None:
+        return [Fraction(float(m)) for m in r.multiplier.reshape(-1)]
+    pairs = zip(r.fixed.multiplier.reshape(-1), r.fixed.shift.reshape(-1), strict=True)
+    return [Fraction(int(m)) * Fraction(2) ** (int(s) - 31) for m, s in pairs]
+
+
+def _column(values: NDArray[Any]) -> NDArray[Any]:
+    return values.reshape(-1, 1)

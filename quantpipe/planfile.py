@@ -1,0 +1,137 @@
+"""plan.json from a plan: every number of the integer model except the integer weights, which are named by digest (they
+are in model.onnx). The keys are an interface: docs/artifacts.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.artifacts import digest_array
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Contract,
+    FixedPoint,
+    Kernel,
+    KernelPlan,
+    Limit,
+    Lookup,
+    Move,
+    Product,
+    QuantPlan,
+    Requantize,
+    Sum,
+    Term,
+    Topology,
+)
+
+
+def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
+    """All of plan.json but its origin."""
+    return {
+        "quantizers": {
+            t: {
+                "scale": _number(q.scale),
+                "zero_point": q.zero_point,
+                "dtype": q.dtype,
+                "bits": q.bits,
+                "range": [q.qmin, q.qmax],
+            }
+            for t, q in plan.quantizers.items()
+        },
+        "weights": {
+            t: {
+                "scale": _number(w.scale),
+                "zero_point": w.zero.tolist(),
+                "axis": w.axis,
+                "channel_axis": topology.weight_of[t].channel_axis,
+                "dtype": w.dtype,
+                "bits": w.bits,
+                "values": digest_array(w.values),
+            }
+            for t, w in plan.weights.items()
+        },
+        "constants": {t: digest_array(values) for t, values in plan.constants.items()},
+        "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
+        "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
+        "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
+        "rescales": list(plan.rescales),
+        "raised": list(plan.raised),
+    }
+
+
+def _placed(kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
+    """What a kernel reads (of an op that only moves values, at which ports) and makes."""
+    moves = isinstance(numbers, Move)
+    reads = [{"tensor": o.tensor, "form": o.form} | ({"port": o.port} if moves else {}) for o in kernel.operands]
+    made = {"tensor": kernel.output, "form": kernel.form}
+    weight = {} if kernel.weight is None else {"weight": kernel.weight}
+    return {"op": kernel.op, "reads": reads, "result": made, **weight}
+
+
+def _kernel(kernel: KernelPlan) -> dict[str, Any]:
+    found: dict[str, Any] = {"kind": type(kernel).__name__.lower()}
+    output = getattr(kernel, "output", None)
+    if isinstance(output, Requantize):
+        found["requantize"] = _requantize(output)
+    if isinstance(kernel, Accumulate | Contract | Sum | Product | Average):
+        found["accumulator_bound"] = kernel.bound
+    if isinstance(kernel, Accumulate | Contract):
+        found["accumulator_scale"] = _number(kernel.acc_scale)
+    if isinstance(kernel, Accumulate | Sum):
+        found["overflow"] = _limit(kernel.limit)
+    if isinstance(kernel, Accumulate):
+        found["bias"] = None if kernel.bias is None else [int(b) for b in kernel.bias]
+        found["saturating_pairs"] = 0 if kernel.pairs is None else len(kernel.pairs.owner)
+    if isinstance(kernel, Sum):
+        scale = None if kernel.scale is None else _number(kernel.scale)
+        terms = [_term(t) for t in kernel.terms]
+        found |= {"terms": terms, "scale": scale, "offset": float(kernel.offset), "rounding": kernel.rounding}
+    if isinstance(kernel, Average):
+        found["count"] = kernel.count
+    if isinstance(kernel, Lookup):
+        found |= {"table": kernel.table.tolist(), "axis": kernel.axis, "defined": kernel.defined}
+    if isinstance(kernel, Lookup | Move):
+        found["range"] = [kernel.low, kernel.high]
+    return found
+
+
+def _requantize(r: Requantize) -> dict[str, Any]:
+    found = {
+        "kind": r.kind,
+        "multiplier": _number(r.multiplier),
+        "shift": r.shift,
+        "zero_point": r.zero_point,
+        "range": [r.low, r.high],
+        "rounding": r.rounding,
+        "zero_first": r.zero_first,
+    }
+    if r.by_channel is not None:
+        found["channel_range"] = [bound.tolist() for bound in r.by_channel]
+    return found if r.fixed is None else found | _fixed(r.fixed)
+
+
+def _fixed(fixed: FixedPoint) -> dict[str, Any]:
+    return {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist()}
+
+
+def _term(term: Term) -> dict[str, Any]:
+    found = {
+        "tensor": term.tensor,
+        "form": term.form,
+        "scale": _number(term.scale),
+        "zero_point": term.zero_point,
+        "shift": term.shift,
+        "ratio": _number(term.ratio),
+    }
+    return found if term.fixed is None else found | _fixed(term.fixed)
+
+
+def _limit(limit: Limit | None) -> dict[str, Any] | None:
+    return None if limit is None else {"accumulator": limit.dtype, "overflow": limit.overflow}
+
+
+def _number(value: NDArray[Any]) -> Any:
+    return np.asarray(value, np.float64).tolist()

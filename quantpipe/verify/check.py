@@ -1,0 +1,123 @@
+"""The whole check: digests, every kernel, the ways in and out, and what no check has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantpipe.verify.ends import check_ends
+from quantpipe.verify.files import Folder, Wrong, expect
+from quantpipe.verify.kernels import KernelCheck
+from quantpipe.verify.model import Model
+from quantpipe.verify.numbers import Numbers, limits
+
+REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
+PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`wrong`: the first thing that is not as claimed, or None. `proved` of `kernels` hold for all inputs."""
+
+    wrong: str | None
+    kernels: int = 0
+    proved: int = 0
+    float_nodes: int = 0
+
+    def __str__(self) -> str:
+        if self.wrong is not None:
+            return f"wrong: {self.wrong}"
+        left = self.kernels - self.proved
+        return (
+            f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
+            f"claimed on samples only, and not checked here: {left} kernels, {self.float_nodes} nodes in float"
+        )
+
+
+def verify_folder(root: Path) -> Verdict:
+    """Check a run folder. ArtifactError where its files cannot be read."""
+    folder = Folder(root)
+    try:
+        return _checked(folder)
+    except Wrong as wrong:
+        return Verdict(str(wrong))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+        found = f"{type(error).__name__}: {error}"
+        return Verdict(f"certificate.json, plan.json: they are not of the form that docs/artifacts.md gives ({found})")
+
+
+def _checked(folder: Folder) -> Verdict:
+    folder.check_digests()
+    plan, certificate = folder.plan, folder.certificate
+    for name, content, keys in (("plan.json", plan, PLANNED), ("certificate.json", certificate, REQUIRED)):
+        missing = [k for k in keys if k not in content]
+        expect(not missing, name, f"it has no {', '.join(missing)}")
+    model = Model(folder)
+    numbers = Numbers(plan, certificate, model)
+    model.stops |= {str(v) for v in certificate["values"].values()} | {f"{t}_q" for t in plan["constants"]}
+    _quantizers(plan)
+    _same_kernels(numbers)
+    for node in plan["kernels"]:
+        try:
+            KernelCheck(numbers, node).check()
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise Wrong(
+                node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
+            ) from error
+    floats = {str(f["node"]) for f in certificate["float_nodes"]}
+    check_ends(numbers, floats)
+    _all_seen(model, floats)
+    return _summed_up(certificate)
+
+
+def _quantizers(plan: Mapping[str, Any]) -> None:
+    """Bits, ranges and types of stored tensors fit each other."""
+    for tensor, q in plan["quantizers"].items():
+        (low, high), (least, most) = q["range"], limits(q["dtype"])
+        signed = least < 0
+        top = (1 << (q["bits"] - signed)) - 1
+        fits = (
+            high == top <= most and low in ((-top, -top - 1) if signed else (0, 1)) and low <= q["zero_point"] <= high
+        )
+        expect(fits, tensor, f"{q['bits']} bits of {q['dtype']} do not hold [{low}, {high}] around {q['zero_point']}")
+        expect(np.float32(q["scale"]) == q["scale"] > 0, tensor, f"its scale {q['scale']} is no positive float32")
+    for tensor, weight in plan["weights"].items():
+        expect(2 <= weight["bits"] <= limits(weight["dtype"])[1].bit_length() + (not weight["dtype"].startswith("u")),
+               tensor, f"{weight['dtype']} has no room for {weight['bits']} bits")  # fmt: skip
+
+
+def _same_kernels(numbers: Numbers) -> None:
+    for node in numbers.kernels:
+        expect(node in numbers.claims, node, "the certificate has no entry for this kernel")
+    for node in numbers.claims:
+        expect(node in numbers.kernels, node, "the certificate claims something of a kernel that plan.json has not")
+        claim = numbers.claims[node]
+        said = isinstance(claim["reason"], str) and bool(claim["reason"])
+        expect(isinstance(claim["proved"], bool) and claim["proved"] != said, node,
+               "it is neither proved nor has it a reason why not")  # fmt: skip
+
+
+def _summed_up(certificate: Mapping[str, Any]) -> Verdict:
+    claims, summary = certificate["kernels"], certificate["summary"]
+    proved = sum(bool(c["proved"]) for c in claims.values())
+    found = {"kernels": len(claims), "proved": proved, "checked": len(claims) - proved,
+             "float_nodes": len(certificate["float_nodes"])}  # fmt: skip
+    expect(dict(summary) == found, "certificate.json", f"its summary is {dict(summary)}, its entries give {found}")
+    return Verdict(None, len(claims), proved, found["float_nodes"])
+
+
+def _all_seen(model: Model, floats: set[str]) -> None:
+    """Every node belongs to a kernel, to a way in or out, or to what is said to stay in float; every number that such
+    nodes read was compared."""
+    for node in model.nodes:
+        seen = id(node) in model.seen_nodes
+        name = node.name or str(node.output[0])
+        expect(seen or name in floats, name, "it is in no kernel of plan.json, and not among the nodes in float")
+        if seen:
+            for value in node.input:
+                known = not value or value not in model.initializers or value in model.seen_constants
+                expect(known, node.name, f"its constant {value} was compared with nothing")

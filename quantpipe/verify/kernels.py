@@ -1,0 +1,316 @@
+"""The checks of one kernel, by the kind that plan.json gives it: its numbers in the model are those of the plan, its
+bounds follow from its weights, and each claim of the certificate holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.verify.additions import Addition, expect_exact
+from quantpipe.verify.files import Wrong, expect
+from quantpipe.verify.fused import Fused, fused
+from quantpipe.verify.moves import Moved
+from quantpipe.verify.numbers import EXACT, checked_weight, limits, reach
+from quantpipe.verify.pieces import Pieces
+from quantpipe.verify.scales import addition_offset, expect_multiplier, expect_same, mean_of_map, mean_of_window
+from quantpipe.verify.tables import expect_table
+from quantpipe.verify.written import expect_claim
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+
+
+class KernelCheck(Pieces):
+    """One kernel of the plan, whichever way the model writes it."""
+
+    def check(self) -> None:
+        """Wrong with the first thing that does not hold."""
+        kind = self.plan["kind"]
+        expect(kind in _CHECKS, self.node, f"the kind {kind!r} is unknown")
+        claim = self.numbers.claims[self.node]
+        if not claim["proved"] and self._is_left_alone(kind):
+            self._skip()
+            return
+        self._unscaled()
+        _CHECKS[kind](self)
+        narrowing = self.numbers.plan["narrowings"].get(self.plan["result"]["tensor"])
+        if narrowing is not None and self.plan["result"]["form"] == "raw":
+            self._narrowing(narrowing, claim.get("narrowing", {}))
+
+    def _is_left_alone(self, kind: str) -> bool:
+        """What is not proved and has no structure that could be followed."""
+        fixed = kind == "sum" and "q31" in self.plan["terms"][0] and any(t["form"] == "raw" for t in self.plan["terms"])
+        return self._has_pairs() or kind == "lookup" or fixed or self._rounds_in_steps()
+
+    def _rounds_in_steps(self) -> bool:
+        numbers = self.plan.get("requantize", {"kind": ""})
+        written = self.numbers.form == "integer" and numbers["kind"] == "float_multiplier"
+        return written and numbers["rounding"] not in ("half_even", "floor")
+
+    def _skip(self) -> None:
+        """Nothing is claimed of what lies behind the result."""
+        made = self.plan["result"]
+        self.numbers.raw[made["tensor"]] = self._bounded()
+        pending = [self.result]
+        while pending:
+            at = pending.pop()
+            node = self.model.producer.get(at)
+            if at in self.stops:
+                continue
+            if node is None:
+                self.model.seen_constants.add(at)
+                continue
+            self.model.see(node)
+            pending += [i for i in node.input if i]
+
+    # --- kinds --------------------------------------------------------------------------------------------------------
+
+    def _accumulate(self) -> None:
+        found = fused(self.model, self.result, str(self.plan["op"]))
+        (read,) = self.plan["reads"]
+        scale = self._scale_of(read["tensor"])
+        weight_scale = np.asarray(self.numbers.plan["weights"][self.plan["weight"]]["scale"], np.float64)
+        exact = np.float64(scale) * weight_scale
+        expect_same(self.plan["accumulator_scale"], np.asarray(exact, np.float32), self.node, "accumulator scale")
+        if found is None:
+            weight, peaks = self.accumulate()
+        else:
+            weight, peaks = self._fused_sum(found, read["tensor"])
+            self._departures(peaks)
+        if "requantize" in self.plan:
+            self._multiplier(exact)
+        self._bound(int(np.max(peaks)))
+        self._carried(weight, peaks, read["tensor"])
+
+    def _fused_sum(self, found: Fused, data: str) -> tuple[Array, Ints]:
+        expect(len(found.operands) == 2, self.node, "it does not multiply data by one weight")
+        self._operand(found.operands[0], data)
+        own = found.operands[1]
+        entry = self.numbers.plan["weights"][self.plan["weight"]]
+        weight = checked_weight(self.numbers, self.plan["weight"], self.node, None, self.model.constant(own.value))
+        expect_same(entry["scale"], own.scale, self.node, "weights' scale")
+        zeros = [np.asarray(v, np.int64).reshape(-1) for v in (entry["zero_point"], own.zero)]
+        expect(np.array_equal(*zeros), self.node, "the zero points of its weights are not those of plan.json")
+        if entry["axis"] is not None and own.axis is not None:
+            expect(own.axis == entry["axis"], self.node, "its weights have their scales along another axis")
+        bias = found.bias
+        peaks = self._bias(np.zeros((), np.int64) if bias is None else bias[0].astype(np.int64).reshape(-1))
+        if bias is not None and bias[1] is not None and bias[2] is not None:
+            expect_same(self.plan["accumulator_scale"], bias[1], self.node, "bias's scale")
+            expect(not np.any(bias[2]), self.node, "its bias has a zero point")
+        self._stored(found)
+        return weight, self._with_bias(reach(weight, entry["channel_axis"], self.numbers.peak(data)), peaks)
+
+    def _contract(self) -> None:
+        tensors = [r["tensor"] for r in self.plan["reads"]]
+        found = fused(self.model, self.result, str(self.plan["op"]))
+        exact = np.prod([np.float64(self._scale_of(t)) for t in tensors])
+        expect_same(self.plan["accumulator_scale"], np.float32(exact), self.node, "accumulator scale")
+        count = int(self.numbers.claims[self.node]["given"]["products"])
+        bound = count * int(np.prod([self.numbers.peak(t) for t in tensors], dtype=object))
+        peaks = np.array([bound], np.int64)
+        if found is not None:
+            for own, tensor in zip(found.operands, tensors, strict=True):
+                self._operand(own, tensor)
+            self._stored(found)
+            self._departures(peaks)
+        else:
+            self._written_product(tensors, peaks)
+        if "requantize" in self.plan:
+            self._multiplier(exact)
+        self._bound(bound)
+        self._carried_by("float32" if bound + self._half() < EXACT else "int32")
+
+    def _written_product(self, tensors: list[str], peaks: Ints) -> None:
+        heads = self._heads() if self.plan["kind"] == "contract" else [self._meeting(tensors)]
+        expect(len(heads) == 1, self.node, "it is not one product")
+        for port, tensor in enumerate(tensors):
+            value, codes = self.numbers.value(tensor), self.numbers.codes(tensor)
+            found = self.model.run(heads[0].input[port], {value: codes}).astype(np.int64) - self._zero(
+                heads[0], port + 2
+            )
+            expect(np.array_equal(found, self.numbers.centred(tensor)), self.node,
+                   f"it does not read {tensor} less its zero point")  # fmt: skip
+        self._sums(heads)
+        self._narrow(peaks)
+
+    def _meeting(self, tensors: list[str]) -> Any:
+        """The Mul at which two stored tensors meet."""
+        wanted = {self.numbers.value(t) for t in tensors}
+        for value in self.model.back(self.result, self.stops):
+            node = self.model.producer.get(value)
+            if node is None or node.op_type != "Mul" or any(self.model.is_constant(i) for i in node.input):
+                continue
+            if {v for i in node.input for v in self.model.heads(i, self.stops)[1]} == wanted:
+                self.model.see(node)
+                return node
+        raise Wrong(self.node, "no product of its two operands leads to its result")
+
+    def _sum(self) -> None:
+        found = fused(self.model, self.result, str(self.plan["op"]))
+        terms = self.plan["terms"]
+        for term in terms:
+            if term["form"] == "raw":
+                common = self.numbers.plan["accumulators"][term["tensor"]]
+                expect_same(term["scale"], common, self.node, f"scale of {term['tensor']}")
+                expect(term["zero_point"] == 0, self.node, "an accumulator has a zero point")
+            else:
+                scale, zero = self.numbers.grid(term["tensor"])
+                expect_same(term["scale"], scale, self.node, f"scale of {term['tensor']}")
+                expect(term["zero_point"] == zero, self.node, f"the zero point of {term['tensor']} is not its own")
+        if self.plan["scale"] is None:
+            self._ratios(terms)
+            claim = self.numbers.claims[self.node].get("requantize", {})
+            counts = [self._count(t) for t in terms]
+            expect_claim(claim, {"pairs": int(counts[0]) * int(counts[1])}, self.node)
+            if self.numbers.claims[self.node]["proved"]:
+                expect_exact(self.plan, [self._peak_with_zero(t) for t in terms], self.node)
+            self._carried_by("float64")
+        if found is None:
+            Addition(self.numbers, self.node).check()
+        else:
+            for own, term in zip(found.operands, terms, strict=True):
+                self._operand(own, term["tensor"])
+            self._stored(found)
+        if self.plan["scale"] is not None:
+            self._common_sum(terms)
+
+    def _common_sum(self, terms: list[Mapping[str, Any]]) -> None:
+        common = np.float64(self.plan["scale"])
+        fixed = "q31" in terms[0]
+        expect(self.plan["offset"] == 0, self.node, "a sum at a common scale has no offset")
+        signs = [np.sign(np.asarray(t["ratio"]).reshape(-1)[0]) for t in terms]
+        self._signs(signs)
+        for term, sign in zip(terms, signs, strict=True):
+            expect(fixed or term["ratio"] == sign, self.node, f"the ratio of {term['tensor']} is no sign")
+        if "requantize" in self.plan:
+            self._multiplier(common)
+        if fixed:
+            expect(
+                self.plan["accumulator_bound"] == (1 << 31) - 1,
+                self.node,
+                "its sums saturate at int32, its bound is another",
+            )
+            self._carried_by("int64")
+            return
+        peaks = [self.numbers.peak(t["tensor"], t["form"]) * 2.0 ** int(t["shift"]) + 1 for t in terms]
+        self._bound(int(np.ceil(sum(peaks))))
+        self._carried_by("float32" if self.plan["accumulator_bound"] < EXACT else "float64")
+
+    def _ratios(self, terms: list[Mapping[str, Any]]) -> None:
+        scale, zero = self.numbers.grid(self.plan["result"]["tensor"])
+        for number, term in enumerate(terms):
+            ratio = np.asarray(np.asarray(term["scale"], np.float32) / scale, np.float32)
+            expect_same(np.abs(np.asarray(term["ratio"])), ratio, self.node, f"ratio {number}")
+            expect(term["shift"] == 0, self.node, "an addition in float32 shifts nothing")
+        self._signs([-1.0 if np.all(np.asarray(t["ratio"]) < 0) else 1.0 for t in terms])
+        expect_same(self.plan["offset"], addition_offset(terms, zero), self.node, "offset")
+
+    def _signs(self, signs: list[Any]) -> None:
+        expected = 1 if self.plan["op"] == "Sub" else 0
+        expect([s < 0 for s in signs].count(True) == expected, self.node,
+               f"the signs of its operands are not those of {self.plan['op']}")  # fmt: skip
+
+    def _product(self) -> None:
+        tensors = [r["tensor"] for r in self.plan["reads"]]
+        bound = int(np.prod([self.numbers.peak(t) for t in tensors], dtype=object))
+        peaks = np.array([bound], np.int64)
+        found = fused(self.model, self.result, "Mul")
+        if found is None:
+            self._written_product(tensors, peaks)
+        else:
+            for own, tensor in zip(found.operands, tensors, strict=True):
+                self._operand(own, tensor)
+            self._stored(found)
+            self._departures(peaks)
+        self._multiplier(np.prod([np.float64(self._scale_of(t)) for t in tensors]))
+        self._bound(bound)
+        self._carried_by("float32" if bound < EXACT else "float64")
+
+    def _average(self) -> None:
+        (read,) = self.plan["reads"]
+        count, tensor = int(self.plan["count"]), read["tensor"]
+        expect(self.numbers.claims[self.node]["given"].get("elements") == count, self.node,
+               "the certificate is about another number of elements")  # fmt: skip
+        bound = count * self.numbers.peak(tensor)
+        peaks = np.array([bound], np.int64)
+        found = fused(self.model, self.result, str(self.plan["op"]))
+        window = self.plan["op"] == "AveragePool"
+        if found is None:
+            window = self._written_average(tensor, peaks)
+        else:
+            window = found.node.op_type in ("Conv", "QLinearConv")
+            self._operand(found.operands[0], tensor)
+            if window:
+                ones = self.model.constant(found.operands[1].value)
+                self._window(ones)
+                expect_same(np.float32(1 / count), found.operands[1].scale, self.node, "scale of its window")
+            self._stored(found)
+            self._departures(peaks)
+        self._mean(self._scale_of(tensor), count, window)
+        self._bound(bound)
+        by = "float32" if bound < EXACT else "bytes" if window else "float64"
+        self._carried_by(by)
+
+    def _written_average(self, tensor: str, peaks: Ints) -> bool:
+        heads = self._heads()
+        factors, bias = self._sums(heads)
+        total = sum(factors[n.output[0]] * self._data(n, tensor) for n in heads)
+        expect(not np.any(bias) and np.array_equal(total, self.numbers.centred(tensor)[0]), self.node,
+               "what it adds up is not q less the zero point of plan.json")  # fmt: skip
+        window = heads[0].op_type != "ReduceSum"
+        for node in heads:
+            if window:
+                self._window(self.model.constant(node.input[1]))
+            else:
+                axes = self.model.constant(node.input[1]).reshape(-1).tolist()
+                expect(axes == list(range(2, 2 + len(axes))), self.node, f"it adds up along the axes {axes}")
+        self._narrow(peaks)
+        return window
+
+    def _window(self, ones: Array) -> None:
+        expect(bool(np.all(ones == 1)), self.node, "its window is not made of ones")
+        expect(int(np.prod(ones.shape[1:])) == self.plan["count"], self.node, "its window has another size")
+
+    def _mean(self, scale: np.float32, count: int, window: bool) -> None:
+        numbers, (out, _) = self.plan["requantize"], self.numbers.grid(self.plan["result"]["tensor"])
+        if numbers["kind"] != "float_multiplier":
+            expect_multiplier(numbers, np.float64(scale) / count, out, self.node)
+            return
+        mean = mean_of_window if window else mean_of_map
+        expect_same(numbers["multiplier"], mean(scale, out, count), self.node, "multiplier")
+
+    def _lookup(self) -> None:
+        (read,) = self.plan["reads"]
+        tensor, made = read["tensor"], self.plan["result"]["tensor"]
+        claim = self.numbers.claims[self.node]["table"]
+        table = np.asarray(self.plan["table"], np.int64)
+        low, high = limits(str(self.numbers.quantizer(tensor)["dtype"]))
+        codes = np.arange(low, high + 1)
+        expect(table.ndim == 2 and table.shape[1] == codes.size, self.node, "its table has not one entry per code")
+        expect(claim["entries"] == table.size, self.node, "the certificate is about a table of another size")
+        scale, zero = self.numbers.grid(tensor)
+        out = (*self.numbers.grid(made), *(int(v) for v in self.plan["range"]))
+        expect_table(table, claim["function"], (codes - zero, scale), out, self.node)
+        fed = self.numbers.codes(tensor)
+        found = self.model.run(self.result, {self.numbers.value(tensor): fed}).astype(np.int64)
+        expected = table[:, fed[0].astype(np.int64) - low]
+        expect(np.array_equal(np.broadcast_to(found, expected.shape), expected), self.node,
+               "the table in the model is not that of plan.json")  # fmt: skip
+
+    def _move(self) -> None:
+        Moved(self.numbers, self.node).check()
+
+
+_CHECKS: Mapping[str, Callable[[KernelCheck], None]] = {
+    "accumulate": KernelCheck._accumulate,
+    "contract": KernelCheck._contract,
+    "sum": KernelCheck._sum,
+    "product": KernelCheck._product,
+    "average": KernelCheck._average,
+    "lookup": KernelCheck._lookup,
+    "move": KernelCheck._move,
+}

@@ -1,0 +1,136 @@
+"""The model file as a graph of named values, and a reckoner for the element-wise parts of it.
+
+It remembers which nodes and constants were looked at, so that what no check has seen can be named at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from quantpipe.verify.files import Folder, Wrong, expect
+from quantpipe.verify.ops import apply, is_elementwise
+
+Array = NDArray[Any]
+ALL = slice(None)
+
+FURTHER = "Reshape"
+"""An int8 weight that several nodes read goes to each further one by way of such a node, to its own shape."""
+
+
+class Model:
+    """`stops`: values at which walks back through the graph end (results of kernels, the model's inputs)."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder, graph = folder, folder.model.graph
+        self.nodes = list(graph.node)
+        self.producer = {out: n for n in self.nodes for out in n.output if out}
+        self.inputs = {i.name for i in graph.input}
+        self.outputs = [o.name for o in graph.output]
+        self._protos = {t.name: t for t in graph.initializer}
+        self._arrays: dict[str, Array] = {}
+        self.stops: set[str] = set(self.inputs)
+        self.seen_nodes: set[int] = set()
+        self.seen_constants: set[str] = set()
+
+    @property
+    def initializers(self) -> frozenset[str]:
+        return frozenset(self._protos)
+
+    @cached_property
+    def unread(self) -> frozenset[str]:
+        """Initializers that no node reads."""
+        return self.initializers - {i for n in self.nodes for i in n.input}
+
+    def is_constant(self, value: str) -> bool:
+        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant
+        that a kernel reads as data is an operand like any other, and no constant here."""
+        if value in self.stops:
+            return False
+        if value in self._protos:
+            return True
+        node = self.producer.get(value)
+        known = node is not None and (is_elementwise(node) or node.op_type == FURTHER)
+        return known and node is not None and all(self.is_constant(i) for i in node.input if i)
+
+    def constant(self, value: str) -> Array:
+        """The elements of a constant value."""
+        if value in self._protos:
+            self.seen_constants.add(value)
+            if value not in self._arrays:
+                self._arrays[value] = self._folder.tensor(self._protos[value])
+            return self._arrays[value]
+        node = self.producer.get(value)
+        if node is None:
+            raise Wrong(value, "the model has no such value")
+        self.see(node)
+        inputs = [self.constant(i) if i else None for i in node.input]
+        if node.op_type == FURTHER and inputs[0] is not None and inputs[1] is not None:
+            return np.reshape(inputs[0], tuple(inputs[1]))
+        return apply(node, inputs)
+
+    def see(self, node: onnx.NodeProto) -> None:
+        self.seen_nodes.add(id(node))
+
+    def run(self, value: str, feeds: Mapping[str, Array], rows: slice = ALL) -> Array:
+        """A value as a function of others, element by element; of some channels only, where the fed values are theirs.
+        Wrong where something else than element-wise ops lies between them."""
+        done = dict(feeds)
+        return self._run(value, done, rows)
+
+    def _run(self, value: str, done: dict[str, Array], rows: slice) -> Array:
+        if value in done:
+            return done[value]
+        if self.is_constant(value):
+            found = self.constant(value)
+            done[value] = found.reshape(()) if found.size == 1 else found.reshape(-1, 1)
+            if found.size > 1 and not self._is_table(value):
+                done[value] = done[value][rows]
+            return done[value]
+        node = self.producer.get(value)
+        if node is None or not is_elementwise(node):
+            raise Wrong(node.name if node is not None else value, "it stands where only element-wise steps belong")
+        self.see(node)
+        inputs = [self._run(i, done, rows) if i else None for i in node.input]
+        if node.op_type == "Clip":
+            whole = all(b is None or np.all(b == np.rint(b)) for b in inputs[1:])
+            expect(whole, node.name, "it clips between numbers that are not whole")
+        try:
+            done[value] = apply(node, inputs)
+        except (IndexError, TypeError, ValueError) as error:
+            raise Wrong(node.name, f"it cannot be computed ({type(error).__name__})") from error
+        return done[value]
+
+    def _is_table(self, value: str) -> bool:
+        """Whether a constant is looked up in; its elements do not follow channels."""
+        return any(n.op_type == "Gather" and n.input[0] == value for n in self.nodes)
+
+    def heads(self, value: str, stops: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
+        """What a value is made of by element-wise ops alone: other nodes, and `stops`."""
+        nodes: dict[int, onnx.NodeProto] = {}
+        found: dict[str, None] = {}
+        for at in self.back(value, stops):
+            node = self.producer.get(at)
+            if at in stops or node is None:
+                found[at] = None
+            elif not is_elementwise(node):
+                nodes[id(node)] = node
+        return list(nodes.values()), list(found)
+
+    def back(self, value: str, stops: set[str]) -> Iterator[str]:
+        """The values behind a value, itself included, up to `stops` and to what is not element-wise."""
+        pending, known = [value], set()
+        while pending:
+            at = pending.pop()
+            if at in known or (at not in stops and self.is_constant(at)):
+                continue
+            known.add(at)
+            yield at
+            node = self.producer.get(at)
+            if at not in stops and node is not None and is_elementwise(node):
+                pending += [i for i in node.input if i]

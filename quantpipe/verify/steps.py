@@ -1,0 +1,115 @@
+"""A step function of whole numbers that never falls is known by its steps: the least argument of each value. Two such
+functions are equal everywhere where they are equal on both sides of each step and at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.verify import spec
+
+Ints = NDArray[np.int64]
+Function = Callable[[Ints], Ints]
+SHOWN = 8
+BLOCK = 1 << 16
+"""Steps that are held at once."""
+BY_CHANNEL = ("multiplier", "q31", "left_shift")
+
+
+def steps(function: Function, levels: Ints, low: Ints, high: Ints, near: NDArray[np.float64]) -> Ints:
+    """The least argument in [low, high] at which a rising function reaches each level (high + 1 where it does not).
+    `low`, `high`: `[C, 1]`; `levels`: `[K]`; `near`: where to look first, `[C or 1, K]`."""
+    shape = (len(low), len(levels))
+
+    def reached(at: Ints) -> NDArray[np.bool_]:
+        return np.asarray((at > high) | ((at >= low) & (function(np.clip(at, low, high)) >= levels)))
+
+    width = 2 + np.abs(near) * 2.0**-21
+    begin = np.broadcast_to(np.clip(near - width, low - 1, high).astype(np.int64), shape)
+    end = np.broadcast_to(np.clip(near + width, low, high + 1).astype(np.int64) + 1, shape)
+    begin = np.where(reached(begin), low - 1, begin)
+    end = np.where(reached(end), np.minimum(end, high + 1), high + 1)
+    while np.any(end - begin > 1):
+        middle = begin + (end - begin) // 2
+        up = reached(middle)
+        begin, end = np.where(up, begin, middle), np.where(up, middle, end)
+    return np.asarray(end)
+
+
+class Narrowing:
+    """A `requantize` entry of plan.json over accumulators in [low, high], `[C]` each."""
+
+    def __init__(self, numbers: Mapping[str, Any], low: Ints, high: Ints) -> None:
+        self.numbers = numbers
+        rows = max(np.size(numbers["multiplier"]), len(low))
+        self.low, self.high = (np.broadcast_to(np.asarray(v, np.int64), (rows,)).reshape(-1, 1) for v in (low, high))
+        least, most = (int(v) for v in numbers["range"])
+        self.levels = np.arange(least + 1, most + 1, dtype=np.int64)
+        factor = np.maximum(np.asarray(numbers["multiplier"], np.float64).reshape(-1, 1), 2.0**-60)
+        near = (self.levels - int(numbers["zero_point"]) - 0.5) / factor
+        self._near = np.clip(near, -(2.0**60), 2.0**60)
+
+    @cached_property
+    def steps(self) -> Ints:
+        """The least accumulator of each level, `[C, K]`."""
+        return steps(self.specified, self.levels, self.low, self.high, self._near)
+
+    @cached_property
+    def blocks(self) -> list[tuple[slice, Narrowing]]:
+        """Some channels at a time, so that what is held of them fits a processor's cache."""
+        count = len(self.low)
+        height = max(1, BLOCK // max(1, len(self.levels)))
+        if count <= height:
+            return [(slice(None), self)]
+        found = []
+        for first in range(0, count, height):
+            rows = slice(first, first + height)
+            own = {k: v[rows] if k in BY_CHANNEL and isinstance(v, list) else v for k, v in self.numbers.items()}
+            found.append((rows, Narrowing(own, self.low[rows, 0], self.high[rows, 0])))
+        return found
+
+    def specified(self, acc: Ints) -> Ints:
+        """The specification, clamped to its bounds."""
+        return self._clamped(spec.narrowed(self.numbers, acc))
+
+    def _clamped(self, q: Ints) -> Ints:
+        return np.clip(q, *(int(v) for v in self.numbers["range"]))
+
+    def points(self) -> Ints:
+        """Every accumulator beside a step, and both ends, `[C, N]`."""
+        beside = [np.clip(self.steps + offset, self.low, self.high) for offset in (-1, 0)]
+        return np.concatenate([*beside, self.low, self.high], axis=1)
+
+    def equals(self, found: Function) -> bool:
+        """Whether a rising function is the specification on every accumulator: it is on both sides of each step, and at
+        both ends."""
+        at, before = (np.clip(self.steps + offset, self.low, self.high) for offset in (0, -1))
+        rises = np.all((found(at) >= self.levels) | (self.steps > self.high))
+        rises = rises and np.all((found(before) < self.levels) | (self.steps <= self.low))
+        return bool(rises and all(np.array_equal(found(e), self.specified(e)) for e in (self.low, self.high)))
+
+    def departures(self) -> dict[str, Any]:
+        """What the certificate says of the exact product."""
+        count = int(np.sum((self.high - self.low + 1).astype(object)))
+        found: dict[str, Any] = {"accumulators": count, "departing": 0, "first": []}
+        if self.numbers["kind"] == "shift" or self.numbers["rounding"] in ("single", "half_up", "half_away"):
+            return found
+        named = len(self.low) > 1
+        for rows, block in self.blocks:
+            begin, end = block.departing()
+            found["departing"] += int((end - begin).sum())
+            for c, k in np.argwhere(end > begin)[: SHOWN - len(found["first"])]:
+                channel = int(c) + (rows.start or 0) if named else None
+                found["first"].append([channel, int(begin[c, k]), int(end[c, k]) - 1])
+        return found
+
+    def departing(self) -> tuple[Ints, Ints]:
+        """Between its step and that of the exact product, of each level."""
+        exact = steps(
+            lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, self._near
+        )
+        return np.minimum(self.steps, exact), np.maximum(self.steps, exact)

@@ -1,0 +1,104 @@
+"""No false alarm: what the realize stage writes is accepted, for every hardware file, form and op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.graph.normalize import load_graph
+from quantpipe.types import QuantPlan
+from quantpipe.verify import verify_folder
+from tests.ops.line import ArraySamples, Line, Net, line
+from tests.verify.folders import FORMS, digits_line, hardware_files, refreshed, write
+
+QUICK = {"ort_cpu": ("qdq", "qoperator", "integer"), "vta": ("integer",), "tflite_int8": ("integer",),
+         "hago_int16_acc": ("integer",), "mixed_npu": ("integer",)}  # fmt: skip
+
+
+def accepted(made: Line, plan: QuantPlan, form: str, root: Path) -> Any:
+    found = verify_folder(write(made, plan, form, root))
+    assert found.wrong is None, (made.spec.name, form, found.wrong)
+    assert found.kernels == len(plan.kernels) > 0
+    return found
+
+
+@pytest.mark.parametrize("spec", QUICK)
+def test_the_digits_model_is_accepted(spec: str, tmp_path: Path) -> None:
+    made = digits_line(spec)
+    for form in QUICK[spec]:
+        found = accepted(made, made.plan((8, 7, 6, 5), seed=1), form, tmp_path / form)
+        real = form != "integer"  # the logits leave as real numbers
+        assert found.proved == found.kernels - real
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", hardware_files())
+def test_every_hardware_file_and_form_is_accepted(spec: str, tmp_path: Path) -> None:
+    made, written = digits_line(spec), 0
+    for number, plan in enumerate((made.plan(), made.plan((8, 7, 6, 5, 4), seed=1), made.plan(16), made.ties())):
+        for form in FORMS:
+            root = tmp_path / f"{number}{form}"
+            try:
+                accepted(made, plan, form, root)
+            except (HardwareError, OverflowError):
+                continue  # this form cannot express this hardware
+            written += 1
+    assert written >= 3
+
+
+@pytest.mark.slow
+def test_every_op_is_accepted(tmp_path: Path) -> None:
+    from tests.ops.cases import CASES
+    from tests.ops.test_every_op import TARGETS, line_of
+
+    written = 0
+    for target, (spec, schema, form) in TARGETS.items():
+        for name in CASES:
+            made = line_of(name, spec, schema)
+            for kind in ("plan", "ties"):
+                try:
+                    plan = getattr(made, kind)()
+                    root = write(made, plan, form, tmp_path / target / name / kind)
+                except HardwareError:
+                    continue
+                found = verify_folder(root)
+                assert found.wrong is None, (target, name, kind, found.wrong)
+                written += 1
+    assert written > 1000
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder whose integer weights lie in a data file beside the model."""
+    net = Net()
+    x = net.input(None, 300)
+    net.output(net.dense(x, 300, 300, name="wide"))
+    path = tmp_path / "float" / "net.onnx"
+    path.parent.mkdir()
+    onnx.save_model(net.proto(), path, save_as_external_data=True, size_threshold=0, convert_attribute=False)
+    rows = np.random.default_rng(0).standard_normal((6, 300)).astype(np.float32)
+    graph = load_graph(path, lambda raw: {"x": rows[:2]}, resident_mb=0)
+    made = line(graph, "ort_cpu", samples=ArraySamples({"x": rows}))
+    root = write(made, made.plan(), "qdq", tmp_path / "run")
+    assert list((root / "realize").glob("*.data"))
+    return root
+
+
+def test_weights_beside_the_model_are_read_and_compared(outside: Path) -> None:
+    assert verify_folder(outside).wrong is None
+    (data,) = (outside / "realize").glob("*.data")
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    wrong = verify_folder(outside).wrong
+    assert wrong is not None and wrong.startswith(f"{data.name}: its digest")
+    refreshed(outside)
+    assert str(verify_folder(outside).wrong).startswith("wide: its weights are not those")
+    data.unlink()
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        verify_folder(outside)

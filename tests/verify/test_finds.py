@@ -1,0 +1,262 @@
+"""Whatever is changed in a certificate, a plan or a model is found, by content: all digests are made to fit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from quantpipe.errors import HardwareError
+from quantpipe.verify import verify_folder
+from quantpipe.verify.digits import expect_digits
+from quantpipe.verify.files import Wrong
+from tests.verify.folders import (
+    FORMS,
+    changed,
+    constants,
+    digits_line,
+    hardware_files,
+    put,
+    read,
+    refreshed,
+    with_constant,
+    write,
+)
+from tests.verify.mutations import leaves, other_number, with_other
+
+QUICK = (("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("vta", "integer"), ("hago_int16_acc", "integer"),
+         ("tflite_int8", "integer"), ("snpe", "integer"), ("mixed_npu", "integer"))  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """A fresh copy of a written folder."""
+    place = tmp_path_factory.mktemp("verify")
+    made: dict[tuple[str, str], Path] = {}
+
+    def copy(spec: str, form: str) -> Path:
+        if (spec, form) not in made:
+            line = digits_line(spec)
+            made[spec, form] = write(line, line.plan((8, 7, 6, 5), seed=1), form, place / f"{spec}-{form}")
+        root = place / "copy"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(made[spec, form], root)
+        return root
+
+    return copy
+
+
+def found(root: Path) -> str:
+    """The line that names what is wrong."""
+    wrong = verify_folder(root).wrong
+    assert wrong is not None
+    return wrong
+
+
+def test_each_kind_of_number_in_the_model_is_found_by_place(folders: Callable[[str, str], Path]) -> None:
+    names = {
+        ("ort_cpu", "qdq"): {
+            "block1.pointwise.bn_out_weight_q": "block1.pointwise.conv: its weights",
+            "block1.pointwise.conv_bias_q": "block1.pointwise.conv: its bias",
+            "block1.pointwise.conv_bias_scale": "block1.pointwise.conv: its bias's scale",
+            "block1.pointwise.bn_out_weight_scale": "block1.pointwise.conv: its weights' scale",
+            "stem.out_scale": "stem.conv: its result's scale",
+            "stem.out_zero_point": "stem.conv: its result's zero point",
+        },
+        ("ort_cpu", "qoperator"): {
+            "classifier.weight_q": "classifier: its weights",
+            "image_zero_point": "stem.conv: the zero point of image",
+        },
+        ("vta", "integer"): {
+            "stem.conv_bias_q": "stem.conv: its bias",
+            "stem.bn_out_weight_q": "stem.conv: its weights",
+            "stem.out/shift": "stem.conv",
+            "stem.out_high_int32": "stem.conv: the accumulator",
+            "logits_acc_scale": "logits",
+        },
+        ("tflite_int8", "integer"): {"stem.out/fixed_multiplier": "stem.conv: its q31"},
+        ("snpe", "integer"): {"stem.out_multiplier": "stem.conv"},
+    }
+    for (spec, form), places in names.items():
+        values = dict(constants(folders(spec, form)))
+        for name, where in places.items():
+            root, other = folders(spec, form), other_number(values[name], np.random.default_rng(0))
+            assert other is not None
+            with_constant(root, name, other)
+            assert found(root).startswith(where), (name, found(root))
+
+
+def test_claims_that_are_too_good_are_found(folders: Callable[[str, str], Path]) -> None:
+    def bound(content: Any) -> None:
+        content["kernels"]["stem.conv"]["accumulator"]["bound"] -= 1
+
+    def planned(content: Any) -> None:
+        content["kernels"]["stem.conv"]["accumulator_bound"] -= 1
+
+    def departing(content: Any) -> None:
+        content["kernels"]["stem.conv"]["requantize"]["departing"] += 1
+
+    def overflow(content: Any) -> None:
+        content["kernels"]["stem.conv"]["accumulator"]["overflow"] = "wrap"
+
+    def float32(content: Any) -> None:
+        content["kernels"]["stem.conv"]["carried"] = {"by": "digits", "data": [1, 0], "weight": [1, 0]}
+        content["kernels"]["pool"]["carried"] = {"by": "float64"}
+
+    for name, change in (("certificate.json", bound), ("plan.json", planned), ("certificate.json", departing),
+                         ("certificate.json", overflow), ("certificate.json", float32)):  # fmt: skip
+        root = folders("ort_cpu", "qdq")
+        changed(root, name, change)
+        where = "pool" if change is float32 else "stem.conv"
+        assert found(root).startswith(f"{where}: "), (change, found(root))
+
+
+def test_digits_whose_sums_are_too_large_are_found() -> None:
+    """The same weights by two digits of eight bits, and by one of them: 4096 · 255 · 127 is beyond 2^24."""
+    weight = np.full((2, 4096), 127, np.int64)
+    expect_digits(weight, 0, 255, {"data": [2, 4], "weight": [2, 4]}, "node")
+    for carried in ({"data": [1, 0], "weight": [1, 0]}, {"data": [2, 8], "weight": [1, 0]}):
+        with pytest.raises(Wrong, match="float32 does not hold"):
+            expect_digits(weight, 0, 255, carried, "node")
+
+
+@pytest.mark.slow
+def test_sixteen_bit_sums_are_not_claimed_to_fit_float32(tmp_path: Path) -> None:
+    made = digits_line("mixed_npu")
+    root = write(made, made.plan(16), "integer", tmp_path)
+    assert verify_folder(root).wrong is None
+    claims = read(root, "certificate.json")["kernels"]
+    split = [n for n, k in claims.items() if k.get("carried", {}).get("by") == "digits"]
+    assert split
+
+    def claim(content: Any) -> None:
+        content["kernels"][split[0]]["carried"] = {"by": "float32"}
+
+    changed(root, "certificate.json", claim)
+    assert "float32 does not hold exactly" in found(root)
+
+
+def test_missing_and_strange_kernels_are_found(folders: Callable[[str, str], Path]) -> None:
+    def drop(content: Any) -> None:
+        del content["kernels"]["block2.pointwise.add"]
+
+    root = folders("vta", "integer")
+    changed(root, "certificate.json", drop)
+    assert found(root) == "block2.pointwise.add: the certificate has no entry for this kernel"
+    root = folders("vta", "integer")
+    changed(root, "plan.json", drop)
+    assert found(root).startswith("block2.pointwise.add: the certificate claims something of a kernel")
+    changed(root, "certificate.json", drop)  # now both leave it out, and the model has its nodes
+    assert found(root).startswith("block2.pointwise.")
+
+
+def test_a_node_that_no_one_names_is_found(folders: Callable[[str, str], Path]) -> None:
+    root = folders("vta", "integer")
+    path = root / "realize" / "model.onnx"
+    model = onnx.load(path)
+    last = model.graph.node[-1]
+    model.graph.node.append(onnx.helper.make_node("Neg", [last.output[0]], ["turned"], name="turn"))
+    model.graph.output[0].name = "turned"
+    path.write_bytes(model.SerializeToString())
+    refreshed(root)
+    assert "turn" in found(root)
+
+
+def test_swapped_operands_are_found(folders: Callable[[str, str], Path]) -> None:
+    """No number is changed; a kernel reads another tensor of the same shape."""
+    root = folders("ort_cpu", "qdq")
+    path = root / "realize" / "model.onnx"
+    model = onnx.load(path)
+    node = next(n for n in model.graph.node if n.name == "block2.pointwise.add")
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+    path.write_bytes(model.SerializeToString())
+    refreshed(root)
+    assert found(root).startswith("block2.pointwise.add: it reads ")
+
+
+def test_stale_digests_are_found(folders: Callable[[str, str], Path]) -> None:
+    root = folders("ort_cpu", "qdq")
+    path = root / "realize" / "model.onnx"
+    model = onnx.load(path)
+    model.doc_string = "touched"
+    path.write_bytes(model.SerializeToString())
+    assert found(root).startswith("model.onnx: its digest is")
+    root = folders("ort_cpu", "qdq")
+    plan = read(root, "plan.json")
+    plan["kernels"]["stem.conv"]["bias"][0] += 1
+    put(root, "plan.json", plan)
+    assert found(root).startswith("plan.json: its digest is")
+    root = folders("ort_cpu", "qdq")
+    plan = read(root, "plan.json")
+    plan["origin"]["config"]["hardware"]["accumulator"]["dtype"] = "int16"
+    put(root, "plan.json", plan)
+    refreshed(root)
+    assert "hardware" in found(root)
+
+
+def test_what_is_no_certificate_is_one_line(folders: Callable[[str, str], Path]) -> None:
+    for key, value in (("kernels", []), ("values", {}), ("form", 7), ("float_nodes", None), ("summary", {})):
+        root = folders("vta", "integer")
+
+        def spoil(content: Any, key: str = key, value: Any = value) -> None:
+            content[key] = value
+
+        changed(root, "certificate.json", spoil)
+        assert "\n" not in found(root)
+
+
+def escaped(root: Path, keep: Path, picks: int, seed: int) -> list[Any]:
+    """Changes of single numbers that the checker does not see; `picks` of the possible ones, 0 for all."""
+    rng, missed = np.random.default_rng(seed), []
+    work: list[tuple[str, Any]] = [("model.onnx", n) for n, v in constants(root) if other_number(v, rng) is not None]
+    for file in ("plan.json", "certificate.json"):
+        work += [(file, at) for at in leaves(read(root, file), rng)]
+    values = dict(constants(root))
+    chosen = rng.permutation(len(work))[: picks or None]
+    for file, at in (work[i] for i in chosen):
+        if file == "model.onnx":
+            with_constant(root, at, other_number(values[at], rng))  # type: ignore[arg-type]
+        else:
+            put(root, file, with_other(read(root, file), at))
+            refreshed(root)
+        if verify_folder(root).wrong is None and not harmless(file, at, read(root, "certificate.json")):
+            missed.append((file, at))
+        for name in ("model.onnx", "plan.json", "certificate.json"):
+            shutil.copyfile(keep / "realize" / name, root / "realize" / name)
+    return missed
+
+
+def harmless(file: str, at: Any, claims: dict[str, Any]) -> bool:
+    """What decides nothing on any input: the width that a weight could have had, a last bit of a weight's scale that
+    multipliers round away, an end of a range that no result reaches, rounding constants of ties that no accumulator
+    reaches, 1e-45 added to whole numbers; and what belongs to nodes in float."""
+    if file == "plan.json":
+        return (at[0] == "weights" and at[2] in ("bits", "scale")) or (at[0] == "quantizers" and at[2] == "range")
+    if file == "model.onnx":
+        floats = [f["node"] for f in claims["float_nodes"]]
+        return any(at.startswith(f) for f in floats) or at.endswith(("/lift", "/moved", "_zero"))
+    return False
+
+
+@pytest.mark.parametrize(("spec", "form"), QUICK)
+def test_single_changes_are_found(spec: str, form: str, folders: Callable[[str, str], Path], tmp_path: Path) -> None:
+    root = folders(spec, form)
+    shutil.copytree(root, tmp_path / "keep")
+    assert escaped(root, tmp_path / "keep", 6, seed=len(spec)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", hardware_files())
+def test_all_single_changes_are_found(spec: str, folders: Callable[[str, str], Path], tmp_path: Path) -> None:
+    for form in FORMS:
+        try:
+            root = folders(spec, form)
+        except (HardwareError, OverflowError):
+            continue  # this form cannot express this hardware
+        shutil.copytree(root, tmp_path / form)
+        assert escaped(root, tmp_path / form, 0, seed=1) == []
