@@ -89,6 +89,8 @@ class Moved(Written):
         keys = ("scale", "zero_point", "range", "dtype")
         if all(source[k] == target[k] for k in keys):
             return codes
+        listed = any(r["node"] == self.node and r["tensor"] == tensor for r in self.numbers.plan["rescales"])
+        expect(listed, self.node, f"{tensor} has another scale than its result, and is not among the rescales")
         real = (codes - int(source["zero_point"])).astype(np.float32) * np.float32(source["scale"])
         steps = np.rint(real / np.float32(target["scale"])).astype(np.int64) + int(target["zero_point"])
         return spec.clamp(steps, target["range"])

@@ -25,7 +25,8 @@ class Pieces(Written):
 
     def _has_pairs(self) -> bool:
         pairs = bool(self.plan.get("saturating_pairs"))
-        expect(not pairs or self._hardware().get("isa") == "avx2", self.node,
+        may = self._hardware().get("isa") == "avx2" and self.numbers.form == "integer"
+        expect(not pairs or may, self.node,
                "pairs of its products saturate, which the hardware does not do")  # fmt: skip
         return pairs
 
