@@ -57,9 +57,9 @@ class Claims:
     def of(self, kernel: Kernel) -> dict[str, Any]:
         """One kernel's entry of the certificate."""
         numbers = self.plan.kernels[kernel.node]
-        writer = _WRITERS.get(type(numbers), Claims._move)
+        writer: Writer = _WRITERS.get(type(numbers), Claims._move)
         reason = self._unproved(kernel, numbers)
-        found = {"proved": reason is None, "reason": reason} | writer(self, kernel, numbers)
+        found: dict[str, Any] = {"proved": reason is None, "reason": reason} | writer(self, kernel, numbers)
         narrowing = self.plan.narrowings.get(kernel.output)
         if narrowing is not None:
             peak = np.array([self._raw[kernel.output]])
@@ -186,7 +186,9 @@ class Claims:
         return count
 
 
-_WRITERS: Mapping[type, Callable[..., dict[str, Any]]] = {
+Writer = Callable[..., dict[str, Any]]
+
+_WRITERS: Mapping[type, Writer] = {
     Accumulate: Claims._accumulate,
     Contract: Claims._contract,
     Sum: Claims._sum,

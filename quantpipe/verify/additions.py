@@ -36,7 +36,7 @@ class Addition(Written):
             self._term(term, value, fixed)
         self._behind(join, fixed)
 
-    def _join(self) -> onnx.NodeProto:
+    def _join(self) -> Any:
         """The Add at which the operands meet."""
         operands = [self.numbers.value(t["tensor"], t["form"]) for t in self.plan["terms"]]
         for value in self.model.back(self.result, self.stops):
@@ -105,7 +105,7 @@ class Addition(Written):
         """The shift or multiplier of a term follows from its scale and the common one."""
         own, common = np.float64(term["scale"]), np.float64(self.plan["scale"])
         if fixed:
-            expect_fixed(term, own / (common * 2.0 ** int(term["shift"])), self.node)
+            expect_fixed(term, np.asarray(own / (common * 2.0 ** int(term["shift"]))), self.node)
             return
         shift = math.log2(float(own)) - math.log2(float(common))
         expect(
@@ -213,8 +213,8 @@ class Addition(Written):
     def _follows(self, total: str) -> None:
         """What is behind the sum: rounded to even, clipped, stored."""
         out = self.plan["requantize"]
-        points = np.arange(int(out["range"][0]) - 2, int(out["range"][1]) + 3, dtype=np.float32)
-        points = np.concatenate([points, points + np.float32(0.5), points + np.float32(0.25)]).reshape(1, -1)
+        whole = np.arange(int(out["range"][0]) - 2, int(out["range"][1]) + 3, dtype=np.float32)
+        points = np.concatenate([whole, whole + np.float32(0.5), whole + np.float32(0.25)]).reshape(1, -1)
         for at in self.model.back(self.result, {total}):
             node = self.model.producer.get(at)
             known = at == total or (
@@ -222,9 +222,9 @@ class Addition(Written):
             )
             expect(known, at, "it is no part of storing a sum")
         found = self.model.run(self.result, {total: points}).astype(np.int64)
-        expected = np.clip(rounded(points, out["rounding"]), *(int(v) for v in out["range"]))
+        expected = spec.clamp(rounded(points, out["rounding"]), out["range"])
         if "channel_range" in out:
-            expected = np.clip(expected, *(spec.column(v) for v in out["channel_range"]))
+            expected = spec.clamp(expected, out["channel_range"])
         expect_equal(found, expected, points, self.node)
 
 
@@ -238,12 +238,12 @@ def rounded(values: Array, rounding: str) -> Array:
 def addition(plan: Mapping[str, Any], codes: list[Array]) -> Array:
     """The specification of an addition in float32: two multiply-adds that round once each. Both are exact in float64
     before that (see `expect_exact`)."""
-    total = np.float64(plan["offset"])
+    total: Array = np.asarray(plan["offset"], np.float64)
     for number in (1, 0):
         ratio = np.asarray(plan["terms"][number]["ratio"], np.float64).reshape(-1, 1)
         total = (codes[number].astype(np.float64) * ratio + total).astype(np.float32).astype(np.float64)
     out = plan["requantize"]
-    return np.clip(rounded(total, out["rounding"]), *(int(v) for v in out["range"]))
+    return spec.clamp(rounded(total, out["rounding"]), out["range"])
 
 
 def expect_exact(plan: Mapping[str, Any], peaks: list[int], where: str) -> None:

@@ -92,8 +92,8 @@ class KernelCheck(Pieces):
         entry = self.numbers.plan["weights"][self.plan["weight"]]
         weight = checked_weight(self.numbers, self.plan["weight"], self.node, None, self.model.constant(own.value))
         expect_same(entry["scale"], own.scale, self.node, "weights' scale")
-        zeros = [np.asarray(v, np.int64).reshape(-1) for v in (entry["zero_point"], own.zero)]
-        expect(np.array_equal(*zeros), self.node, "the zero points of its weights are not those of plan.json")
+        zeros = [np.asarray(v, np.int64).reshape(-1).tolist() for v in (entry["zero_point"], own.zero)]
+        expect(zeros[0] == zeros[1], self.node, "the zero points of its weights are not those of plan.json")
         if entry["axis"] is not None and own.axis is not None:
             expect(own.axis == entry["axis"], self.node, "its weights have their scales along another axis")
         bias = found.bias
@@ -278,7 +278,7 @@ class KernelCheck(Pieces):
     def _mean(self, scale: np.float32, count: int, window: bool) -> None:
         numbers, (out, _) = self.plan["requantize"], self.numbers.grid(self.plan["result"]["tensor"])
         if numbers["kind"] != "float_multiplier":
-            expect_multiplier(numbers, np.float64(scale) / count, out, self.node)
+            expect_multiplier(numbers, np.asarray(np.float64(scale) / count), out, self.node)
             return
         mean = mean_of_window if window else mean_of_map
         expect_same(numbers["multiplier"], mean(scale, out, count), self.node, "multiplier")
@@ -293,8 +293,9 @@ class KernelCheck(Pieces):
         expect(table.ndim == 2 and table.shape[1] == codes.size, self.node, "its table has not one entry per code")
         expect(claim["entries"] == table.size, self.node, "the certificate is about a table of another size")
         scale, zero = self.numbers.grid(tensor)
-        out = (*self.numbers.grid(made), *(int(v) for v in self.plan["range"]))
-        expect_table(table, claim["function"], (codes - zero, scale), out, self.node)
+        (step, offset), (least, most) = self.numbers.grid(made), self.plan["range"]
+        data, out = (codes - zero, float(scale)), (float(step), offset, int(least), int(most))
+        expect_table(table, claim["function"], data, out, self.node)
         fed = self.numbers.codes(tensor)
         found = self.model.run(self.result, {self.numbers.value(tensor): fed}).astype(np.int64)
         expected = table[:, fed[0].astype(np.int64) - low]

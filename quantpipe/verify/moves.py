@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
 
+from quantpipe.verify import spec
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.written import Written, expect_equal
 
@@ -46,7 +46,7 @@ class Moved(Written):
             elif self.model.is_constant(value):
                 self.model.constant(value)
 
-    def _op(self) -> onnx.NodeProto:
+    def _op(self) -> Any:
         """The op itself on the way back from the result."""
         names = WRITTEN_AS.get(self.plan["op"], (self.plan["op"],))
         for value in self.model.back(self.result, self.stops):
@@ -55,7 +55,7 @@ class Moved(Written):
                 return node
         raise Wrong(self.node, f"no {self.plan['op']} leads to its result")
 
-    def _through(self, value: str, node: onnx.NodeProto | None, read: Any = None) -> None:
+    def _through(self, value: str, node: Any, read: Any = None) -> None:
         """From one operand to the result: each integer is the same behind it as before, or clamped or rescaled as the
         plan says."""
         read = read or self.plan["reads"][0]
@@ -89,11 +89,13 @@ class Moved(Written):
         keys = ("scale", "zero_point", "range", "dtype")
         if all(source[k] == target[k] for k in keys):
             return codes
+        listed = any(r["node"] == self.node and r["tensor"] == tensor for r in self.numbers.plan["rescales"])
+        expect(listed, self.node, f"{tensor} has another scale than its result, and is not among the rescales")
         real = (codes - int(source["zero_point"])).astype(np.float32) * np.float32(source["scale"])
         steps = np.rint(real / np.float32(target["scale"])).astype(np.int64) + int(target["zero_point"])
-        return np.clip(steps, *(int(v) for v in target["range"]))
+        return spec.clamp(steps, target["range"])
 
-    def _pad(self, node: onnx.NodeProto, value: str) -> None:
+    def _pad(self, node: Any, value: str) -> None:
         """What is padded is the real zero."""
         padded = self.model.run(self.result, {node.output[0]: self.model.constant(value).reshape(1, 1)})
         raw = self.plan["result"]["form"] == "raw"

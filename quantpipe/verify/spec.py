@@ -52,6 +52,12 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
     return scaled(product + (np.int64(zero) << -kept), kept, rounding)
 
 
+def clamp(values: NDArray[Any], bounds: Any) -> Ints:
+    """Between a least and a greatest integer, or those of each channel."""
+    low, high = (column(b) if np.ndim(b) else np.int64(b) for b in bounds)
+    return np.asarray(np.clip(values, low, high), np.int64)
+
+
 def column(values: Any) -> Ints:
     """Numbers per channel as `[C, 1]`, one number as `[1, 1]`."""
     return np.asarray(values, np.int64).reshape(-1, 1)
@@ -120,7 +126,7 @@ def _fixed(acc: Ints, multiplier: Ints, shift: Ints, rounding: str) -> Ints:
     if rounding != "double":
         raise Wrong("plan.json", f"the fixed-point rounding {rounding!r} is unknown")
     raised = _int32(acc << np.maximum(shift, 0))
-    high = _right(raised * multiplier, np.int64(31), "half_up")
+    high = _right(raised * multiplier, np.asarray(31, np.int64), "half_up")
     return _int32(scaled(_int32(high), np.minimum(shift, 0), "half_away"))
 
 

@@ -77,7 +77,7 @@ class Narrowing:
         return self._clamped(spec.narrowed(self.numbers, acc))
 
     def _clamped(self, q: Ints) -> Ints:
-        return np.clip(q, *(int(v) for v in self.numbers["range"]))
+        return spec.clamp(q, self.numbers["range"])
 
     def points(self) -> Ints:
         """Every accumulator beside a step, and both ends, `[C, N]`."""

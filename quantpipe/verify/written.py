@@ -246,7 +246,7 @@ def _block_equal(
     points = np.concatenate([block.points(), *far], axis=1)
     expected = block.specified(np.clip(points, block.low, block.high))
     if own is not None:
-        expected = np.clip(expected, *(spec.column(v)[rows] for v in own))
+        expected = spec.clamp(expected, [np.asarray(v)[rows] for v in own])
     expect_equal(found(points), expected, points, where, rows.start or 0)
 
 
@@ -274,10 +274,8 @@ def expect_equal(found: Array, expected: Array, points: Array, where: str, chann
     wrong = np.argwhere(found != expected)
     if len(wrong):
         at = tuple(wrong[0])
-        channel = f" of channel {at[0]}" if found.shape[0] > 1 else ""
-        raise Wrong(
-            where, f"the accumulator {points[at]}{channel} is stored as {found[at]}, specified is {expected[at]}"
-        )
+        which = f" of channel {at[0] + channel}" if found.shape[0] > 1 or channel else ""
+        raise Wrong(where, f"the accumulator {points[at]}{which} is stored as {found[at]}, specified is {expected[at]}")
 
 
 def expect_claim(claim: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:

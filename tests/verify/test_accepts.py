@@ -54,11 +54,13 @@ def test_every_hardware_file_and_form_is_accepted(spec: str, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_every_op_is_accepted(tmp_path: Path) -> None:
     from tests.ops.cases import CASES
-    from tests.ops.test_every_op import TARGETS, line_of
+    from tests.ops.test_every_op import NOTHING_TO_DO, TARGETS, line_of
 
     written = 0
     for target, (spec, schema, form) in TARGETS.items():
         for name in CASES:
+            if spec == "hago_sample" and name in NOTHING_TO_DO:
+                continue
             made = line_of(name, spec, schema)
             for kind in ("plan", "ties"):
                 try:

@@ -224,22 +224,30 @@ def escaped(root: Path, keep: Path, picks: int, seed: int) -> list[Any]:
         else:
             put(root, file, with_other(read(root, file), at))
             refreshed(root)
-        if verify_folder(root).wrong is None and not harmless(file, at, read(root, "certificate.json")):
+        if verify_folder(root).wrong is None and not harmless(file, at, keep):
             missed.append((file, at))
         for name in ("model.onnx", "plan.json", "certificate.json"):
             shutil.copyfile(keep / "realize" / name, root / "realize" / name)
     return missed
 
 
-def harmless(file: str, at: Any, claims: dict[str, Any]) -> bool:
+def harmless(file: str, at: Any, root: Path) -> bool:
     """What decides nothing on any input: the width that a weight could have had, a last bit of a weight's scale that
     multipliers round away, an end of a range that no result reaches, rounding constants of ties that no accumulator
-    reaches, 1e-45 added to whole numbers; and what belongs to nodes in float."""
+    reaches, 1e-45 added to whole numbers; how many pairs saturate where some do; and what nodes in float read."""
     if file == "plan.json":
-        return (at[0] == "weights" and at[2] in ("bits", "scale")) or (at[0] == "quantizers" and at[2] == "range")
+        unproved = at[0] == "kernels" and not read(root, "certificate.json")["kernels"][at[1]]["proved"]
+        pairs = unproved and at[2] == "saturating_pairs" and read(root, file)["kernels"][at[1]][at[2]] > 0
+        return (
+            pairs
+            or (at[0] == "weights" and at[2] in ("bits", "scale"))
+            or (at[0], at[2:3]) == ("quantizers", ("range",))
+        )
     if file == "model.onnx":
-        floats = [f["node"] for f in claims["float_nodes"]]
-        return any(at.startswith(f) for f in floats) or at.endswith(("/lift", "/moved", "_zero"))
+        floats = {f["node"] for f in read(root, "certificate.json")["float_nodes"]}
+        nodes = onnx.load(root / "realize" / "model.onnx").graph.node
+        inside = {i for n in nodes if n.name not in floats for i in n.input}
+        return at not in inside or at.endswith(("/lift", "/moved", "_zero"))
     return False
 
 
