@@ -56,6 +56,19 @@ def test_a_model_that_a_killed_earlier_version_left_is_made_again(tmp_path: Path
         files.refuse_other(files.model, Origin("realize", {"model": "sha256:n", "strategy": "x"}))
 
 
+def test_a_front_is_replaced_as_one_and_checked_file_by_file(tmp_path: Path) -> None:
+    said: list[str] = []
+    files = RunFolder(tmp_path, said.append)
+    files.write_front({"s": 1}, {"trial_0.json": {"a": 1}, "trial_3.json": {"a": 2}}, {"front": []}, origin())
+    files.write_front({"s": 2}, {"trial_3.json": {"a": 2}, "trial_4.json": {"a": 3}}, {"front": []}, origin())
+    assert sorted(p.name for p in files.front.iterdir()) == ["trial_3.json", "trial_4.json"]
+    names = ["trial_3.json", "trial_4.json"]
+    assert files.front_current(names, origin()) and not files.front_current([*names, "trial_0.json"], origin())
+    for path in (files.pareto, files.front / "trial_4.json"):
+        path.write_bytes(path.read_bytes().replace(b"1", b"7", 1))
+    assert not files.front_current(names, origin()) and len(said) == 2
+
+
 def test_each_damage_is_said_once_and_refuses_nothing(tmp_path: Path) -> None:
     said: list[str] = []
     files = RunFolder(tmp_path, said.append)

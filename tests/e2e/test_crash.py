@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,28 @@ def test_killed_where_it_hurts(program: Program, whole: tuple[Result, list[str]]
         assert program.crash(*RUN, folder=folder, kill_at=number)[0].code == KILLED, why
         result = goes_on(program, folder, expected, why)
         assert ("16 samples, going on" in result.err) == ("/evaluate/partial/" in why)
+
+
+def test_a_longer_search_killed_before_its_strategy_is_written(program: Program) -> None:
+    """All its trials are in the log then, and the strategy is still that of the shorter one."""
+    search = ("search=random", "stages=[calibrate,search]", *RUN[4:])
+    assert program.run(*search, "search.max_evaluations=1").code == 0
+    before = read(program.cwd / "run" / "search" / "strategy.json")["results"]["search"]["evaluations"]
+    longer = (*search, "search.max_evaluations=3")
+    place = program.cwd / "run"
+    counted = program.crash(*longer, kill_at=_rename_of_strategy(program, longer))[0]
+    assert counted.code == KILLED
+    assert (place / "search" / "trials.jsonl").read_bytes().count(b"\n") == 4
+    assert read(place / "search" / "strategy.json")["results"]["search"]["evaluations"] == before == 1
+    assert program.run(*longer).code == 0
+    assert read(place / "search" / "strategy.json")["results"]["search"]["evaluations"] == 3
+
+
+def _rename_of_strategy(program: Program, arguments: tuple[str, ...]) -> int:
+    """The number of the call in a run that goes on in a copy of the folder."""
+    shutil.copytree(program.cwd / "run", program.cwd / "again")
+    _, calls = program.crash(*arguments, folder="again")
+    return next(n for n, call in enumerate(calls, start=1) if "os.rename" in call and "/search/.strategy.json" in call)
 
 
 @pytest.mark.slow
