@@ -65,8 +65,9 @@ def remember(secret: str, beside: str = "") -> None:
     it hides nothing, and texts without it could not be read.
     """
     spellings = {secret, unquote(secret), quote(unquote(secret), safe=""), quote(secret, safe="")}
-    spellings |= {part for part in re.split("[@/]", unquote(secret)) if len(part) > SHORTEST}  # what a reader takes
-    for spelling in spellings:  # for the host
+    # A reader that knows no passwords takes a part of it for the host, the path or a file's name.
+    spellings |= {part for whole in spellings for part in re.split("[@/]", whole) if len(part) > SHORTEST}
+    for spelling in spellings:
         if len(spelling) >= SHORTEST and spelling not in beside:
             _remembered.add(spelling)
 
