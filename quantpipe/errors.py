@@ -71,3 +71,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """A hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
+
+
+def brief(error: BaseException, most: int = 300) -> str:
+    """The text of a foreign error in one line, for a paragraph of ours; its type where it has no text."""
+    return " ".join(str(error).split())[:most] or type(error).__name__

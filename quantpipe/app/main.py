@@ -26,10 +26,11 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from quantpipe.app.commands import COMMANDS
+from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole
 from quantpipe.app.hints import in_our_words, no_option
 from quantpipe.app.settings import GROUPS, build_settings
-from quantpipe.errors import Interrupted, QuantpipeError, TargetError
+from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.report import summary_table
 from quantpipe.runner import run
 from quantpipe.settings import Settings
@@ -41,6 +42,10 @@ PLUGINS = "quantpipe.conf"
 
 _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
+
+
+_tasks: list[HydraConf] = []
+"""What Hydra has composed and handed over in this process; before the first, every error is the configuration's."""
 
 
 def folder_of(name: str) -> Path:
@@ -59,6 +64,7 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
+    check_config_files()
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         _say(wrong)
@@ -70,6 +76,11 @@ def main() -> None:
         raise SystemExit(_report(error)) from None
     except OSError as error:  # ours are StorageErrors; this is Hydra, which makes the run folder before we are asked
         _say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
+        raise SystemExit(2) from None
+    except Exception as error:  # Hydra lets through whatever the YAML of a defaults list or an override makes it raise
+        if _tasks:
+            raise
+        _say(f"the configuration cannot be composed ({type(error).__name__}: {brief(error)})")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         _say("interrupted before there was anything to keep; run the same command again")
@@ -98,6 +109,7 @@ def _experiment(argument: str) -> str:
 def _task(config: DictConfig) -> None:
     """One job (the only one, or one of a sweep)."""
     hydra_config = HydraConfig.get()
+    _tasks.append(hydra_config)
     _quiet_logs()
     try:
         _job(config, hydra_config)

@@ -21,6 +21,7 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
+from quantpipe.app.shape import check_shape
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
@@ -73,6 +74,7 @@ KEYS = (
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
     plain = _plain(config)
+    check_shape(plain, (*GROUPS, *KEYS))
     for key in plain:
         if key not in (*GROUPS, *KEYS):
             raise ConfigError(
@@ -114,7 +116,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         backend=backend,
         annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
-        check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
+        check=CheckSettings(**_known(CheckSettings, plain["check"], "check")),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),

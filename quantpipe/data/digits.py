@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.divide import DEFAULT_SHARE, Part, set_aside
 from quantpipe.data.memory import MemorySource
+from quantpipe.data.options import refuse_other_than_sections
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.splits import Splits, build
 from quantpipe.types import TensorInfo
@@ -49,6 +50,9 @@ class DigitsDataset:
     search: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, Any] = field(default_factory=dict)
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=lambda: {"scale": "1/16"})
+
+    def __post_init__(self) -> None:
+        refuse_other_than_sections(self)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
         """The three splits for a model with these inputs. DataError where they do not fit."""

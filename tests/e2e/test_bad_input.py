@@ -146,3 +146,37 @@ def test_a_mistake_in_a_hardware_file_of_ones_own(program: Program) -> None:
     own.write_text(own.read_text().replace("max: 15}\n", "maximum: 15}\n"))
     paragraph = program.bare(f"--config-dir={own.parents[1]}", "hardware=mine", "command=check").paragraph
     assert "pad.maximum is not a field (did you mean 'max'?); legal are value, max" in paragraph
+
+
+def test_a_hardware_file_that_hydra_cannot_read(program: Program) -> None:
+    """Syntax, headers and defaults lists: one paragraph instead of the parser's traceback, and no hanging."""
+    own = program.cwd / "myconf" / "hardware" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    good = (ROOT / "conf" / "hardware" / "vta.yaml").read_text()
+    aliases = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    for text, said in (
+        (good + "pad:\n\tvalue: zero\n", f"{own}: line "),
+        (f"{good}a0: &a0 [1]\n{aliases}", "aliases counted"),
+        ("# @package _global_\n" + good, "hardware: is missing from the configuration"),
+        ("# @package\n" + good, "Expected header format"),
+        ("defaults: 5\n" + good, "the configuration cannot be composed"),
+        ("defaults: [mine]\n" + good, "the configuration cannot be composed"),
+    ):
+        own.write_text(text)
+        assert said in program.bare("--config-dir", str(own.parents[1]), "hardware=mine", "command=check").paragraph
+
+
+def test_what_stands_where_a_section_should(program: Program) -> None:
+    """Keys taken away and words in the place of sections, here the few that differ; `check_shape` knows them all."""
+    for override, said in (
+        ("threshold.weights=0", "threshold.weights: is 0; legal is a mapping with method"),
+        ("evaluate=x", "evaluate: is 'x'; legal is a mapping"),
+        ("calibrate=false", "calibrate: is False; legal is a mapping"),
+        ("~tracking", "tracking: is missing from the configuration"),
+        ("~search", "search.algorithm: is missing from the configuration"),
+        ("~objective.form", "objective.form: is missing"),
+        ("dataset.samples=3", "dataset.samples: is 3; legal is a mapping of options"),
+        ("hydra=3", "the configuration cannot be composed"),
+    ):
+        assert said in program.bare(override).paragraph
+    assert "dataset.evaluate: is False" in program.run("dataset=npz", "dataset.evaluate=false").paragraph
