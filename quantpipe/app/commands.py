@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from quantpipe.app.console import plain
 from quantpipe.check import check_model, made_up
 from quantpipe.lint import lint_model
 from quantpipe.report import fit_tables, lint_table
@@ -54,4 +55,4 @@ def _answer(settings: Settings, found: Mapping[str, Any], show: Callable[[Mappin
     if settings.check.format == "json":
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
-        Console().print(show(found))
+        plain().print(show(found))

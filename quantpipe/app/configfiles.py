@@ -105,7 +105,9 @@ def _refuse_growth(text: str, path: Path) -> None:
         if len(open_nodes) > MOST_DEPTH:
             raise _refused(path, f"{_place(event.start_mark)}: values lie more than {MOST_DEPTH} deep")
         if values > MOST_VALUES:
-            raise _refused(path, f"{_place(event.start_mark)}: it holds more than {MOST_VALUES} values, aliases counted")
+            raise _refused(
+                path, f"{_place(event.start_mark)}: it holds more than {MOST_VALUES} values, aliases counted"
+            )
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -6,6 +6,7 @@ interrupted.
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
@@ -23,12 +24,11 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from quantpipe.app.commands import COMMANDS
 from quantpipe.app.configfiles import check_config_files
-from quantpipe.app.console import RichConsole
-from quantpipe.app.hints import in_our_words, no_option
+from quantpipe.app.console import RichConsole, plain, say
+from quantpipe.app.hints import in_our_words, no_option, no_text
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.report import summary_table
@@ -65,9 +65,15 @@ def main() -> None:
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
     check_config_files()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
+    if (wrong := no_text([*sys.argv[1:], os.getcwd()])) is not None:  # noqa: PTH109 (bytes that are no text included)
+        say(wrong)
+        raise SystemExit(2)
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
-        _say(wrong)
+        say(wrong)
         raise SystemExit(2)
     sys.argv[1:] = _with_search_path([_experiment(a) for a in sys.argv[1:]])
     try:
@@ -75,15 +81,15 @@ def main() -> None:
     except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(_report(error)) from None
     except OSError as error:  # ours are StorageErrors; this is Hydra, which makes the run folder before we are asked
-        _say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
+        say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
         raise SystemExit(2) from None
     except Exception as error:  # Hydra lets through whatever the YAML of a defaults list or an override makes it raise
         if _tasks:
             raise
-        _say(f"the configuration cannot be composed ({type(error).__name__}: {brief(error)})")
+        say(f"the configuration cannot be composed ({type(error).__name__}: {brief(error)})")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        _say("interrupted before there was anything to keep; run the same command again")
+        say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
     raise SystemExit(max(_exit_codes, default=0))
 
@@ -151,14 +157,14 @@ def _leave(code: int, hydra_config: HydraConf) -> None:
 
 
 def _show(report: dict[str, object], settings: Settings) -> None:
-    out = Console()
+    out = plain()
     if report:
         out.print(summary_table(report))
-    out.print(f"files   {settings.folder}", soft_wrap=True, highlight=False)
+    out.print(f"files   {settings.folder}", soft_wrap=True)
     tracker = settings.tracker
     if tracker.run_id is not None:
-        out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True, highlight=False)
-        out.print(f"        {tracker.ui_command}", soft_wrap=True, highlight=False)
+        out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True)
+        out.print(f"        {tracker.ui_command}", soft_wrap=True)
 
 
 def _run_name(settings: Settings) -> str:
@@ -190,9 +196,9 @@ def _report(error: BaseException) -> int:
     while not isinstance(cause, QuantpipeError) and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra wraps what constructors raise
     if isinstance(cause, QuantpipeError):
-        _say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
+        say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
         return cause.exit_code
-    _say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
+    say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
     return 2
 
 
@@ -206,10 +212,6 @@ def _config_folders(arguments: Sequence[str]) -> list[str]:
     flags = ("--config-dir", "-cd")
     found = [b for a, b in itertools.pairwise(arguments) if a in flags]
     return found + [a.partition("=")[2] for a in arguments if a.partition("=")[0] in flags and "=" in a]
-
-
-def _say(text: str, head: str = "error: ") -> None:
-    Console(stderr=True).print(f"{head}{text}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _quiet_logs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -272,7 +273,17 @@ def _schema_record(schema: Any) -> dict[str, Any]:
 
 def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
     overrides = [o for o in hydra_config.overrides.task if not o.startswith("hydra.run.dir=")]
-    return shlex.join([*_program(), *overrides, f"hydra.run.dir={folder}"])
+    return shlex.join([*_program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
+
+
+def _quoted(value: str) -> str:
+    """As Hydra's grammar takes it: in quotes where a character means something to it."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    return "'" + value.replace("'", "\\'") + "'"
+
+
+_PLAIN_VALUE = re.compile(r"[\w/.:+@%-]+")
 
 
 def _program() -> list[str]:

@@ -47,7 +47,11 @@ def test_every_fault_is_named_with_its_place(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_mapping_or_no_text(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    for data, said in ((b"- 1\n", "holds a list"), (b"5\n", "holds a int"), (b"a: 1\nb: \xff\n", "line 2 is not UTF-8")):
+    for data, said in (
+        (b"- 1\n", "holds a list"),
+        (b"5\n", "holds a int"),
+        (b"a: 1\nb: \xff\n", "line 2 is not UTF-8"),
+    ):
         path.write_bytes(data)
         with pytest.raises(ConfigError, match=said):
             check_file(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +181,29 @@ def test_what_stands_where_a_section_should(program: Program) -> None:
     ):
         assert said in program.bare(override).paragraph
     assert "dataset.evaluate: is False" in program.run("dataset=npz", "dataset.evaluate=false").paragraph
+
+
+def test_a_run_folder_that_rich_would_read_as_markup(program: Program) -> None:
+    """The path is printed as it is, and nothing fails behind the run."""
+    for name in ("[x]", "a[/b]", ":smile:", "[bold]"):
+        done = program.bare("tracking=none", "stages=[annotate]", f"hydra.run.dir='{program.cwd / name}'")
+        assert done.code == 0, done.err
+        assert f"files   {program.cwd / name}" in done.out.splitlines()
+        assert f"run folder {program.cwd / name}" in done.err.splitlines()
+
+
+def test_paths_that_are_no_text(program: Program) -> None:
+    odd = os.fsdecode(b"od\xffd")
+    (program.cwd / odd).mkdir()
+    for arguments in ([f"model.path={odd}/m.onnx"], [f"hydra.run.dir={odd}"]):
+        done = program.bare("tracking=none", *arguments)
+        assert "is no UTF-8 text" in done.paragraph
+    pictures = program.cwd / "pictures" / odd
+    pictures.mkdir(parents=True)
+    for number in range(8):
+        name = pictures / os.fsdecode(b"\xfe%d.png" % number)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
+    (pictures / os.fsdecode(b"\xfe9.png")).write_bytes(b"no picture")
+    data = ("dataset=image_folder", "dataset.preprocess.scale=1/16", "dataset.path=pictures")
+    assert program.run(*data).code in (0, 2)
+    assert "Traceback" not in program.run(*data, "dataset.on_error=skip", folder="second").err
