@@ -1,8 +1,8 @@
 """Where the program starts: Ctrl-C is answered from the first moment on, also while libraries are still loading.
 
-A library that is interrupted while it loads may turn the interrupt into an error of its own, so that until everything is
-there the signal ends the process by itself. From then on it is a KeyboardInterrupt, which a run answers by keeping what
-it has.
+A library that is interrupted while it loads may turn the interrupt into an error of its own, so that until everything
+is there the signal ends the process by itself. From then on it is a KeyboardInterrupt, which a run answers by keeping
+what it has.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The user's own configuration files, checked before Hydra reads them: what is wrong, in which file and line.
 
-Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before anything can be asked of
-the result, so a file of some lines may take all memory. `check_config_files` puts a check in front of Hydra's reader of
-files: whichever files a command line leads to, and no others, are looked at.
+Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before anything can be asked
+of the result, so a file of some lines may take all memory. `check_config_files` puts a check in front of Hydra's reader
+of files: whichever files a command line leads to, and no others, are looked at.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def check_file(path: Path) -> None:
         raise _refused(path, f"it has {len(data)} bytes; legal are {MOST_BYTES}")
     try:
         _refuse_growth(text, path)
-        found = yaml.load(text, Loader=_Loader)  # noqa: S506 (a safe loader)
+        found = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _refused(path, _problem(error)) from error
     except (ValueError, TypeError) as error:  # of a tag's constructor, such as !!int of a word
@@ -105,9 +105,7 @@ def _refuse_growth(text: str, path: Path) -> None:
         if len(open_nodes) > MOST_DEPTH:
             raise _refused(path, f"{_place(event.start_mark)}: values lie more than {MOST_DEPTH} deep")
         if values > MOST_VALUES:
-            raise _refused(
-                path, f"{_place(event.start_mark)}: it holds more than {MOST_VALUES} values, aliases counted"
-            )
+            raise _refused(path, f"{_place(event.start_mark)}: more than {MOST_VALUES} values, aliases counted")
 
 
 def _problem(error: yaml.YAMLError) -> str:

@@ -79,6 +79,7 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin:
 
 def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment: str = "#") -> None:
     """Write text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    text = text.encode("utf-8", "backslashreplace").decode()  # names of files need not be text
     markup = comment == "<!--"
     lines = []
     for key, value in origin.header(digest_bytes(text.encode())).items():
