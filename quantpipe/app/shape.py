@@ -1,7 +1,8 @@
 """The shape of a configuration: which keys must be there, and which of them are sections.
 
 A command line may take a key away (`~search`), put a word where a section stands (`evaluate=x`), and a file of one's
-own may lie beside its group (`# @package _global_`). Everything behind this check may rely on what it reads being there.
+own may lie beside its group (`# @package _global_`). Everything
+behind this check may rely on what it reads being there.
 """
 
 from __future__ import annotations
