@@ -74,5 +74,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 
 def brief(error: BaseException, most: int = 300) -> str:
-    """The text of a foreign error in one line, for a paragraph of ours; its type where it has no text."""
+    """The text of a foreign error in one line, for a paragraph of ours: of the one that caused it, where libraries wrap
+    errors; its type where it has no text."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -29,6 +29,7 @@ def check(settings: Settings) -> int:
         settings.check.shapes or {},
         settings.fixed,
         settings.resident_mb,
+        settings.isolate,
     )
     _answer(settings, fit.as_dict(), fit_tables)
     return fit.exit_code
@@ -43,6 +44,7 @@ def lint(settings: Settings) -> int:
         lambda inputs: made_up(inputs, shapes),
         settings.fixed,
         settings.resident_mb,
+        settings.isolate,
     )
     _answer(settings, found.as_dict(), lint_table)
     return found.exit_code

@@ -121,6 +121,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
+        isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=folder,
