@@ -40,7 +40,7 @@ def made_up(
         dtype = np.dtype(port.dtype)
         if prod(shape) > MOST_VALUES:
             raise ConfigError(
-                f"is {list(shape)}, more than {MOST_VALUES} values, which no sample is made up of; give a smaller shape, "
+                f"is {list(shape)}, more than {MOST_VALUES} values, which no sample is made up of; give a smaller one, "
                 "if the model leaves one free",
                 where=f"check.shapes.{port.name}",
             )
