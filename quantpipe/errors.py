@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST = 2400
+"""Characters of a message; its end, which says what would be legal, is kept."""
+
 
 class QuantpipeError(Exception):
     """A fault in what the user gave (model, data, hardware file, configuration): exit code 2."""
@@ -18,7 +21,7 @@ class QuantpipeError(Exception):
     def __init__(self, message: str, *, stage: str | None = None, where: str | None = None) -> None:
         self.stage, self.where = stage, where
         head = ": ".join(part for part in (stage, where) if part)
-        super().__init__(f"{head}: {message}" if head else message)
+        super().__init__(_paragraph(f"{head}: {message}" if head else message))
 
 
 class ConfigError(QuantpipeError):
@@ -65,6 +68,12 @@ class Interrupted(QuantpipeError):
     """Stopped by the user; what was found so far is on disk and the run can be resumed."""
 
     exit_code = 130
+
+
+def _paragraph(text: str) -> str:
+    """One line of bounded length: what a message quotes may be of any length, and hold any character."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

@@ -98,7 +98,7 @@ class JsonlLog:
             header = json.loads(line)
             known = header["format"] == FORMAT and header["version"] == VERSION
             origin = dict(header["origin"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             known, origin = False, {}
         if not known:
             raise ArtifactError(
@@ -119,7 +119,7 @@ class JsonlLog:
     def _trial(self, line: bytes, number: int) -> Trial:
         try:
             return _trial(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ArtifactError(
                 f"line {number} is damaged ({error!r}); delete the line and its trial is measured again",
                 stage="search",
@@ -143,16 +143,18 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
         header = json.loads(lines[0])
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise ValueError("another format")
-    except (OSError, IndexError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
     found = []
     for line in lines[1:]:
         try:
             fields = json.loads(line)
+            if not isinstance(fields["number"], int):
+                continue
             found.append(fields["number"])
             if fields["number"] == number:
                 return LoggedTrial(header["origin"], dict(fields["choices"]), _trial(fields))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue  # a torn last line; what is asked for is looked for in the others
     raise ArtifactError(
         f"holds no trial {number}; it has {f'{min(found)} to {max(found)}' if found else 'none'}",

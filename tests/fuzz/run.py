@@ -1,8 +1,8 @@
 """The long run: `python -m tests.fuzz.run --cases 200 --seed 1 --out benchmarks/results/fuzz.md`.
 
 So many cases of every kind (or of those named by --kinds), each a run of the program on input that was changed at
-random by (kind, seed). The table says how they ended; every case that did not end as it should is listed with its seed, and
-`--keep FOLDER` keeps its files. Exit code 1 where there is one.
+random by (kind, seed). The table says how they ended; every case that did not end
+as it should is listed with its seed, and `--keep FOLDER` keeps its files. Exit code 1 where there is one.
 """
 
 from __future__ import annotations
