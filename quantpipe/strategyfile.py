@@ -86,9 +86,8 @@ def read_strategy(
         w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w, variants, where) for w in topology.weights
     }
     _refuse_others(thresholds, [*ranges, *weights], "thresholds", where)
-    _refuse_others(
-        found["bits"], [e for site in (*topology.groups, *topology.weights) for e in site.edges], "bits", where
-    )
+    edges = [e for g in topology.groups for e in g.edges] + [e for w in topology.weights for e in w.edges]
+    _refuse_others(found["bits"], edges, "bits", where)
     return Strategy(bits, ranges, weights, structure)
 
 

@@ -90,7 +90,7 @@ def _refuse_growth(text: str, path: Path) -> None:
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes and event.anchor in [anchor for anchor, _ in open_nodes]:
                 raise _refused(path, f"{_place(event.start_mark)}: {event.anchor!r} holds itself")
-            values += sizes.get(event.anchor, 1)  # an unknown one is refused when the values are made
+            values += sizes.get(str(event.anchor), 1)  # an unknown one is refused when the values are made
         elif isinstance(event, yaml.ScalarEvent):
             values += 1
             if event.anchor:
@@ -118,7 +118,8 @@ def _problem(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _place(mark: yaml.Mark) -> str:
+def _place(mark: Any) -> str:
+    """Of a mark of the parser, which PyYAML has two classes of."""
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 

@@ -104,15 +104,7 @@ def profile_from_yaml(text: str, where: str | None = None) -> Profile:
             loaded=head.get("Loaded", {}),
             **{key: float(head[title(key)]) for key in RUN},
         )
-    except (
-        yaml.YAMLError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except DAMAGED as error:
         raise ArtifactError(
             f"the profile is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
             stage="calibrate",

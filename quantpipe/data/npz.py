@@ -143,7 +143,7 @@ def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mappi
     if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
         state = {name: array for name, array in found.items() if name != needed[0]}
         return {needed[0] if state else SINGLE: str(keys["images"]), **state}
-    others = {name: name for name in names if name not in (keys["labels"], keys["sequence"])}
+    others: dict[str, str | None] = {name: name for name in names if name not in (keys["labels"], keys["sequence"])}
     if not found and not others:
         raise DataError(
             f"holds {', '.join(names)} and nothing to give to the model; its inputs are {', '.join(every)}. Set "
