@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.apart import Limits, Tell, apart
+from quantpipe.graph.compare import difference, shaken
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
+from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
@@ -37,7 +39,6 @@ from quantpipe.graph.view import Graph, view
 log = logging.getLogger(__name__)
 
 LEAST_OPSET = 17  # the first with LayerNormalization; everything the back ends write exists here
-SHAKE = 2.0**-20
 SENSITIVE, MOST_TOLERANCE = 10.0, 0.1
 """A model that answers a change of its input's last bits with more than TOLERANCE / SENSITIVE answers sums in another
 order in the same way: a sigmoid far out, say, whose results are a few float32 steps. Its tolerance grows along."""
@@ -101,9 +102,13 @@ def _cleaned(raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, tel
     where = original.source
     tell("loading it with onnxruntime")
     session = Session(raw, where=where)
+
+    def run(model: ir.Model) -> Feeds:
+        return Session(model, where=where).run(feeds)
+
     tell("running it on a few samples")
     reference = session.run(feeds)
-    unrest = _difference(reference, session.run(_shaken(feeds)))
+    unrest = difference(reference, session.run(shaken(feeds)))
     allowed = min(max(TOLERANCE, SENSITIVE * unrest), MOST_TOLERANCE)
     del session
     notes = _outside_notes(raw)
@@ -121,27 +126,42 @@ def _cleaned(raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, tel
         (_rewrite,),
     )
     for ways in steps:
-        failed: list[str] = []
-        for step in ways:
-            name = ways[0].__name__.strip("_")
-            tell(f"the clean-up step {name}")
-            try:
-                candidate = step(cleaned)
-                if candidate is cleaned:
-                    break
-                worst = _difference(reference, Session(candidate, where=where).run(feeds))
-            except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
-                failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
-                continue
-            if worst <= allowed:
-                cleaned = candidate
-                break
-            failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
-        else:
-            notes.append(failed[0])
+        tell(f"the clean-up step {_name_of(ways[0])}")
+        candidate, failed = _first_that_fits(ways, cleaned, lambda m: difference(reference, run(m)), allowed)
+        cleaned = candidate or cleaned
+        notes += [failed] if candidate is None else []
     _restore_names(cleaned, original)
     _name_nodes(cleaned)
     return cleaned, notes
+
+
+def _first_that_fits(
+    ways: tuple[Callable[[ir.Model], ir.Model], ...],
+    model: ir.Model,
+    change: Callable[[ir.Model], float],
+    allowed: float,
+) -> tuple[ir.Model | None, str]:
+    """The model after the first way of a step that changes its outputs by no more than `allowed`; else None, and what
+    was wrong with the first way."""
+    failed: list[str] = []
+    name = _name_of(ways[0])
+    for step in ways:
+        try:
+            candidate = step(model)
+            if candidate is model:
+                return model, ""
+            worst = change(candidate)
+        except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
+            failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
+            continue
+        if worst <= allowed:
+            return candidate, ""
+        failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
+    return None, failed[0]
+
+
+def _name_of(step: Callable[[ir.Model], ir.Model]) -> str:
+    return step.__name__.strip("_")
 
 
 def load_as_written(
@@ -259,51 +279,10 @@ def _rewrite(model: ir.Model) -> ir.Model:
         for node in list(copy.graph):
             rewrite(copy.graph, node)
     for node in list(copy.graph):
-        _pool_to_global(node)
-        _matmul_bias_to_gemm(copy.graph, node)
+        pool_to_global(node)
+        matmul_bias_to_gemm(copy.graph, node)
     common_passes.RemoveUnusedNodesPass()(copy)
     return copy
-
-
-def _pool_to_global(node: ir.Node) -> None:
-    """AveragePool whose window is the whole map, without padding, is GlobalAveragePool."""
-    if node.op_type != "AveragePool" or node.domain:
-        return
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    kernel = list(node.attributes["kernel_shape"].value)
-    pads = node.attributes.get("pads")
-    auto = node.attributes.get("auto_pad")
-    if shape is None or list(shape[2:]) != kernel or (pads and any(pads.value)):
-        return
-    if auto and auto.value not in ("NOTSET", "VALID"):
-        return
-    for name in list(node.attributes):
-        node.attributes.pop(name)
-    node.op_type = "GlobalAveragePool"
-
-
-def _matmul_bias_to_gemm(graph: ir.Graph, node: ir.Node) -> None:
-    """MatMul by a constant matrix followed by Add of a constant vector, on rank-2 data, is Gemm."""
-    if node.op_type != "MatMul" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
-        return
-    weight, output = node.inputs[1], node.outputs[0]
-    rank = len(node.inputs[0].shape) if node.inputs[0].shape is not None else 0
-    uses = list(output.uses())
-    if rank != 2 or weight.const_value is None or len(weight.const_value.shape) != 2 or len(uses) != 1:
-        return
-    if output in graph.outputs or uses[0].node.op_type != "Add":
-        return
-    add = uses[0].node
-    bias = add.inputs[1 - uses[0].idx]
-    if bias is None or bias.const_value is None or tuple(bias.const_value.shape) != (weight.const_value.shape[1],):
-        return
-    gemm = ir.Node("", "Gemm", inputs=[node.inputs[0], weight, bias], name=node.name, num_outputs=1)
-    result = add.outputs[0]
-    name, shape, dtype = result.name, result.shape, result.type
-    graph.insert_before(add, gemm)
-    result.replace_all_uses_with(gemm.outputs[0], replace_graph_outputs=True)
-    graph.remove([add, node], safe=True)
-    gemm.outputs[0].name, gemm.outputs[0].shape, gemm.outputs[0].type = name, shape, dtype
 
 
 def _restore_names(cleaned: ir.Model, original: Graph) -> None:
@@ -333,30 +312,6 @@ def _name_nodes(model: ir.Model) -> None:
             name = f"{name}_{number}"
         node.name = name
         seen.add(name)
-
-
-def _shaken(feeds: Feeds) -> Feeds:
-    """The same samples with each real value changed in its last bits, by 2^-20 of it up or down."""
-    rng = np.random.default_rng(0)
-    return {
-        name: array * (1 + rng.choice([-SHAKE, SHAKE], array.shape)).astype(array.dtype)
-        if array.dtype.kind == "f"
-        else array
-        for name, array in feeds.items()
-    }
-
-
-def _difference(reference: Feeds, found: Feeds) -> float:
-    """Largest output difference over the largest finite output value."""
-    worst = 0.0
-    for name, expected in reference.items():
-        if name not in found or found[name].shape != expected.shape:
-            return float("inf")
-        a, b = expected.astype(np.float64), found[name].astype(np.float64)
-        peak = float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a))) or 1.0
-        delta = np.abs(a - b)
-        worst = max(worst, float(np.max(delta, initial=0.0, where=np.isfinite(delta))) / peak)
-    return worst
 
 
 def _measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
