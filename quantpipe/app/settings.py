@@ -23,7 +23,7 @@ from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
 from quantpipe.app.shape import check_shape
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, brief, nearest
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
@@ -117,7 +117,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         backend=backend,
         annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
         evaluate=_options(EvaluateSettings, plain["evaluate"], "evaluate"),
-        check=CheckSettings(**_known(CheckSettings, plain["check"], "check")),
+        check=_built(CheckSettings, plain["check"], "check"),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
@@ -132,9 +132,9 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
         config=plain | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
-        limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
+        limits=_built(ChoiceLimits, plain["choices"], "choices"),
         pick=str(plain["pick"]),
-        replay=ReplaySettings(**_known(ReplaySettings, plain["replay"], "replay")),
+        replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=load_function(target, "objective.target", plugins)
         if (target := plain["objective"].get("target"))
         else None,
@@ -171,7 +171,18 @@ def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
     fields = kind.__dataclass_fields__
     for name, value in _known(kind, given, key).items():
         _expect(value, fields[name].default, f"{key}.{name}")
-    return kind(**given)
+    return _built(kind, given, key)
+
+
+def _built(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
+    """A dataclass of options, whose own checks say what is wrong with a value; ConfigError also where one is of a type
+    that they do not expect."""
+    try:
+        return kind(**_known(kind, given, key))
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise ConfigError(
+            f"is {dict(given)!r}, of which one value has another type ({brief(error)})", where=key
+        ) from error
 
 
 def _recover(given: Mapping[str, Any]) -> RecoverOptions:

@@ -101,6 +101,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
         (["calibrate.memory_mb=1"], "calibrate.memory_mb: is 1; at least 16 MiB"),
         (["annotate.min_bits=1"], "between 2 and 16"),
         (["annotate.float_nodes=[stem.cnv]"], "did you mean 'stem.conv'"),
+        (["choices.freeze=true"], "choices.freeze"),
         (["annotate.float_ops=[Foo]"], "no node is a 'Foo'"),
         (["search.max_evaluations=0"], "search.max_evaluations: 0 is not legal"),
         (["objective.metric=x"], "one of accuracy, kl, mse"),
