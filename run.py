@@ -1,6 +1,6 @@
 """Start quantpipe from a checkout: python run.py hardware=vta search=greedy"""
 
-from quantpipe.app import main
+from quantpipe.start import main
 
 if __name__ == "__main__":
     main()

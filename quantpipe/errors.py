@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from quantpipe.passwords import conceal
 
+MOST = 2400
+"""Characters of a message; its end, which says what would be legal, is kept."""
+
 
 class QuantpipeError(Exception):
     """A fault in what the user gave (model, data, hardware file, configuration): exit code 2."""
@@ -20,7 +23,7 @@ class QuantpipeError(Exception):
     def __init__(self, message: str, *, stage: str | None = None, where: str | None = None) -> None:
         self.stage, self.where = stage, where
         head = ": ".join(part for part in (stage, where) if part)
-        super().__init__(conceal(f"{head}: {message}" if head else message))
+        super().__init__(conceal(_paragraph(f"{head}: {message}" if head else message)))
 
 
 class ConfigError(QuantpipeError):
@@ -77,6 +80,12 @@ class Interrupted(QuantpipeError):
     exit_code = 130
 
 
+def _paragraph(text: str) -> str:
+    """One line of bounded length: what a message quotes may be of any length, and hold any character."""
+    text = " ".join(text.splitlines())
+    return text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}"
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """A hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
@@ -96,3 +105,11 @@ def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) ->
                 else "none is legal here"
             )
             raise ConfigError(f"is no option{nearest(str(key), known)}; {said}", where=f"{where}.{key}")
+
+
+def brief(error: BaseException, most: int = 300) -> str:
+    """The text of a foreign error in one line, for a paragraph of ours: of the one that caused it, where libraries wrap
+    errors; its type where it has no text."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:most] or type(error).__name__

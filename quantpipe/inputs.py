@@ -86,7 +86,14 @@ def load(settings: Settings) -> Inputs:
             )
         return first.inputs
 
-    graph = load_graph(settings.model, example, settings.resident_mb, settings.fixed, opset_for(settings.spec))
+    graph = load_graph(
+        settings.model,
+        example,
+        settings.resident_mb,
+        settings.fixed,
+        least_opset=opset_for(settings.spec),
+        isolate=settings.isolate,
+    )
     splits = made[0]
     graph = replace(graph, states=frozenset(splits.state.values()))
     for samples in splits.roles.values():

@@ -197,6 +197,7 @@ class Settings:
     pick: str = "knee"
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
+    isolate: bool = True
 
     @property
     def holdout(self) -> float:

@@ -7,7 +7,7 @@ by choice: what its topology departs from the default in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ArtifactError, ConfigError, nearest
-from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Structure, Topology
+from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Structure, Topology, WeightSite
 
 VERSION = "1.0"
+MOST = float(np.finfo(np.float32).max) / 2**16
+"""Of a range, so that a scale and all that is made of it stay within float32."""
 
 
 def strategy_payload(
@@ -60,6 +62,9 @@ def read_strategy(
     if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
         raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)
     found = payload["strategy"]
+    for section in ("topology", "bits", "thresholds"):
+        _mapping(found, section, where)
+    _mapping(found["topology"], "node_conds", where)
     for name, here in (("model_hash", model_hash), ("hardware", spec.name), ("schema", asdict(schema))):
         if found.get(name) != here:
             raise ArtifactError(
@@ -73,12 +78,49 @@ def read_strategy(
         topology = variants.at(structure)
     except ConfigError as error:
         raise ArtifactError(f"its structure is another one: {error}", stage="strategy", where=where) from error
-    _same_nodes(found.get("topology", {}).get("node_conds", {}), topology, where)
-    bits = _bits(found.get("bits", {}), topology, where)
-    thresholds = found.get("thresholds", {})
+    _same_nodes(found["topology"]["node_conds"], topology, where)
+    bits = _bits(found["bits"], topology, where)
+    thresholds = found["thresholds"]
     ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where) for g in topology.groups}
-    weights = {w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w.tensor, where) for w in topology.weights}
+    weights = {
+        w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w, variants, where) for w in topology.weights
+    }
+    _refuse_others(thresholds, [*ranges, *weights], "thresholds", where)
+    edges = [e for g in topology.groups for e in g.edges] + [e for w in topology.weights for e in w.edges]
+    _refuse_others(found["bits"], edges, "bits", where)
     return Strategy(bits, ranges, weights, structure)
+
+
+def results_of(payload: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[Any], Mapping[str, Any]]:
+    """(search, rectified, recover): what the file says of how the strategy was found. ArtifactError for other types."""
+    results = payload.get("results", {})
+    found = results if isinstance(results, Mapping) else {"search": results}
+    search, rectified, recovery = (found.get(k, d) for k, d in (("search", {}), ("rectified", []), ("recover", {})))
+    if not isinstance(search, Mapping) or not isinstance(rectified, list) or not isinstance(recovery, Mapping):
+        raise ArtifactError(
+            "its results are damaged; legal are the mappings search and recover and the list rectified",
+            stage="strategy",
+            where=where,
+        )
+    return search, rectified, recovery
+
+
+def _mapping(found: Mapping[str, Any], name: str, where: str) -> None:
+    if not isinstance(found.get(name), Mapping):
+        raise ArtifactError(
+            f"its {name} is {_short(found.get(name))}; legal is a mapping by name", stage="strategy", where=where
+        )
+
+
+def _refuse_others(found: Mapping[str, Any], known: Sequence[str], section: str, where: str) -> None:
+    """ArtifactError for a name that means nothing here: whoever wrote it thought that it did."""
+    other = sorted(set(found) - set(known))
+    if other:
+        raise ArtifactError(
+            f"its {section} name {other[0]!r}, which is not in the model{nearest(other[0], known)}",
+            stage="strategy",
+            where=where,
+        )
 
 
 def _structure(found: Any, where: str) -> Structure:
@@ -94,11 +136,12 @@ def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str,
     sites = [(g.tensors, g.edges, g.max_bits) for g in topology.groups]
     sites += [((w.tensor,), w.edges, w.max_bits) for w in topology.weights]
     for tensors, edges, most in sites:
-        values = {_entry(found, e, where) for e in edges}
-        if len(values) != 1 or not all(isinstance(v, int) and 2 <= v <= most for v in values):
+        given = [_entry(found, e, where) for e in edges]
+        values = {v for v in given if isinstance(v, int) and not isinstance(v, bool) and 2 <= v <= most}
+        if len(values) != 1 or any(v != given[0] for v in given):
             raise ArtifactError(
-                f"the edges {', '.join(edges[:3])} share one decision; found bits {sorted(map(str, values))}, "
-                f"legal is one number from 2 to {most}",
+                f"the edges {', '.join(edges[:3])} share one decision; found bits "
+                f"{_short(sorted(set(map(str, given))))}, legal is one number from 2 to {most}",
                 stage="strategy",
                 where=where,
             )
@@ -137,23 +180,42 @@ def _weight(limits: NDArray[np.float64], per_channel: bool) -> Any:
     return rows if per_channel else rows[0]
 
 
-def _read_weight(value: Any, name: str, where: str) -> NDArray[np.float64]:
-    """The inverse."""
+def _read_weight(value: Any, site: WeightSite, variants: Topologies, where: str) -> NDArray[np.float64]:
+    """The inverse: `()`, `[C]` or `[C, 2]`."""
+    name, per_channel = site.tensor, site.axis is not None
+    channels = variants.graph.shapes[name][site.axis] if site.axis is not None else None
+    if (len(value) if isinstance(value, list) else None) != channels:
+        wanted = f"a list of {channels}, one for each output channel" if per_channel else "one entry for the tensor"
+        raise ArtifactError(
+            f"the threshold of {name} is {_short(value)}; legal is {wanted}", stage="strategy", where=where
+        )
     rows = value if isinstance(value, list) else [value]
-    if not any(isinstance(row, Mapping) for row in rows):
-        return np.asarray(value, np.float64)
     ranges = [_read_range(row, name, where) for row in rows]
-    return np.asarray([(r.low, r.high) for r in ranges], np.float64)
+    if any(isinstance(row, Mapping) for row in rows):
+        return np.asarray([(r.low, r.high) for r in ranges], np.float64)
+    limits = [r.high for r in ranges]
+    return np.asarray(limits if per_channel else limits[0], np.float64)
 
 
 def _read_range(value: Any, name: str, where: str) -> Range:
-    if isinstance(value, Mapping) and {"low", "high"} <= set(value):
-        return Range(float(value["low"]), float(value["high"]))
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return Range(-float(value), float(value))
+    """A number T for [-T, T], or low and high with low <= 0 <= high: every range holds zero."""
+    low = high = value
+    if isinstance(value, Mapping) and set(value) == {"low", "high"}:
+        low, high = value["low"], value["high"]
+    elif _is_real(value):
+        low = -value
+    if _is_real(low) and _is_real(high) and -MOST <= low <= 0 <= high <= MOST:
+        return Range(float(low), float(high))
     raise ArtifactError(
-        f"the threshold of {name} is {value!r}; legal is T or low and high", stage="strategy", where=where
+        f"the threshold of {name} is {_short(value)}; legal is T for [-T, T] (T from 0 on), or low and high with zero "
+        "between them",
+        stage="strategy",
+        where=where,
     )
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _short(value: Any) -> str:

@@ -38,7 +38,7 @@ class ChoiceLimits:
                 raise ConfigError(f"is {options!r}; legal is {legal}", where=where)
             for option in options:
                 _option(option, where, legal)
-        if isinstance(self.freeze, str) or not all(isinstance(p, str) for p in self.freeze):
+        if not isinstance(self.freeze, list | tuple) or not all(isinstance(p, str) for p in self.freeze):
             raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
 
     def narrowed(self, space: ChoiceSpace) -> ChoiceSpace:

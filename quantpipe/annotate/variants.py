@@ -50,6 +50,10 @@ class Topologies:
     def __getstate__(self) -> dict[str, Any]:
         return {"_given": self._given, "_kept": OrderedDict()}
 
+    @property
+    def graph(self) -> Graph:
+        return self._given[0]
+
     @cached_property
     def base(self) -> Topology:
         """The default topology."""

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from quantpipe.app.console import plain
 from quantpipe.check import Fit, check_model, made_up
 from quantpipe.lint import Findings, lint_model
 from quantpipe.report import fit_tables, lint_table
@@ -29,6 +30,7 @@ def fit_of(settings: Settings) -> Fit:
         settings.check.shapes or {},
         settings.fixed,
         settings.resident_mb,
+        settings.isolate,
     )
 
 
@@ -41,6 +43,7 @@ def findings_of(settings: Settings) -> Findings:
         lambda inputs: made_up(inputs, shapes),
         settings.fixed,
         settings.resident_mb,
+        settings.isolate,
     )
 
 
@@ -70,4 +73,4 @@ def _answer(settings: Settings, found: Mapping[str, Any], show: Callable[[Mappin
     if settings.check.format == "json":
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
-        Console().print(show(found))
+        plain().print(show(found))

@@ -16,27 +16,38 @@ LINE_SECONDS = 30.0
 """Between two lines about progress."""
 
 
+def plain(*, stderr: bool = False) -> Console:
+    """A console that shows text as it is: names of files and nodes may hold what rich would read as markup, such as
+    `[x]` or `:smile:`."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def say(text: str, head: str = "error: ") -> None:
+    """One paragraph on standard error."""
+    plain(stderr=True).print(f"{head}{text}", soft_wrap=True)
+
+
 class RichConsole:
     """Writes to standard error, so that standard output holds results only."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain(stderr=True)
         self._bars: Progress | None = None
         self._started = time.perf_counter()
 
     def announce(self, text: str) -> None:
         LOG.info("%s", text)
-        self._console.print(text, style="dim", soft_wrap=True, highlight=False, markup=False)
+        self._console.print(text, style="dim", soft_wrap=True)
 
     def stage(self, name: str, note: str = "") -> None:
         self.finish()
         seconds = time.perf_counter() - self._started
         LOG.info("%-10s %s", name, note)
-        self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True, highlight=False, markup=False)
+        self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True)
 
     def warn(self, text: str) -> None:
         LOG.warning("%s", text)
-        self._console.print(f"warning: {text}", style="yellow", soft_wrap=True, highlight=False, markup=False)
+        self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def progress(self, name: str) -> Update:
         """A bar; its length may be unknown (0) and may change. Without a terminal, and in main.log, a line now and

@@ -57,6 +57,18 @@ def no_option(overrides: Sequence[str], groups: Mapping[str, Path]) -> str | Non
     return None
 
 
+def no_text(arguments: Sequence[str]) -> str | None:
+    """A paragraph about the first argument or folder that is no UTF-8 text, which no configuration file can hold; None
+    if there is none."""
+    for argument in arguments:
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            shown = argument.encode("utf-8", "backslashreplace").decode()
+            return f"{shown!r} is no UTF-8 text; legal are names of files and folders that are: rename it"
+    return None
+
+
 def _no_key(key: str, known: Sequence[str]) -> str:
     parent = key.rpartition(".")[0]
     inside = [k[len(parent) + 1 :] for k in known if k.startswith(f"{parent}.")] if parent else list(known)

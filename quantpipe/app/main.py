@@ -6,6 +6,7 @@ interrupted.
 
 from __future__ import annotations
 
+import io
 import itertools
 import logging
 import os
@@ -23,20 +24,20 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 
 from quantpipe import __version__
 from quantpipe.app.commands import COMMANDS
-from quantpipe.app.console import RichConsole
+from quantpipe.app.configfiles import check_config_files
+from quantpipe.app.console import RichConsole, plain, say
 from quantpipe.app.files import asset, folder_of
-from quantpipe.app.hints import in_our_words, no_option
+from quantpipe.app.hints import in_our_words, no_option, no_text
 from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.targets import PLUGINS
 from quantpipe.app.vault import learn_environment, without_secrets
-from quantpipe.errors import Interrupted, QuantpipeError, TargetError
+from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.filing import start_tracking
 from quantpipe.report import summary_table
 from quantpipe.runner import run
@@ -47,21 +48,32 @@ _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
 
 
+_tasks: list[HydraConf] = []
+"""What Hydra has composed and handed over in this process; before the first, every error is the configuration's."""
+
+
 def main() -> None:
     """Run the command line; always ends in SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files need not be text
     guard()
     learn_environment()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here as exceptions and leave as one paragraph
     OmegaConf.register_new_resolver("asset", asset, replace=True)
     signal.signal(signal.SIGTERM, _as_interrupt)
     install()
+    check_config_files()
+    if (wrong := no_text([*sys.argv[1:], os.getcwd()])) is not None:  # noqa: PTH109 (bytes that are no text included)
+        say(wrong)
+        raise SystemExit(2)
     try:
         sys.argv[1:] = without_secrets(sys.argv[1:])
     except QuantpipeError as error:
         raise SystemExit(_report(error)) from None
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
-        _say(wrong)
+        say(wrong)
         raise SystemExit(2)
     if "command=verify" in sys.argv[1:]:
         raise SystemExit(_verify([a for a in sys.argv[1:] if a != "command=verify"]))
@@ -71,10 +83,15 @@ def main() -> None:
     except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
         raise SystemExit(_report(error)) from None
     except OSError as error:  # ours are StorageErrors; this is Hydra, which makes the run folder before we are asked
-        _say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
+        say(f"hydra.run.dir: the run folder cannot be made or written ({error}); choose another one")
+        raise SystemExit(2) from None
+    except Exception as error:  # Hydra lets through whatever the YAML of a defaults list or an override makes it raise
+        if _tasks:
+            raise
+        say(f"the configuration cannot be composed ({type(error).__name__}: {brief(error)})")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
-        _say("interrupted before there was anything to keep; run the same command again")
+        say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
     raise SystemExit(max(_exit_codes, default=0))
 
@@ -84,7 +101,7 @@ def _verify(arguments: list[str]) -> int:
     key = "hydra.run.dir="
     folders = [a.removeprefix(key) for a in arguments if a.startswith(key)]
     if len(folders) != 1 or len(arguments) != 1:
-        _say("command=verify takes one argument, hydra.run.dir=FOLDER, the run folder whose certificate is checked")
+        say("command=verify takes one argument, hydra.run.dir=FOLDER, the run folder whose certificate is checked")
         return 2
     return check_certificate(folders)
 
@@ -110,6 +127,7 @@ def _experiment(argument: str) -> str:
 def _task(config: DictConfig) -> None:
     """One job (the only one, or one of a sweep)."""
     hydra_config = HydraConfig.get()
+    _tasks.append(hydra_config)
     _quiet_logs()
     LOG.info("quantpipe %s: %s", __version__, " ".join(hydra_config.overrides.task) or "no overrides")
     try:
@@ -165,14 +183,14 @@ def _leave(code: int, hydra_config: HydraConf) -> None:
 
 
 def _show(report: dict[str, object], settings: Settings) -> None:
-    out = Console()
+    out = plain()
     if report:
         out.print(summary_table(report))
-    out.print(f"files   {settings.folder}", soft_wrap=True, highlight=False)
+    out.print(f"files   {settings.folder}", soft_wrap=True)
     tracker = settings.tracker
     if tracker.run_id is not None:
-        out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True, highlight=False)
-        out.print(f"        {tracker.ui_command}", soft_wrap=True, highlight=False)
+        out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True)
+        out.print(f"        {tracker.ui_command}", soft_wrap=True)
 
 
 def _report(error: BaseException) -> int:
@@ -181,9 +199,9 @@ def _report(error: BaseException) -> int:
     while not isinstance(cause, QuantpipeError) and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra wraps what constructors raise
     if isinstance(cause, QuantpipeError):
-        _say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
+        say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
         return cause.exit_code
-    _say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
+    say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
     return 2
 
 
@@ -197,10 +215,6 @@ def _config_folders(arguments: Sequence[str]) -> list[str]:
     flags = ("--config-dir", "-cd")
     found = [b for a, b in itertools.pairwise(arguments) if a in flags]
     return found + [a.partition("=")[2] for a in arguments if a.partition("=")[0] in flags and "=" in a]
-
-
-def _say(text: str, head: str = "error: ") -> None:
-    Console(stderr=True).print(f"{head}{text}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _quiet_logs() -> None:

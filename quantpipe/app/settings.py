@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -21,9 +22,10 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
+from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.vault import shown
-from quantpipe.errors import ConfigError, nearest, refuse_unknown
+from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
@@ -74,7 +76,7 @@ KEYS = (
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
-    "model": ("path", "resident_mb", "fixed"),
+    "model": ("path", "resident_mb", "fixed", "isolate"),
     "schema": ("name", "activations", "weights"),
     "threshold": ("activations", "weights"),
     "threshold.weights": ("method",),
@@ -105,6 +107,7 @@ class Launch:
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
+    check_shape(_plain(config), (*GROUPS, *KEYS))
     refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), _overrides(hydra_config))
     cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
@@ -153,10 +156,11 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         backend=backend,
         annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
         evaluate=_evaluate(plain["evaluate"]),
-        check=CheckSettings(**_known(CheckSettings, plain["check"] or {}, "check")),
+        check=_built(CheckSettings, plain["check"] or {}, "check"),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
+        isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=start.folder,
@@ -167,9 +171,9 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         config=concealed(plain) | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
-        limits=ChoiceLimits(**_known(ChoiceLimits, plain["choices"], "choices")),
+        limits=_built(ChoiceLimits, plain["choices"], "choices"),
         pick=str(plain["pick"]),
-        replay=ReplaySettings(**_known(ReplaySettings, plain["replay"], "replay")),
+        replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=given.get("value_of")
         or (
             load_function(target, "objective.target", plugins) if (target := plain["objective"].get("target")) else None
@@ -209,7 +213,18 @@ def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
     fields = kind.__dataclass_fields__
     for name, value in _known(kind, given, key).items():
         _expect(value, fields[name].default, f"{key}.{name}")
-    return kind(**given)
+    return _built(kind, given, key)
+
+
+def _built(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
+    """A dataclass of options, whose own checks say what is wrong with a value; ConfigError also where one is of a type
+    that they do not expect."""
+    try:
+        return kind(**_known(kind, given, key))
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        raise ConfigError(
+            f"is {dict(given)!r}, of which one value has another type ({brief(error)})", where=key
+        ) from error
 
 
 def _recover(given: Mapping[str, Any]) -> RecoverOptions:
@@ -326,7 +341,17 @@ def _schema_record(schema: Any) -> dict[str, Any]:
 
 def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
     overrides = [shown(text) for text in _overrides(hydra_config) if not text.startswith("hydra.run.dir=")]
-    return shlex.join([*_program(), *overrides, f"hydra.run.dir={folder}"])
+    return shlex.join([*_program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
+
+
+def _quoted(value: str) -> str:
+    """As Hydra's grammar takes it: in quotes where a character means something to it."""
+    if _PLAIN_VALUE.fullmatch(value):
+        return value
+    return "'" + value.replace("'", "\\'") + "'"
+
+
+_PLAIN_VALUE = re.compile(r"[\w/.:+@%-]+")
 
 
 def _overrides(hydra_config: HydraConf) -> list[str]:

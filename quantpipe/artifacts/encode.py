@@ -50,6 +50,7 @@ def dumped(payload: Mapping[str, Any]) -> bytes:
 
 def text_bytes(text: str, origin: Origin, comment: str) -> bytes:
     """Text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    text = text.encode("utf-8", "backslashreplace").decode()  # names of files need not be text
     return (text_header(origin.header(digest_bytes(text.encode())), comment) + text).encode()
 
 

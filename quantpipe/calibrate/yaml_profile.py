@@ -14,6 +14,9 @@ from quantpipe.calibrate.profile import RUN, VERSION
 from quantpipe.errors import ArtifactError
 from quantpipe.types import Profile, TensorStats
 
+MOST_BINS = 1 << 20
+DAMAGED = (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What other entries than those that were written make the reading raise."""
 COARSE_BINS = 32
 """Bins of the histogram that Glow's tools read: enough to see a distribution, too few to calibrate from."""
 
@@ -101,7 +104,7 @@ def profile_from_yaml(text: str, where: str | None = None) -> Profile:
             loaded=head.get("Loaded", {}),
             **{key: float(head[title(key)]) for key in RUN},
         )
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGED as error:
         raise ArtifactError(
             f"the profile is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
             stage="calibrate",
@@ -110,7 +113,10 @@ def profile_from_yaml(text: str, where: str | None = None) -> Profile:
 
 
 def _stats(entry: dict[str, Any]) -> TensorStats:
-    histogram = np.zeros(int(entry.get("Bins", 0)), dtype=np.int64)
+    bins = int(entry.get("Bins", 0))
+    if bins > MOST_BINS:
+        raise ValueError(f"the histogram of {entry['NodeOutputName']} has {bins} bins, more than {MOST_BINS}")
+    histogram = np.zeros(bins, dtype=np.int64)
     if len(histogram):
         counts = [int(count) for count in str(entry["Counts"]).split()]
         first = int(entry["FirstBin"])

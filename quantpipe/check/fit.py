@@ -112,6 +112,7 @@ def check_model(
     shapes: Mapping[str, Sequence[int]],
     fixed: Mapping[str, Any] | None = None,
     resident_mb: int = RESIDENT_MB,
+    isolate: bool = True,
 ) -> Fit:
     """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`), `fixed` inputs
     that are made constants first; external data beyond `resident_mb` MiB stay in their files.
@@ -119,7 +120,7 @@ def check_model(
     Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
     """
     try:
-        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), resident_mb, fixed)
+        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), resident_mb, fixed, isolate=isolate)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

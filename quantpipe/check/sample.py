@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.types import TensorInfo
 
+MOST_VALUES = 1 << 26
+"""Of one input of a made-up sample."""
 FREE = 64
 """Size of a free axis other than the batch axis, where the user gives none."""
 
@@ -35,6 +38,12 @@ def made_up(
     for port in inputs:
         shape = _shape(port, shapes.get(port.name))
         dtype = np.dtype(port.dtype)
+        if prod(shape) > MOST_VALUES:
+            raise ConfigError(
+                f"is {list(shape)}, more than {MOST_VALUES} values, which no sample is made up of; give a smaller one, "
+                "if the model leaves one free",
+                where=f"check.shapes.{port.name}",
+            )
         found[port.name] = rng.standard_normal(shape).astype(dtype) if dtype.kind == "f" else np.zeros(shape, dtype)
     return found
 

@@ -12,7 +12,6 @@ import shutil
 import struct
 import tempfile
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,10 +20,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from quantpipe.errors import DataError, StorageError, nearest
+from quantpipe.errors import DataError, QuantpipeError, StorageError, brief, nearest
 
-# What a damaged file makes zipfile, zlib and numpy raise.
-BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, struct.error, NotImplementedError)
+MOST_ROWS = 50_000_000
+"""More samples than any data set has; what is kept per sample would not fit into memory."""
+DEFLATE = 1100  # times smaller than what it holds a compressed member can be, at most
 ZIP_LOCAL_HEADER = 30  # bytes before the name, which ends with the lengths of name and extra field
 
 
@@ -49,8 +49,8 @@ def member_names(path: Path) -> tuple[str, ...] | None:
                 return tuple(name.removesuffix(".npy") for name in archive.namelist())
         with path.open("rb") as file:
             npy.read_magic(file)
-    except BROKEN as error:
-        raise DataError(f"is neither a .npz nor a .npy file, or damaged ({error}).", where=str(path)) from error
+    except Exception as error:  # zipfile and numpy raise many types for a damaged file
+        raise DataError(f"is neither a .npz nor a .npy file, or damaged ({brief(error)}).", where=str(path)) from error
     return None
 
 
@@ -65,6 +65,7 @@ class ArrayFile:
             with self._open() as stream:
                 self._header = _read_header(stream)
             self._offset = self._data_offset()
+            self._refuse_false_size()
         except KeyError:
             names = member_names(path) or ()
             raise DataError(
@@ -72,7 +73,9 @@ class ArrayFile:
                 "Set dataset.keys.images and dataset.keys.labels.",
                 where=str(path),
             ) from None
-        except BROKEN as error:
+        except QuantpipeError:
+            raise
+        except Exception as error:  # zipfile and numpy raise many types for a damaged file
             raise self._damaged(error) from error
         if self.dtype.hasobject or self.dtype.kind not in "biuf":
             raise DataError(f"holds {self.dtype}; legal are numbers (integers, floats, booleans).", where=self.where)
@@ -89,7 +92,7 @@ class ArrayFile:
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
         """A copy of the rows at `indices`: `[len(indices), …]`."""
-        if math.prod(self.shape) == 0:
+        if not self.shape[0]:
             return np.empty((len(indices), *self.shape[1:]), self.dtype)
         try:
             file, offset = self._mappable()
@@ -102,7 +105,9 @@ class ArrayFile:
                 order="F" if self._header.fortran else "C",
             )
             return np.ascontiguousarray(np.asarray(mapped)[indices])
-        except BROKEN as error:
+        except QuantpipeError:
+            raise
+        except Exception as error:
             raise self._damaged(error) from error
 
     def _mappable(self) -> tuple[Any, int]:
@@ -150,8 +155,40 @@ class ArrayFile:
             name_length, extra_length = struct.unpack("<HH", file.read(ZIP_LOCAL_HEADER)[-4:])
         return int(info.header_offset + ZIP_LOCAL_HEADER + name_length + extra_length + self._header.size)
 
+    def _refuse_false_size(self) -> None:
+        """DataError where the header claims other data than there are, before anything is made by what it claims."""
+        if self.dtype.hasobject or not self.shape:
+            return  # refused for that
+        claimed = math.prod(self.shape) * self.dtype.itemsize
+        stored, most = self._stored_bytes()
+        if claimed > min(stored, most) or (self._key is not None and claimed != stored):
+            raise DataError(
+                f"its header says {self.dtype} of shape {list(self.shape)[:8]}, which takes {claimed} bytes, and it "
+                f"holds {min(stored, most)}; the file is damaged or was cut short.",
+                where=self.where,
+            )
+        if self.shape[0] > MOST_ROWS or (self.shape[0] and not claimed):
+            raise DataError(
+                f"has the shape {list(self.shape)[:8]}; legal are up to {MOST_ROWS} rows, one per sample, that hold "
+                "something.",
+                where=self.where,
+            )
+
+    def _stored_bytes(self) -> tuple[int, int]:
+        """(bytes behind the header, as the archive says; bytes that there can be at most)."""
+        size = self._path.stat().st_size
+        if self._key is None:
+            return size - self._header.size, size
+        with zipfile.ZipFile(self._path) as archive:
+            name = f"{self._key}.npy"
+            info = archive.getinfo(name if name in archive.namelist() else self._key)
+        most = size if info.compress_type == zipfile.ZIP_STORED else DEFLATE * min(info.compress_size, size) + DEFLATE
+        return info.file_size - self._header.size, most
+
     def _damaged(self, error: Exception) -> DataError:
-        return DataError(f"cannot be read: the file is damaged or not a NumPy array ({error}).", where=self.where)
+        return DataError(
+            f"cannot be read: the file is damaged or not a NumPy array ({brief(error)}).", where=self.where
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the temporary file: another process unpacks for itself."""
@@ -166,4 +203,6 @@ def _read_header(stream: IO[bytes]) -> Header:
     if version not in readers:
         raise ValueError(f"version {version} of the .npy format")
     shape, fortran, dtype = readers[version](head)
+    if any(d < 0 for d in shape):
+        raise ValueError(f"a shape of {list(shape)[:8]}")
     return Header(tuple(shape), bool(fortran), np.dtype(dtype), head.tell())

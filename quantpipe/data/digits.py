@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.divide import DEFAULT_SHARE, ROLES, Part, set_aside
 from quantpipe.data.memory import MemorySource
-from quantpipe.data.options import refuse_unknown_parts
+from quantpipe.data.options import refuse_other_than_sections, refuse_unknown_parts
 from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.splits import Handling, Splits, build
 from quantpipe.types import TensorInfo
@@ -53,6 +53,7 @@ class DigitsDataset:
     force_few: bool = False
 
     def __post_init__(self) -> None:
+        refuse_other_than_sections(self)
         refuse_unknown_parts(self, {"search": ("share",), "samples": ROLES})
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:

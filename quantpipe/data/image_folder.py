@@ -6,6 +6,7 @@ Pictures are decoded batch by batch, with as many channels as the model takes.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows
 from quantpipe.data.splits import Splits
-from quantpipe.errors import DataError
+from quantpipe.errors import DataError, brief
 from quantpipe.types import TensorInfo
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
@@ -56,7 +57,7 @@ class PictureSource:
                 content = hashlib.sha256(path.read_bytes()).digest()
             except OSError as error:
                 raise DataError(f"cannot be read ({error}).", stage="data", where=str(path)) from error
-            hasher.update(path.relative_to(self.where).as_posix().encode() + b"\0" + content)
+            hasher.update(os.fsencode(path.relative_to(self.where).as_posix()) + b"\0" + content)
 
     def feed_content(self, index: int, hasher: Hasher) -> None:
         """The file as it lies there: a copy under another name is the same picture, and nothing is decoded."""
@@ -80,9 +81,11 @@ def _decode(path: Path, mode: str) -> NDArray[np.uint8]:
                     where=str(path),
                 )
             array = np.asarray(picture.convert(mode))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # a decoder may raise anything for a damaged file
         raise DataError(
-            f"is not a picture that can be read ({error}); repair or remove it, or set dataset.on_error=skip.",
+            f"is not a picture that can be read ({brief(error)}); repair or remove it, or set dataset.on_error=skip.",
             stage="data",
             where=str(path),
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import ConfigError, DataError, nearest
+
+INDEX = re.compile(r"[+-]?[0-9]{1,18}")  # all of them fit into int64
 
 
 def read_labels(path: Path, columns: Sequence[str]) -> dict[str, int]:
@@ -39,12 +42,9 @@ def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path
     for row in reader:
         name, text = (row[name_column] or "").strip(), (row[index_column] or "").strip()
         where = f"{path}, line {reader.line_num}"
-        try:
-            index = int(text)
-        except ValueError:
-            raise DataError(
-                f"{text!r} in column {index_column!r} is not a class index (0, 1, …).", where=where
-            ) from None
+        index = int(text) if INDEX.fullmatch(text) else None
+        if index is None:
+            raise DataError(f"{text[:40]!r} in column {index_column!r} is not a class index (0, 1, …).", where=where)
         if labels.setdefault(name, index) != index:
             raise DataError(f"{name!r} has two class indices, {labels[name]} and {index}; keep one.", where=where)
     return labels
@@ -63,6 +63,8 @@ def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
         raise DataError(f"{samples} images but {len(raw)} labels; there must be one label for each image.", where=where)
     if raw.dtype.kind not in "iu":
         raise DataError(f"labels are {raw.dtype}; legal are integers (class indices).", where=where)
+    if raw.dtype == np.uint64 and raw.max(initial=0) > np.iinfo(np.int64).max:
+        raise DataError(f"a label is {raw.max()}; legal are class indices, which are small.", where=where)
     return raw.astype(np.int64)
 
 

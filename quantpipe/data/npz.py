@@ -139,8 +139,18 @@ def _arrays(path: Path, needed: Sequence[str], every: Sequence[str], keys: Mappi
             )
     if names is None:
         return {SINGLE: None}
+    if not names:
+        raise DataError("holds no arrays; legal is one with a row per sample.", stage="data", where=str(path))
     found = {name: str(given.get(name, name)) for name in every if name in given or name in names}
     if len(needed) == 1 and needed[0] not in given and (needed[0] not in found or keys["images"] in names):
         state = {name: array for name, array in found.items() if name != needed[0]}
         return {needed[0] if state else SINGLE: str(keys["images"]), **state}
-    return dict(found) or {name: name for name in names if name not in (keys["labels"], keys["sequence"])}
+    others: dict[str, str | None] = {name: name for name in names if name not in (keys["labels"], keys["sequence"])}
+    if not found and not others:
+        raise DataError(
+            f"holds {', '.join(names)} and nothing to give to the model; its inputs are {', '.join(every)}. Set "
+            "dataset.keys.",
+            stage="data",
+            where=str(path),
+        )
+    return dict(found) or others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from quantpipe.data.divide import ROLES, divide
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.source import Source
 from quantpipe.data.splits import Handling, Splits, build, source_paths
-from quantpipe.errors import refuse_unknown
+from quantpipe.errors import ConfigError, refuse_unknown
 from quantpipe.types import TensorInfo
 
 
@@ -21,6 +21,15 @@ def refuse_unknown_parts(options: object, parts: Mapping[str, Sequence[str]]) ->
         given = getattr(options, name)
         if isinstance(given, Mapping):
             refuse_unknown(given, legal, f"dataset.{name}")
+
+
+def refuse_other_than_sections(options: Any) -> None:
+    """ConfigError where a field of a data set that holds a mapping by default was given something else."""
+    for known in fields(options):
+        value = getattr(options, known.name)
+        by_default = known.default_factory is not MISSING and isinstance(known.default_factory(), Mapping)
+        if by_default and not isinstance(value, Mapping | Preprocess):
+            raise ConfigError(f"is {value!r}; legal is a mapping of options.", where=f"dataset.{known.name}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +50,10 @@ class Options:
     """What may stand in the options that are mappings."""
 
     def __post_init__(self) -> None:
+        refuse_other_than_sections(self)
         refuse_unknown_parts(self, self.parts)
+        if self.state is not None and not isinstance(self.state, Mapping):
+            raise ConfigError(f"is {self.state!r}; legal is null, or OUTPUT: INPUT pairs.", where="dataset.state")
 
     @property
     def handling(self) -> Handling:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.errors import DataError, nearest
+from quantpipe.errors import DataError, brief, nearest
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 ROWS = 4096  # in memory at once
@@ -84,7 +84,7 @@ class TableFile:
         try:
             with self.path.open(newline="", encoding="utf-8-sig") as file:
                 return tuple(name.strip() for name in next(self._reader(file), []))
-        except (UnicodeDecodeError, csv.Error, OSError) as error:
+        except (ValueError, csv.Error, OSError) as error:
             raise self._unreadable(error) from error
 
     def _reader(self, file: Any) -> Any:
@@ -108,31 +108,28 @@ class TableFile:
                     if len(lines) == ROWS:
                         yield lines, rows
                         lines, rows = [], [[] for _ in columns]
-        except (UnicodeDecodeError, csv.Error, OSError) as error:
+        except (ValueError, csv.Error, OSError) as error:
             raise self._unreadable(error) from error
         if lines:
             yield lines, rows
 
     def _unreadable(self, error: Exception) -> DataError:
-        return DataError(f"cannot be read as a table ({error}).", stage="data", where=str(self.path))
+        return DataError(f"cannot be read as a table ({brief(error)}).", stage="data", where=str(self.path))
 
     # --- Parquet ----------------------------------------------------------------------------------------------------
 
     def _open_parquet(self) -> Any:
-        import pyarrow as pa
         from pyarrow import parquet
 
         try:
             return parquet.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as error:
+        except Exception as error:  # pyarrow raises its own types, and those of Python
             raise self._unreadable(error) from error
 
     def _parquet_batches(self, columns: Sequence[str]) -> Iterator[Any]:
-        import pyarrow as pa
-
         try:
             yield from self._open_parquet().iter_batches(batch_size=ROWS, columns=list(columns))
-        except (pa.ArrowException, OSError) as error:
+        except Exception as error:  # pyarrow raises its own types, and those of Python
             raise self._unreadable(error) from error
 
     def _parquet_numbers(self, columns: Sequence[str]) -> Iterator[Piece]:

@@ -23,7 +23,7 @@ from quantpipe.data.preprocess import Preprocess, SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
 from quantpipe.data.splits import Splits
 from quantpipe.data.spool import Once
-from quantpipe.errors import ConfigError, DataError
+from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
 
 SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".aif", ".aiff", ".mp3"})
@@ -124,7 +124,9 @@ class SoundSource:
         for path in self._files:
             try:
                 return replace(waveform, sample_rate=int(_soundfile().info(path).samplerate))
-            except RuntimeError:
+            except ConfigError:
+                raise
+            except Exception:
                 continue  # named, or skipped, where it is used
         return waveform
 
@@ -133,7 +135,9 @@ class SoundSource:
             return 1
         try:
             info = _soundfile().info(path)
-        except RuntimeError:
+        except ConfigError:
+            raise
+        except Exception:
             return 1  # one sample that cannot be read: named, or skipped, where it is used
         return self._waveform.frames(int(info.frames), int(info.samplerate))
 
@@ -194,9 +198,12 @@ def _decode(path: Path, waveform: Waveform) -> tuple[NDArray[np.float32], int]:
     """One recording, `[channels, time]` float32, and its rate in Hz. DataError names the file."""
     try:
         stored, rate = _soundfile().read(path, dtype="float32", always_2d=True)
-    except (RuntimeError, OSError) as error:  # soundfile's own errors are RuntimeErrors
+    except ConfigError:
+        raise
+    except Exception as error:  # a decoder may raise anything for a damaged file
         raise DataError(
-            f"is not a sound file that can be read ({error}); repair or remove it, or set dataset.on_error=skip.",
+            f"is not a sound file that can be read ({brief(error)}); repair or remove it, or set "
+            "dataset.on_error=skip.",
             stage="data",
             where=str(path),
         ) from error

@@ -212,6 +212,11 @@ def _shrinking() -> Any:
     return Session(model, threads=1)._session
 
 
+def start_runtime() -> None:
+    """Load and run a model without nodes: shows that the runtime works in this process."""
+    _shrinking().run(None, {"x": np.zeros(1, np.float32)})
+
+
 @cache
 def _shrink() -> Any:
     options = ort.RunOptions()

@@ -25,6 +25,8 @@ def fix_inputs(model: ir.Model, fixed: Mapping[str, Any]) -> None:
     for values that do not have the input's shape or cannot be held by its type.
     """
     inputs = {v.name or "": v for v in model.graph.inputs}
+    if fixed and set(inputs) - set(model.graph.initializers) <= set(fixed):
+        raise ConfigError(f"fixes every input ({', '.join(inputs)}); legal is to leave one to the samples", where=KEY)
     for name, value in fixed.items():
         if name not in inputs:
             raise ConfigError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 
-from quantpipe.errors import ModelError
+from quantpipe.errors import ModelError, QuantpipeError, brief
+from quantpipe.graph.vet import vet
 
 STAGE = "model"
 
@@ -27,10 +30,15 @@ def read_model(path: Path) -> ir.Model:
     if not path.is_file():
         raise ModelError("there is no such file; model.path must name an ONNX model", stage=STAGE, where=str(path))
     try:
-        model = ir.load(path)
+        proto = onnx.load(path, load_external_data=False)
+        vet(proto, path)
+        model = ir.from_proto(proto)
+        ir.external_data.set_base_dir(model.graph, str(path.parent))
+    except ModelError:
+        raise
     except Exception as error:  # the parsers raise many types for broken input; all mean the same to the user
         raise ModelError(
-            f"this is not a readable ONNX model ({type(error).__name__}: {_first_line(error)}); "
+            f"this is not a readable ONNX model ({type(error).__name__}: {brief(error)}); "
             "model.path must name a file that onnx.load accepts",
             stage=STAGE,
             where=str(path),
@@ -38,6 +46,22 @@ def read_model(path: Path) -> ir.Model:
     if len(model.graph) == 0 or not model.graph.outputs:
         raise ModelError("the file holds no graph with nodes and outputs", stage=STAGE, where=str(path))
     return model
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Around work on a model as its file has it: an error of a library, or of what it gave us, is the model's."""
+    try:
+        yield
+    except QuantpipeError:
+        raise
+    except Exception as error:  # these libraries raise many types for what they do not expect
+        raise ModelError(
+            f"it cannot be used ({type(error).__name__}: {brief(error)}); legal is a model that onnx.checker accepts "
+            "and onnxruntime runs",
+            stage=STAGE,
+            where=str(path),
+        ) from error
 
 
 def file_hash(path: Path, model: ir.Model) -> str:
@@ -92,7 +116,7 @@ def _fault(tensor: ir.ExternalTensor) -> str:
         if tensor.dtype.bitwidth >= 8:  # smaller types would be unpacked, that is, read
             tensor.numpy()
     except Exception as error:  # a link out of the folder, no permission, no address space
-        return f"{type(error).__name__}: {_first_line(error)}"
+        return f"{type(error).__name__}: {brief(error)}"
     return ""
 
 
@@ -112,7 +136,7 @@ def load_external(model: ir.Model, path: Path, resident: int) -> None:
         ir.external_data.load_to_model(model)
     except Exception as error:  # whatever check_external could not foresee
         raise ModelError(
-            f"its external data cannot be read ({type(error).__name__}: {_first_line(error)}); "
+            f"its external data cannot be read ({type(error).__name__}: {brief(error)}); "
             "the data files must lie beside the model",
             stage=STAGE,
             where=str(path),
@@ -133,8 +157,3 @@ def model_bytes(model: ir.Model) -> bytes:
     """A model as the bytes of an ONNX file."""
     data: bytes = model_proto(model).SerializeToString()
     return data
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else "no details"

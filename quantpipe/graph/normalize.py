@@ -12,7 +12,7 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +23,31 @@ import onnx_ir.passes.common as common_passes
 import onnxslim
 from numpy.typing import NDArray
 
-from quantpipe.graph.execute import Session
+from quantpipe.errors import ModelError
+from quantpipe.graph.apart import Limits, Tell, apart
+from quantpipe.graph.compare import difference, shaken
+from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
-from quantpipe.graph.io import RESIDENT_MB, check_external, file_hash, load_external, read_model
+from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
 from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
+from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
+from quantpipe.graph.travel import Packed, pack, unpack
+from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
 
 log = logging.getLogger(__name__)
 
 LEAST_OPSET = 17  # the first with LayerNormalization; everything the back ends write exists here
-SHAKE = 2.0**-20
 SENSITIVE, MOST_TOLERANCE = 10.0, 0.1
 """A model that answers a change of its input's last bits with more than TOLERANCE / SENSITIVE answers sums in another
 order in the same way: a sigmoid far out, say, whose results are a few float32 steps. Its tolerance grows along."""
 MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
+STEP_SECONDS, SECONDS_PER_BYTE = 45.0, 0.2 / 2**20
+LEAST_BYTES = 7 << 29
+"""What each step of a first load may take; more for large weights."""
 Feeds = Mapping[str, NDArray[Any]]
 _STDOUT = threading.Lock()
 """Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
@@ -51,18 +59,59 @@ def load_graph(
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
     least_opset: int = LEAST_OPSET,
+    isolate: bool = True,
 ) -> Graph:
     """Read, clean and measure a model. It is brought to `least_opset`, if it is of an older one.
 
     `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`. External
     data beyond `resident_mb` MiB stay in their files. `fixed`: inputs that are made constants first, by name.
+    `isolate`: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})
+    refuse_chance(raw, path)
     original = view(raw, model_hash, str(path))
     feeds = example(original)
-    session = Session(raw, where=str(path))
+
+    def work(tell: Tell) -> _Loaded:
+        model, notes = _cleaned(raw, original, feeds, least_opset, tell)
+        tell("measuring its tensors")
+        return _Loaded(pack(model, raw), _measure(view(model, model_hash, str(path)), feeds), tuple(notes))
+
+    found = apart(work, start_runtime, _limits(raw, feeds), str(path)) if isolate else work(lambda step: None)
+    for note in found.notes:
+        log.warning("%s", note)
+    graph = view(unpack(found.model, raw), model_hash, str(path), found.notes)
+    return replace(graph, shapes=found.measured[0], dtypes=found.measured[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """What comes of loading a model: the clean one, the shapes and dtypes of its tensors, what there is to say."""
+
+    model: Packed
+    measured: tuple[dict[str, tuple[int, ...]], dict[str, str]]
+    notes: tuple[str, ...]
+
+
+def _limits(raw: ir.Model, feeds: Feeds) -> Limits:
+    """What a first load may take: a run on a few samples, some of them with every tensor kept."""
+    weights = weight_bytes(raw)
+    samples = sum(np.asarray(array).nbytes for array in feeds.values())
+    return Limits(STEP_SECONDS + weights * SECONDS_PER_BYTE, LEAST_BYTES + 8 * weights + 256 * samples)
+
+
+def _cleaned(raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, tell: Tell) -> tuple[ir.Model, list[str]]:
+    """(the model after all steps that leave its outputs as they are, what there is to say of the others)."""
+    where = original.source
+    tell("loading it with onnxruntime")
+    session = Session(raw, where=where)
+
+    def run(model: ir.Model) -> Feeds:
+        return Session(model, where=where).run(feeds)
+
+    tell("running it on a few samples")
     reference = session.run(feeds)
-    unrest = _difference(reference, session.run(_shaken(feeds)))
+    unrest = difference(reference, session.run(shaken(feeds)))
     allowed = min(max(TOLERANCE, SENSITIVE * unrest), MOST_TOLERANCE)
     del session
     notes = _outside_notes(raw)
@@ -71,7 +120,7 @@ def load_graph(
     def to_newer_opset(model: ir.Model) -> ir.Model:
         return _raise_to(model, least_opset)
 
-    steps = (
+    steps: tuple[tuple[Callable[[ir.Model], ir.Model], ...], ...] = (
         (_raise_opset,),
         (_slim, _slim_unshaped),
         (_take_branches,),
@@ -80,28 +129,42 @@ def load_graph(
         (_rewrite,),
     )
     for ways in steps:
-        failed: list[str] = []
-        for step in ways:
-            name = ways[0].__name__.strip("_")
-            try:
-                candidate = step(cleaned)
-                if candidate is cleaned:
-                    break
-                worst = _difference(reference, Session(candidate, where=str(path)).run(feeds))
-            except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
-                failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
-                continue
-            if worst <= allowed:
-                cleaned = candidate
-                break
-            failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
-        else:
-            notes.append(failed[0])
-    for note in notes:
-        log.warning("%s", note)
+        tell(f"the clean-up step {_name_of(ways[0])}")
+        candidate, failed = _first_that_fits(ways, cleaned, lambda m: difference(reference, run(m)), allowed)
+        cleaned = candidate or cleaned
+        notes += [failed] if candidate is None else []
     _restore_names(cleaned, original)
     _name_nodes(cleaned)
-    return _measure(view(cleaned, model_hash, str(path), tuple(notes)), feeds)
+    return cleaned, notes
+
+
+def _first_that_fits(
+    ways: tuple[Callable[[ir.Model], ir.Model], ...],
+    model: ir.Model,
+    change: Callable[[ir.Model], float],
+    allowed: float,
+) -> tuple[ir.Model | None, str]:
+    """The model after the first way of a step that changes its outputs by no more than `allowed`; else None, and what
+    was wrong with the first way."""
+    failed: list[str] = []
+    name = _name_of(ways[0])
+    for step in ways:
+        try:
+            candidate = step(model)
+            if candidate is model:
+                return model, ""
+            worst = change(candidate)
+        except Exception as error:  # a clean-up is optional: whatever goes wrong in it, the model itself still runs
+            failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
+            continue
+        if worst <= allowed:
+            return candidate, ""
+        failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
+    return None, failed[0]
+
+
+def _name_of(step: Callable[[ir.Model], ir.Model]) -> str:
+    return step.__name__.strip("_")
 
 
 def load_as_written(
@@ -109,25 +172,38 @@ def load_as_written(
     example: Callable[[Graph], Feeds],
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
+    isolate: bool = True,
 ) -> Graph:
     """Read and measure a model with every node as it is written, but for inputs that are `fixed`: functions are written
     out, constants have one form, nodes without a name get one."""
     raw, model_hash = _read(path, resident_mb, fixed or {})
-    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
-    graph = view(raw, model_hash, str(path))
-    return _measure(graph, example(graph))
+    with readable(path):
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
+        graph = view(raw, model_hash, str(path))
+    feeds = example(graph)
+
+    def work(tell: Tell) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        tell("running it on a sample")
+        return _measure(graph, feeds)
+
+    limits = _limits(raw, feeds)
+    shapes, dtypes = apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None)
+    return replace(graph, shapes=shapes, dtypes=dtypes)
 
 
 def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
     """(the model with every node named, its hash)."""
     raw = read_model(path)
-    check_external(raw, path)
-    model_hash = fixed_hash(file_hash(path, raw), fixed)
-    load_external(raw, path, resident_mb << 20)
-    fix_inputs(raw, fixed)
-    if raw.functions:
-        common_passes.InlinePass()(raw)
-    _name_nodes(raw)
+    with readable(path):
+        check_external(raw, path)
+        model_hash = fixed_hash(file_hash(path, raw), fixed)
+        load_external(raw, path, resident_mb << 20)
+        fix_inputs(raw, fixed)
+        if raw.functions:
+            common_passes.InlinePass()(raw)
+        _name_nodes(raw)
+        if not view(raw, model_hash, str(path)).inputs:
+            raise ModelError("it has no input that samples could be given to", stage=STAGE, where=str(path))
     return raw, model_hash
 
 
@@ -206,51 +282,10 @@ def _rewrite(model: ir.Model) -> ir.Model:
         for node in list(copy.graph):
             rewrite(copy.graph, node)
     for node in list(copy.graph):
-        _pool_to_global(node)
-        _matmul_bias_to_gemm(copy.graph, node)
+        pool_to_global(node)
+        matmul_bias_to_gemm(copy.graph, node)
     common_passes.RemoveUnusedNodesPass()(copy)
     return copy
-
-
-def _pool_to_global(node: ir.Node) -> None:
-    """AveragePool whose window is the whole map, without padding, is GlobalAveragePool."""
-    if node.op_type != "AveragePool" or node.domain:
-        return
-    shape = node.inputs[0].shape if node.inputs[0] is not None else None
-    kernel = list(node.attributes["kernel_shape"].value)
-    pads = node.attributes.get("pads")
-    auto = node.attributes.get("auto_pad")
-    if shape is None or list(shape[2:]) != kernel or (pads and any(pads.value)):
-        return
-    if auto and auto.value not in ("NOTSET", "VALID"):
-        return
-    for name in list(node.attributes):
-        node.attributes.pop(name)
-    node.op_type = "GlobalAveragePool"
-
-
-def _matmul_bias_to_gemm(graph: ir.Graph, node: ir.Node) -> None:
-    """MatMul by a constant matrix followed by Add of a constant vector, on rank-2 data, is Gemm."""
-    if node.op_type != "MatMul" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
-        return
-    weight, output = node.inputs[1], node.outputs[0]
-    rank = len(node.inputs[0].shape) if node.inputs[0].shape is not None else 0
-    uses = list(output.uses())
-    if rank != 2 or weight.const_value is None or len(weight.const_value.shape) != 2 or len(uses) != 1:
-        return
-    if output in graph.outputs or uses[0].node.op_type != "Add":
-        return
-    add = uses[0].node
-    bias = add.inputs[1 - uses[0].idx]
-    if bias is None or bias.const_value is None or tuple(bias.const_value.shape) != (weight.const_value.shape[1],):
-        return
-    gemm = ir.Node("", "Gemm", inputs=[node.inputs[0], weight, bias], name=node.name, num_outputs=1)
-    result = add.outputs[0]
-    name, shape, dtype = result.name, result.shape, result.type
-    graph.insert_before(add, gemm)
-    result.replace_all_uses_with(gemm.outputs[0], replace_graph_outputs=True)
-    graph.remove([add, node], safe=True)
-    gemm.outputs[0].name, gemm.outputs[0].shape, gemm.outputs[0].type = name, shape, dtype
 
 
 def _restore_names(cleaned: ir.Model, original: Graph) -> None:
@@ -282,32 +317,8 @@ def _name_nodes(model: ir.Model) -> None:
         seen.add(name)
 
 
-def _shaken(feeds: Feeds) -> Feeds:
-    """The same samples with each real value changed in its last bits, by 2^-20 of it up or down."""
-    rng = np.random.default_rng(0)
-    return {
-        name: array * (1 + rng.choice([-SHAKE, SHAKE], array.shape)).astype(array.dtype)
-        if array.dtype.kind == "f"
-        else array
-        for name, array in feeds.items()
-    }
-
-
-def _difference(reference: Feeds, found: Feeds) -> float:
-    """Largest output difference over the largest finite output value."""
-    worst = 0.0
-    for name, expected in reference.items():
-        if name not in found or found[name].shape != expected.shape:
-            return float("inf")
-        a, b = expected.astype(np.float64), found[name].astype(np.float64)
-        peak = float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a))) or 1.0
-        delta = np.abs(a - b)
-        worst = max(worst, float(np.max(delta, initial=0.0, where=np.isfinite(delta))) / peak)
-    return worst
-
-
-def _measure(graph: Graph, feeds: Feeds) -> Graph:
-    """Record the shape and dtype of every tensor from a run with one sample (or the model's own, fixed batch)."""
+def _measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    """The shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
     dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}
@@ -315,7 +326,7 @@ def _measure(graph: Graph, feeds: Feeds) -> Graph:
         tensor = graph.constant_tensor(name)
         shapes[name] = tuple(tensor.shape.numpy())
         dtypes[name] = tensor.dtype.numpy().name
-    return replace(graph, shapes=shapes, dtypes=dtypes)
+    return shapes, dtypes
 
 
 def with_varying(graph: Graph, feeds: Feeds) -> Graph:

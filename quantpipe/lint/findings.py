@@ -70,6 +70,7 @@ def lint_model(
     example: Any,
     fixed: Mapping[str, Any] | None = None,
     resident_mb: int = RESIDENT_MB,
+    isolate: bool = True,
 ) -> Findings:
     """The findings of a model file. `example` makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds);
     `fixed` are inputs that are made constants first; external data beyond `resident_mb` MiB stay in their files.
@@ -83,7 +84,7 @@ def lint_model(
         return made
 
     try:
-        graph = load_as_written(path, feeds, resident_mb, fixed)
+        graph = load_as_written(path, feeds, resident_mb, fixed, isolate)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

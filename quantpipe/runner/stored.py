@@ -12,7 +12,7 @@ from quantpipe.runfolder import replayed_overrides
 from quantpipe.runner.job import Found, Job
 from quantpipe.runner.rounded import rounded
 from quantpipe.runner.trial import replayed_trial
-from quantpipe.strategyfile import read_strategy, strategy_payload
+from quantpipe.strategyfile import read_strategy, results_of, strategy_payload
 
 
 def stored_strategy(job: Job) -> Found:
@@ -73,13 +73,13 @@ def _decided(job: Job, found: Found) -> object:
 def _read(job: Job, path: Path) -> Found:
     settings = job.settings
     payload = read_json(path)
-    model = str((payload.get("strategy") or {}).get("model_hash"))
+    decided = payload.get("strategy")
+    model = str(decided.get("model_hash") if isinstance(decided, dict) else None)
     forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
     expected = model if forced else job.graph.model_hash
     strategy = read_strategy(payload, str(path), expected, settings.spec, settings.schema, job.variants)
-    results = payload.get("results", {})
-    recovery = results.get("recover", {})
-    found = Found(strategy, results.get("search", {}), results.get("rectified", []))
+    report, rectified, recovery = results_of(payload, str(path))
+    found = Found(strategy, report, rectified)
     if forced:
         left = ", and its recovered weights are left out" if recovery.get("weights") else ""
         job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")

@@ -187,7 +187,7 @@ class JsonlLog:
                 return None
             if unknown := header.keys() - {"format", "version", "origin", DIGEST}:
                 raise ValueError(unknown)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             return None
         differing = [k for k in {**self.origin, **origin} if self.origin.get(k) != origin.get(k)]
         if differing:
@@ -226,12 +226,14 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
             raise ValueError("another format")
         if DIGEST in header and header != _header(header["origin"]):
             raise ValueError("its first line does not fit its digest")
-    except (OSError, IndexError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
     found = []
     for line in lines[1:]:
         try:
             fields = json.loads(line)
+            if not isinstance(fields["number"], int):
+                continue
             found.append(fields["number"])
             if fields["number"] == number:
                 trial = _read_line(line, header["origin"], sealed=DIGEST in header)
@@ -240,7 +242,7 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
             raise ArtifactError(
                 f"the line of trial {number} is damaged ({error})", stage="replay", where=str(path)
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue  # a torn last line; what is asked for is looked for in the others
     raise ArtifactError(
         f"holds no trial {number}; it has {f'{min(found)} to {max(found)}' if found else 'none'}",
@@ -273,7 +275,7 @@ def _read_line(line: bytes, origin: Mapping[str, str], *, sealed: bool) -> Trial
         fields = json.loads(line)
         digest = fields.pop(DIGEST, None)
         trial = _trial(fields)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise _DamagedLine(f"{type(error).__name__}: {error}") from error
     if digest is None and not sealed:
         return trial

@@ -7,10 +7,12 @@ encoded here, so that no part of it is taken for the host.
 
 from __future__ import annotations
 
+import http.client
 import os
 import shlex
 import socket
 import sqlite3
+import ssl
 import urllib.request
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from quantpipe.passwords import encoded, remember_address, without_passwords
 _SQLITE = "sqlite:///"
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _CONNECT_SECONDS = 5.0
+_ANSWER_SECONDS = 10.0
 _LEGAL = (
     "Legal: tracking.uri=null (a database in the launch folder), sqlite:///FILE.db, http(s)://HOST:PORT, "
     "postgresql://…, or tracking=none"
@@ -81,9 +84,33 @@ def check_reachable(address: Address) -> None:
     try:
         host = (parts.hostname, parts.port or _DEFAULT_PORTS[dialect])
         with socket.create_connection(host, timeout=_CONNECT_SECONDS):
-            return
+            pass
     except (OSError, ValueError) as error:
         raise _refused(address.uri, f"nobody answers there ({error})") from error
+    if parts.scheme in ("http", "https"):
+        _check_answer(address.uri, parts, host)
+
+
+def _check_answer(uri: str, parts: SplitResult, host: tuple[str, int]) -> None:
+    """ConfigError where the server takes the connection and says nothing. Whatever it says is an answer: nothing is
+    asked for that would need a password, so its certificate is not asked for, either."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    secure = parts.scheme == "https"
+    connection = (
+        http.client.HTTPSConnection(*host, timeout=_ANSWER_SECONDS, context=context)
+        if secure
+        else http.client.HTTPConnection(*host, timeout=_ANSWER_SECONDS)
+    )
+    try:
+        connection.request("GET", f"{parts.path.rstrip('/')}/health")
+        connection.getresponse()
+    except TimeoutError as error:
+        raise _refused(uri, f"the server takes the connection and gives no answer in {_ANSWER_SECONDS:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _refused(uri, f"what answers there is no web server ({type(error).__name__}: {error})") from error
+    finally:
+        connection.close()
 
 
 def _check_file(uri: str, database: Path) -> None:

@@ -29,12 +29,14 @@ from quantpipe.tracking import address, clean
 from quantpipe.tracking.model import log_onnx
 from quantpipe.tracking.parent import finish_parent, join_parent
 from quantpipe.tracking.protocol import Metrics
-from quantpipe.tracking.setup import brief, make_client
+from quantpipe.tracking.setup import brief, make_client, within
 
 _log = logging.getLogger(__name__)
 _PARAMS_PER_CALL = 100
 _METRICS_PER_CALL = 1000
 _FAILURES_BEFORE_SILENCE = 2
+_OPEN_SECONDS = 30.0
+"""Until a store that is no file must have opened a run."""
 _STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
@@ -96,7 +98,14 @@ class MlflowTracker:
         address.check_reachable(self._address)
         all_tags = _standard_tags() | {key: clean.text(value, clean.MAX_TAG) for key, value in tags.items()}
         try:
-            self._open(self._address, conceal(self.config.run_name or name or "") or None, all_tags)
+            store, title = self._address, conceal(self.config.run_name or name or "") or None
+            within(_OPEN_SECONDS if store.database is None else None, lambda: self._open(store, title, all_tags))
+        except TimeoutError as error:
+            raise ConfigError(
+                f"MLflow's store gives no answer in {_OPEN_SECONDS:g} s; see whether it runs, or give tracking=none",
+                stage="tracking",
+                where=self._where(),
+            ) from error
         except ConfigError:
             raise
         except Exception as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from quantpipe.passwords import conceal
@@ -15,6 +17,8 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # 7 by default, which is four minutes per call once a server is gone; 2 are six seconds.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    # 120 by default, for each try of each call to a server that takes connections and says nothing.
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 
 
@@ -27,6 +31,28 @@ def make_client(uri: str) -> Any:
     from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=uri)
+
+
+def within(seconds: float | None, action: Callable[[], object]) -> None:
+    """Do it; TimeoutError when it takes longer (None: as long as it takes). It then goes on behind us, and is left."""
+    if seconds is None:
+        action()
+        return
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            action()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no end after {seconds:g} s")
+    if failed:
+        raise failed[0]
 
 
 def brief(error: BaseException) -> str:

@@ -25,6 +25,7 @@ OP_TABLES = (
     "graph/integer_ops.py",
     "graph/outputs.py",
     "graph/pairs.py",
+    "graph/vet.py",
     "graph/rewrites/",
     "recover/",
     "lint/forms.py",

@@ -32,7 +32,7 @@ def test_no_advice_names_the_strangers_package() -> None:
 
 def test_the_distribution_has_a_name_of_its_own_and_hydra_its_security_fix() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "quantpipe-onnx" and project["scripts"] == {"quantpipe": "quantpipe.app:main"}
+    assert project["name"] == "quantpipe-onnx" and project["scripts"] == {"quantpipe": "quantpipe.start:main"}
     (hydra,) = (text for text in project["dependencies"] if text.startswith("hydra-core"))
     assert ">=1.3.4" in hydra
     assert "(>= 1.3.4, < 1.5" in (ROOT / "docs" / "dependencies.md").read_text()

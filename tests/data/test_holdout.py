@@ -125,6 +125,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         evaluate=SimpleNamespace(output=None),
         resident_mb=0,
         fixed={},
+        isolate=True,
         spec=SimpleNamespace(realize="qdq", ops={}),
     )
     inputs = load(cast(Any, settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
         (["calibrate.memory_mb=1"], "calibrate.memory_mb: is 1; at least 16 MiB"),
         (["annotate.min_bits=1"], "between 2 and 16"),
         (["annotate.float_nodes=[stem.cnv]"], "did you mean 'stem.conv'"),
+        (["choices.freeze=true"], "choices.freeze"),
         (["annotate.float_ops=[Foo]"], "no node is a 'Foo'"),
         (["search.max_evaluations=0"], "search.max_evaluations: 0 is not legal"),
         (["objective.metric=x"], "one of accuracy, kl, mse"),
@@ -148,3 +150,63 @@ def test_a_mistake_in_a_hardware_file_of_ones_own(program: Program) -> None:
     own.write_text(own.read_text().replace("max: 15}\n", "maximum: 15}\n"))
     paragraph = program.bare(f"--config-dir={own.parents[1]}", "hardware=mine", "command=check").paragraph
     assert "pad.maximum is not a field (did you mean 'max'?); legal are value, max" in paragraph
+
+
+def test_a_hardware_file_that_hydra_cannot_read(program: Program) -> None:
+    """Syntax, headers and defaults lists: one paragraph instead of the parser's traceback, and no hanging."""
+    own = program.cwd / "myconf" / "hardware" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    good = (ROOT / "conf" / "hardware" / "vta.yaml").read_text()
+    aliases = "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60))
+    for text, said in (
+        (good + "pad:\n\tvalue: zero\n", f"{own}: line "),
+        (f"{good}a0: &a0 [1]\n{aliases}", "aliases counted"),
+        ("# @package _global_\n" + good, "hardware: is missing from the configuration"),
+        ("# @package\n" + good, "Expected header format"),
+        ("defaults: 5\n" + good, "the configuration cannot be composed"),
+        ("defaults: [mine]\n" + good, "the configuration cannot be composed"),
+    ):
+        own.write_text(text)
+        assert said in program.bare("--config-dir", str(own.parents[1]), "hardware=mine", "command=check").paragraph
+
+
+def test_what_stands_where_a_section_should(program: Program) -> None:
+    """Keys taken away and words in the place of sections, here the few that differ; `check_shape` knows them all."""
+    for override, said in (
+        ("threshold.weights=0", "threshold.weights: is 0; legal is a mapping with method"),
+        ("evaluate=x", "evaluate: is 'x'; legal is a mapping"),
+        ("calibrate=false", "calibrate: is False; legal is a mapping"),
+        ("~tracking", "tracking: is missing from the configuration"),
+        ("~search", "search.algorithm: is missing from the configuration"),
+        ("~objective.form", "objective.form: is missing"),
+        ("dataset.samples=3", "dataset.samples: is 3; legal is a mapping of options"),
+        ("hydra=3", "the configuration cannot be composed"),
+    ):
+        assert said in program.bare(override).paragraph
+    assert "dataset.evaluate: is False" in program.run("dataset=npz", "dataset.evaluate=false").paragraph
+
+
+def test_a_run_folder_that_rich_would_read_as_markup(program: Program) -> None:
+    """The path is printed as it is, and nothing fails behind the run."""
+    for name in ("[x]", "a[/b]", ":smile:", "[bold]"):
+        done = program.bare("tracking=none", "stages=[annotate]", f"hydra.run.dir='{program.cwd / name}'")
+        assert done.code == 0, done.err
+        assert f"files   {program.cwd / name}" in done.out.splitlines()
+        assert f"run folder {program.cwd / name}" in done.err.splitlines()
+
+
+def test_paths_that_are_no_text(program: Program) -> None:
+    odd = os.fsdecode(b"od\xffd")
+    (program.cwd / odd).mkdir()
+    for arguments in ([f"model.path={odd}/m.onnx"], [f"hydra.run.dir={odd}"]):
+        done = program.bare("tracking=none", *arguments)
+        assert "is no UTF-8 text" in done.paragraph
+    pictures = program.cwd / "pictures" / odd
+    pictures.mkdir(parents=True)
+    for number in range(8):
+        name = pictures / os.fsdecode(b"\xfe%d.png" % number)
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(name)
+    (pictures / os.fsdecode(b"\xfe9.png")).write_bytes(b"no picture")
+    data = ("dataset=image_folder", "dataset.preprocess.scale=1/16", "dataset.path=pictures")
+    assert program.run(*data).code in (0, 2)
+    assert "Traceback" not in program.run(*data, "dataset.on_error=skip", folder="second").err

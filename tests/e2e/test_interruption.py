@@ -111,3 +111,17 @@ def test_two_processes_on_one_folder(program: Program) -> None:
     assert first.returncode == 0, err
     assert f"another run is at work here (process {first.pid}" in second.paragraph
     assert "elements differ" in out
+
+
+@pytest.mark.parametrize("library", ["numpy", "onnxruntime", "scipy"])
+def test_ctrl_c_while_libraries_are_loading(program: Program, library: str) -> None:
+    """One line and exit code 130, whatever was being imported."""
+    process = program.start("stages=[annotate]")
+    maps = Path(f"/proc/{process.pid}/maps")
+    deadline = time.monotonic() + 60
+    while process.poll() is None and library not in maps.read_text() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in err

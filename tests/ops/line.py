@@ -204,11 +204,14 @@ def schema_for(spec: HardwareSpec, name: str = "auto") -> Schema:
 
 
 def load(net: Net | onnx.ModelProto, samples: Callable[[Graph], ArraySamples] = normal_samples) -> Graph:
-    """The clean graph of a net, by way of a file, as the program reads it."""
+    """The clean graph of a net, by way of a file, as the program reads it (in this process: it is known to run)."""
     proto = net.proto() if isinstance(net, Net) else net
+
+    def example(raw: Graph) -> Mapping[str, Array]:
+        return next(iter(samples(raw).batches(raw.inputs[0].shape[0] or 4))).inputs
+
     with tempfile.TemporaryDirectory() as folder:
-        path = model_file(proto, Path(folder))
-        return load_graph(path, lambda raw: next(iter(samples(raw).batches(raw.inputs[0].shape[0] or 4))).inputs)
+        return load_graph(model_file(proto, Path(folder)), example, isolate=False)
 
 
 def set_threshold(strategy: Strategy, key: str, range_: Range) -> Strategy:

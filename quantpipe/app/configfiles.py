@@ -1,0 +1,127 @@
+"""The user's own configuration files, checked before Hydra reads them: what is wrong, in which file and line.
+
+Hydra and OmegaConf let errors of the YAML parser through as they are, and expand aliases before anything can be asked
+of the result, so a file of some lines may take all memory. `check_config_files` puts a check in front of Hydra's reader
+of files: whichever files a command line leads to, and no others, are looked at.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from omegaconf.errors import OmegaConfBaseException
+
+from quantpipe.errors import ConfigError
+
+MOST_BYTES = 4 << 20
+MOST_VALUES = 100_000
+"""Values of one file with all aliases written out; the longest file that comes with the package has under 1000."""
+MOST_DEPTH = 50
+
+
+def check_config_files() -> None:
+    """Put the check in front of Hydra's reader of files."""
+    Plugins.instance()  # its scan would put Hydra's own reader in the place of ours
+    SourcesRegistry.instance().types[_CheckedFiles.scheme()] = _CheckedFiles
+
+
+class _CheckedFiles(FileConfigSource):
+    """Hydra's reader of files, behind the check."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        if file.is_file():
+            check_file(file)
+        try:
+            return super().load_config(config_path)
+        except (ValueError, OmegaConfBaseException) as error:  # a header line such as "# @package", a word as a key
+            raise _refused(file, " ".join(str(error).split())[:300]) from error
+
+
+def check_file(path: Path) -> None:
+    """ConfigError when the file is no YAML mapping that can be read at once, naming line and column."""
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise _refused(path, f"line {line} is not UTF-8 (byte {data[error.start]:#04x})") from error
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from error
+    if len(data) > MOST_BYTES:
+        raise _refused(path, f"it has {len(data)} bytes; legal are {MOST_BYTES}")
+    try:
+        _refuse_growth(text, path)
+        found = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise _refused(path, _problem(error)) from error
+    except (ValueError, TypeError) as error:  # of a tag's constructor, such as !!int of a word
+        raise _refused(path, " ".join(str(error).split())) from error
+    if found is not None and not isinstance(found, dict):
+        raise _refused(path, f"it holds a {type(found).__name__}; legal is a mapping of keys to values")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses keys that are given twice, as OmegaConf does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:merge" and isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+def _refuse_growth(text: str, path: Path) -> None:
+    """ConfigError when the file, aliases written out, is larger or deeper than any configuration; reads it once, in
+    time and memory that follow from its own length."""
+    values = 0
+    sizes: dict[str, int] = {}
+    open_nodes: list[tuple[str | None, int]] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes and event.anchor in [anchor for anchor, _ in open_nodes]:
+                raise _refused(path, f"{_place(event.start_mark)}: {event.anchor!r} holds itself")
+            values += sizes.get(str(event.anchor), 1)  # an unknown one is refused when the values are made
+        elif isinstance(event, yaml.ScalarEvent):
+            values += 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, values))
+            values += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor:
+                sizes[anchor] = values - before
+        if len(open_nodes) > MOST_DEPTH:
+            raise _refused(path, f"{_place(event.start_mark)}: values lie more than {MOST_DEPTH} deep")
+        if values > MOST_VALUES:
+            raise _refused(path, f"{_place(event.start_mark)}: more than {MOST_VALUES} values, aliases counted")
+
+
+def _problem(error: yaml.YAMLError) -> str:
+    """Where and what, without the lines of the file."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        what = error.problem or error.context or "no YAML"
+        hint = "; YAML indents by spaces" if "'\\t'" in what else ""
+        return f"{_place(mark)}: {what}{hint}" if mark is not None else what
+    return " ".join(str(error).split())[:300]
+
+
+def _place(mark: Any) -> str:
+    """Of a mark of the parser, which PyYAML has two classes of."""
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _refused(path: Path, what: str) -> ConfigError:
+    return ConfigError(f"{what}. Legal is a YAML file (UTF-8 text) of keys and values", where=str(path))

@@ -1,0 +1,201 @@
+"""Work on a model that nobody has run yet, in a process of its own: what ends or stops that process does not end or
+stop the run.
+
+Native code reads the model there for the first time (opset conversion, clean-up, the runtime). A crash, a loop without
+end, or more memory than the model can need becomes a ModelError. The child is forked, so it costs some milliseconds and
+starts from what is loaded already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import pickle
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+from quantpipe.errors import ModelError, QuantpipeError, brief
+
+T = TypeVar("T")
+Tell = Callable[[str], None]
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 15.0
+"""Until the child must have said that it lives. One that does not was forked while another thread held a lock that it
+needs (a program with threads of its own around this one); the work is then done here."""
+HEAD = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """`seconds` of one step of the work; `bytes` of memory beyond what this process has."""
+
+    seconds: float
+    bytes: int
+
+
+class _Silent(Exception):
+    """The child does not say that it lives."""
+
+
+def apart(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
+    """The result of `work`, done in a forked child; what it gives must be picklable. `work` says by its argument which
+    step it begins; `ready` runs first, and shows that native code works in the child.
+
+    Raises ModelError where a step takes more than the limits allow or ends the process, and what `work` raises.
+    """
+    if not sys.platform.startswith("linux"):
+        return work(lambda step: None)
+    try:
+        return _in_child(work, ready, limits, where)
+    except _Silent:
+        log.warning("%s: loaded without a process of its own, because this one has threads that do not allow it", where)
+        return work(lambda step: None)
+
+
+def _in_child(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    source, target = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forking with threads: `ready` is the answer to it
+        pid = os.fork()
+    if pid == 0:
+        os.close(source)
+        _child(work, ready, limits, target)
+    os.close(target)
+    try:
+        result: T = _Messages(source, limits, where, pid).result()
+        return result
+    finally:
+        os.close(source)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+# --- the child ------------------------------------------------------------------------------------------------------
+
+
+def _child(work: Callable[[Tell], Any], ready: Callable[[], object], limits: Limits, target: int) -> NoReturn:
+    """Never returns: the interpreter's own end would run what belongs to the parent."""
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, too, and ends this process
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.disable()
+        _die_with_parent()
+        silence = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(silence, descriptor)  # a native library says its last words there; the parent says what happened
+        ready()
+        _limit_memory(limits.bytes)
+        _send(target, ("step", "start"))
+        found = work(lambda step: _send(target, ("step", step)))
+        _send(target, ("done", found))
+    except QuantpipeError as error:
+        _send(target, ("error", error))
+    except MemoryError:
+        _send(target, ("memory", None))
+    except BaseException as error:
+        _send(target, ("fault", f"{type(error).__name__}: {brief(error)}"))
+    finally:
+        os._exit(0)
+
+
+def _send(target: int, message: tuple[str, Any]) -> None:
+    data = pickle.dumps(message, protocol=5)
+    view = memoryview(HEAD.pack(len(data)) + data)
+    while view:
+        view = view[os.write(target, view) :]
+
+
+def _limit_memory(more: int) -> None:
+    """At most so many bytes beyond what is there. Of its own data: mapped files are not counted."""
+    with open("/proc/self/status") as status:
+        used = next((int(line.split()[1]) << 10 for line in status if line.startswith("VmData:")), 0)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = used + more
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted if hard < 0 else min(wanted, hard), hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _die_with_parent() -> None:
+    """However the parent ends; prctl(PR_SET_PDEATHSIG)."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+# --- the parent -----------------------------------------------------------------------------------------------------
+
+
+class _Messages:
+    """What the child says, one message after the other."""
+
+    def __init__(self, source: int, limits: Limits, where: str, pid: int) -> None:
+        self._source, self._limits, self._where, self._pid = source, limits, where, pid
+        self._step = ""
+
+    def result(self) -> Any:
+        while True:
+            kind, content = self._next()
+            if kind == "step":
+                self._step = content
+            elif kind == "done":
+                return content
+            elif kind == "error":
+                raise content
+            elif kind == "memory":
+                raise self._error(f"needs more memory than {self._limits.bytes >> 20} MiB")
+            else:
+                raise self._error(f"fails ({content})")
+
+    def _next(self) -> tuple[str, Any]:
+        size = HEAD.unpack(self._read(HEAD.size))[0]
+        found: tuple[str, Any] = pickle.loads(self._read(size))
+        return found
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        deadline = time.monotonic() + (self._limits.seconds if self._step else START_SECONDS)
+        while len(data) < size:
+            if not select.select([self._source], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not self._step:
+                    raise _Silent
+                raise self._error(f"is not done after {self._limits.seconds:.0f} s")
+            chunk = os.read(self._source, min(size - len(data), 1 << 20))
+            if not chunk:
+                raise self._ended()
+            data += chunk
+        return bytes(data)
+
+    def _ended(self) -> Exception:
+        _, status = os.waitpid(self._pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        if not self._step:
+            return _Silent()
+        if code == -signal.SIGKILL:
+            return self._error("was killed (by the system, where memory is short)")
+        return self._error(
+            f"ended the process it ran in ({signal.Signals(-code).name if code < 0 else f'exit {code}'})"
+        )
+
+    def _error(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self._step} {what}; legal is a model that onnxruntime can load and run on a few samples. If it really "
+            "takes that much: model.isolate=false loads it without limits",
+            stage="model",
+            where=self._where,
+        )

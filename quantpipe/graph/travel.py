@@ -1,0 +1,84 @@
+"""A model on its way from the process that loaded it to the one that goes on with it.
+
+Nodes and small constants travel as a protobuf. Of a large weight goes only what the other side has not got: nothing
+where it is one of the model that both started from, a place in a file where it lies in one, else its numbers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.outside import Place, heavy_weights, place_of, relocated
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """One of: the name of a weight of the model that both have; a file and where in it, `own` if nobody else will
+    remove it; numbers."""
+
+    dtype: int
+    shape: tuple[int, ...]
+    same: str | None = None
+    place: Place | None = None
+    own: bool = False
+    numbers: NDArray[Any] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A model without its large weights, and those."""
+
+    data: bytes
+    weights: Mapping[str, Weight]
+
+
+def pack(model: ir.Model, known: ir.Model) -> Packed:
+    """`model` for a process that has `known`, which it was made from."""
+    names = {id(v.const_value): name for name, v in known.graph.initializers.items()}
+    held = {n: t for n, t in heavy_weights(model).items() if t.dtype is not ir.DataType.STRING}
+    weights = {name: _weight(tensor, names.get(id(tensor))) for name, tensor in held.items()}
+    places = {name: Place(Path("weights"), 0, tensor.nbytes) for name, tensor in held.items()}
+    return Packed(relocated(model, places, Path()), weights)
+
+
+def unpack(packed: Packed, known: ir.Model) -> ir.Model:
+    """The inverse, in the other process."""
+    model = ir.from_proto(onnx.load_from_string(packed.data))
+    for name, weight in packed.weights.items():
+        model.graph.initializers[name].const_value = _tensor(name, weight, known)
+    return model
+
+
+def _weight(tensor: ir.TensorProtocol, same: str | None) -> Weight:
+    about = (int(tensor.dtype), tuple(int(d) for d in tensor.shape.numpy()))
+    if same is not None:
+        return Weight(*about, same=same)
+    place = place_of(tensor)
+    if place is not None:
+        return Weight(*about, place=place, own=not isinstance(tensor, ir.ExternalTensor))
+    return Weight(*about, numbers=np.asarray(tensor.numpy()))
+
+
+def _tensor(name: str, weight: Weight, known: ir.Model) -> ir.TensorProtocol | None:
+    dtype, place = ir.DataType(weight.dtype), weight.place
+    if weight.same is not None:
+        return known.graph.initializers[weight.same].const_value
+    if weight.numbers is not None:
+        return ir.Tensor(weight.numbers, dtype=dtype, shape=ir.Shape(weight.shape), name=name)
+    if place is None:
+        return None
+    if not weight.own:
+        file = str(place.path)
+        return ir.ExternalTensor(file, place.offset, place.length, dtype, shape=ir.Shape(weight.shape), name=name)
+    array = np.memmap(place.path, dtype.numpy(), "r+", offset=place.offset, shape=weight.shape)
+    weakref.finalize(array, place.path.unlink, missing_ok=True)
+    return ir.tensor(array, name=name)

@@ -1,0 +1,195 @@
+"""What a model file says, checked before anything acts on it: sizes that its data do not have, types that there are
+not, functions that hold themselves or grow without bound, ops that give other numbers each time.
+
+All of it is read off the protobuf. Nothing is allocated by what the file claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
+
+from quantpipe.errors import ModelError
+
+STAGE = "model"
+MOST_NODES = 1_000_000
+"""Nodes of a model with its functions written out; the largest networks have some ten thousand."""
+MOST_DEPTH = 50
+"""Functions that call functions, and graphs within graphs."""
+MOST_RANK = 64
+
+RANDOM = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Ops that give other numbers each time."""
+
+Key = tuple[str, str, str]
+"""Domain, name and overload of a function."""
+
+FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+STRING = int(TensorProto.STRING)
+UNDEFINED = int(TensorProto.UNDEFINED)
+TYPES = frozenset(TensorProto.DataType.values()) - {UNDEFINED}
+
+
+def vet(proto: onnx.ModelProto, path: Path) -> None:
+    """ModelError naming the first tensor, port or function of the file that cannot be what it says."""
+    for graph in _graphs(proto):
+        for port in [*graph.input, *graph.output] if isinstance(graph, onnx.GraphProto) else ():
+            kind = port.type.tensor_type.elem_type
+            if port.type.HasField("tensor_type") and kind not in TYPES:
+                raise _refused(path, f"{port.name!r}", f"has the type {kind}", "one that ONNX knows, not undefined")
+        for tensor in _tensors(graph):
+            fault = _fault(tensor)
+            if fault:
+                raise _refused(path, f"the tensor {tensor.name!r}", *fault)
+    _refuse_growth(proto, path)
+
+
+def refuse_chance(model: ir.Model, path: Path) -> None:
+    """ModelError naming the first node that gives other numbers each time, or that is in training mode: statistics,
+    scores and the comparison of two models all rest on one model giving one answer."""
+    for node in model.graph.all_nodes():
+        why = _chance(node)
+        if why:
+            raise ModelError(
+                f"{node.op_type} {why}; legal is a model that gives the same outputs for the same inputs. Export it "
+                "for inference (PyTorch: model.eval()), or give the numbers as an input",
+                stage=STAGE,
+                where=f"{path}, node {node.name!r}",
+            )
+
+
+def _chance(node: ir.Node) -> str:
+    if node.domain:
+        return ""
+    if node.op_type in RANDOM:
+        return "draws random numbers"
+    training = "is in training mode: what it gives depends on"
+    if node.op_type == "Dropout" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        ratio = _number(node.inputs[1]) if node.inputs[1] is not None else 0.5
+        mode = _number(node.inputs[2])
+        if mode == 0 or ratio == 0:
+            return ""
+        known = "" if mode else " where its input 'training_mode' says so (model.fixed makes an input a constant)"
+        return f"{training} chance{known}"
+    if node.op_type == "BatchNormalization":
+        mode_attribute = node.attributes.get("training_mode")
+        trains = mode_attribute is not None and bool(mode_attribute.value)
+        if trains or any(o.name and (o.uses() or o.is_graph_output()) for o in node.outputs[1:]):
+            return f"{training} the other samples of its batch"
+    return ""
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """The single number that a value always has; None where that is not known, or it is none."""
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return float(tensor.numpy().reshape(-1)[0]) if tensor is not None and tensor.size == 1 else None
+
+
+def _graphs(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
+    """The main graph, the functions, and every graph that a node of theirs holds."""
+    pending: list[onnx.GraphProto | onnx.FunctionProto] = [proto.graph, *proto.functions]
+    while pending:
+        graph = pending.pop()
+        yield graph
+        for node in graph.node:
+            pending += _bodies(node)
+
+
+def _bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
+
+
+def _tensors(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.TensorProto]:
+    if isinstance(graph, onnx.GraphProto):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from [attribute.t] if attribute.HasField("t") else []
+            yield from attribute.tensors
+            for sparse in [attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []:
+                yield from (sparse.values, sparse.indices)
+
+
+def _fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
+    """(what is wrong with a tensor, what would be legal), or None."""
+    dims = list(tensor.dims)
+    if tensor.data_type not in TYPES:
+        return f"has the type {tensor.data_type}", "a type that ONNX knows, other than undefined"
+    if any(d < 0 for d in dims) or len(dims) > MOST_RANK:
+        return f"has the shape {dims[:8]}", f"sizes from 0 on, at most {MOST_RANK} of them"
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return _external_fault(tensor)
+    count = prod(dims)
+    kind = ir.DataType(tensor.data_type)
+    if tensor.HasField("raw_data"):
+        if kind is ir.DataType.STRING:
+            return "holds text as raw bytes", "text in string_data"
+        size = -(-count * kind.bitwidth // 8)
+        return _short(dims, kind, f"{size} bytes", f"{len(tensor.raw_data)}") if len(tensor.raw_data) != size else None
+    stored = max(len(getattr(tensor, name)) for name in FIELDS)
+    per_entry = 8 // kind.bitwidth if kind is not ir.DataType.STRING and kind.bitwidth in (2, 4) else 1
+    needed = 2 * count if kind in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128) else -(-count // per_entry)
+    return _short(dims, kind, f"{needed} numbers", f"{stored}") if stored not in (needed, count) else None
+
+
+def _external_fault(tensor: onnx.TensorProto) -> tuple[str, str] | None:
+    """How long the file is, is asked later; whether the reference is one, here."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    if tensor.data_type == STRING:
+        return "holds text in a file beside the model", "text in the model itself"
+    if not entries.get("location"):
+        return "refers to no file", "a location"
+    for key in ("offset", "length"):
+        value = entries.get(key, "0")
+        if not (value.isascii() and value.isdigit() and len(value) < 19):
+            return f"has the {key} {value[:40]!r}", "a number of bytes"
+    return None
+
+
+def _short(dims: list[int], kind: ir.DataType, needed: str, stored: str) -> tuple[str, str]:
+    return f"has {kind.name} of shape {dims[:8]}, which takes {needed}, and holds {stored}", "as many as its shape says"
+
+
+def _refuse_growth(proto: onnx.ModelProto, path: Path) -> None:
+    """ModelError where functions hold themselves, or the model is too large or too deep with them written out."""
+    functions = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    sizes: dict[Key, int] = {}
+
+    def size_of(nodes: Callable[[], Iterator[onnx.NodeProto]], around: tuple[Key, ...]) -> int:
+        total = 0
+        for node in nodes():
+            key = (node.domain, node.op_type, node.overload)
+            if key in around:
+                raise _refused(path, f"the function {key[1]!r}", "holds itself", "functions of ops and other functions")
+            if len(around) > MOST_DEPTH:
+                raise _refused(path, f"the function {key[1]!r}", f"lies more than {MOST_DEPTH} deep", "fewer")
+            if key in functions and key not in sizes:
+                sizes[key] = size_of(lambda f=functions[key]: _all_nodes(f), (*around, key))  # type: ignore[misc]
+            total += sizes.get(key, 1)
+        return total
+
+    total = size_of(lambda: _all_nodes(proto.graph), ())
+    if total > MOST_NODES:
+        raise _refused(path, "the graph", f"has {total} nodes with its functions written out", f"{MOST_NODES}")
+
+
+def _all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Those of graphs within it included."""
+    pending: list[onnx.GraphProto | onnx.FunctionProto] = [graph]
+    while pending:
+        for node in pending.pop().node:
+            yield node
+            pending += _bodies(node)
+
+
+def _refused(path: Path, what: str, found: str, legal: str) -> ModelError:
+    return ModelError(f"{what} {found}; legal is {legal}", stage=STAGE, where=str(path))

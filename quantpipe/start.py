@@ -1,0 +1,37 @@
+"""Where the program starts: Ctrl-C is answered from the first moment on, also while libraries are still loading.
+
+A library that is interrupted while it loads may turn the interrupt into an error of its own, so that until everything
+is there the signal ends the process by itself. From then on it is a KeyboardInterrupt, which a run answers by keeping
+what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+INTERRUPTED = b"error: interrupted before there was anything to keep; run the same command again\n"
+
+
+def main() -> None:
+    """Run the command line; always ends in SystemExit."""
+    listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else: a shell's job in the background
+    if listening:
+        signal.signal(signal.SIGINT, _leave)
+    from quantpipe.app.main import main as run
+
+    if listening:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        run()
+    except KeyboardInterrupt:  # outside of a run: before it, or while its last lines are written
+        _leave(signal.SIGINT, None)
+    finally:
+        if listening:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; the interpreter takes down what it has loaded
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    os.write(2, INTERRUPTED)
+    os._exit(130)

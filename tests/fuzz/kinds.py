@@ -1,0 +1,158 @@
+"""What is fuzzed: for each kind of input, a case by its seed, that is files and the command line that reads them."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from PIL import Image
+
+from quantpipe.data.digits import digits_arrays
+from tests.e2e.models import DIGITS
+from tests.e2e.program import ROOT
+from tests.fuzz import mutate
+
+SHORT = ("dataset.samples.calibrate=8", "dataset.samples.search=8", "dataset.samples.evaluate=8",
+         "evaluate.latency_runs=1", "evaluate.latency_seconds=0.1", "evaluate.agreement_samples=4",
+         "evaluate.layer_samples=2")  # fmt: skip
+SMALL_DATA = ("dataset.preprocess.scale=1/16",)
+Make = Callable[[Path, random.Random, Path], list[str]]
+"""(folder for the case, its numbers, folder of a run that went well) -> arguments."""
+
+
+def onnx_bytes(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    (folder / "m.onnx").write_bytes(mutate.of_bytes(DIGITS.read_bytes(), rng))
+    return [f"model.path={folder / 'm.onnx'}", *SHORT, *_maybe_command(rng)]
+
+
+def onnx_message(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    model = onnx.load(DIGITS)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        mutate.of_message(model, rng)
+    (folder / "m.onnx").write_bytes(model.SerializePartialToString())
+    return [f"model.path={folder / 'm.onnx'}", *SHORT, *_maybe_command(rng)]
+
+
+def _maybe_command(rng: random.Random) -> list[str]:
+    return rng.choice(([], ["stages=[annotate]"], ["command=check"], ["command=lint"]))
+
+
+def hardware(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    text = rng.choice(sorted((ROOT / "conf" / "hardware").glob("*.yaml"))).read_text()
+    path = folder / "conf" / "hardware" / "mine.yaml"
+    path.parent.mkdir(parents=True)
+    changed = mutate.of_text(text, rng)
+    data = changed.encode() if rng.random() < 0.8 else mutate.of_bytes(changed.encode(), rng)
+    path.write_bytes(data)
+    return ["--config-dir", str(folder / "conf"), "hardware=mine", *SHORT, rng.choice(("command=check", "seed=0"))]
+
+
+def npz(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    images, labels = digits_arrays()
+    buffer = io.BytesIO()
+    save = rng.choice((np.savez, np.savez_compressed))
+    save(buffer, images=images[:60], labels=labels[:60])
+    data = buffer.getvalue()
+    if rng.random() < 0.5:  # the header of an array, where mutations of a whole archive seldom fall
+        place = data.find(b"\x93NUMPY")
+        data = data[:place] + mutate.of_bytes(data[place : place + 128], rng) + data[place + 128 :]
+    else:
+        data = mutate.of_bytes(data, rng)
+    (folder / "d.npz").write_bytes(data)
+    return ["dataset=npz", f"dataset.path={folder / 'd.npz'}", *SMALL_DATA, *SHORT]
+
+
+def images(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    kind = rng.choice(("png", "jpeg", "bmp", "gif", "tiff", "webp", "ppm"))
+    place = folder / "pictures"
+    place.mkdir()
+    rows = []
+    for number in range(12):
+        buffer = io.BytesIO()
+        Image.fromarray(digits_arrays()[0][number, :, :, 0]).save(buffer, kind)
+        data = mutate.of_bytes(buffer.getvalue(), rng) if rng.random() < 0.3 else buffer.getvalue()
+        (place / f"{number}.{kind if kind != 'ppm' else 'pgm'}").write_bytes(data)
+        rows.append(f"{number},{number % 10}")
+    text = "wnid,index\n" + "\n".join(rows)
+    table = mutate.of_bytes(text.encode(), rng) if rng.random() < 0.5 else mutate.of_text(text, rng).encode()
+    (folder / "labels.csv").write_bytes(table)
+    labels = [f"dataset.labels={folder / 'labels.csv'}"] if rng.random() < 0.5 else []
+    skip = rng.choice(([], ["dataset.on_error=skip"]))
+    return ["dataset=image_folder", f"dataset.path={place}", *labels, *skip, *SMALL_DATA, *SHORT]
+
+
+def strategy(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    text = (run / "search" / "strategy.json").read_text()
+    if rng.random() < 0.2:
+        data = mutate.of_bytes(text.encode(), rng)
+    else:
+        found = json.loads(text)
+        found.pop("origin", None)  # as of a file that somebody wrote: its digest is not what refuses it
+        for _ in range(rng.choice((1, 1, 3))):
+            found["strategy"] = mutate.of_data(found["strategy"], rng)
+        found = found if rng.random() < 0.8 else mutate.of_data(found, rng)
+        data = json.dumps(found).encode()
+    (folder / "s.json").write_bytes(data)
+    return ["command=replay", f"strategy={folder / 's.json'}", *SHORT]
+
+
+def trials(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    lines = (run / "search" / "trials.jsonl").read_text().splitlines()
+    place = rng.randrange(len(lines))
+    if rng.random() < 0.6:
+        lines[place] = json.dumps(mutate.of_data(json.loads(lines[place]), rng))
+        data = "\n".join(lines).encode() + b"\n"
+    else:
+        data = mutate.of_bytes("\n".join(lines).encode() + b"\n", rng)
+    if rng.random() < 0.5:
+        (folder / "trials.jsonl").write_bytes(data)
+        return ["command=replay", f"strategy={folder / 'trials.jsonl'}", "replay.trial=0", *SHORT]
+    (folder / "run" / "search").mkdir(parents=True)
+    (folder / "run" / "search" / "trials.jsonl").write_bytes(data)
+    return [*SHORT]
+
+
+def profile(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    text = (run / "calibrate" / "profile.yaml").read_text()
+    data = mutate.of_text(text, rng).encode() if rng.random() < 0.7 else mutate.of_bytes(text.encode(), rng)
+    (folder / "p.yaml").write_bytes(data)
+    return [f"profile.load={folder / 'p.yaml'}", *SHORT]
+
+
+KEYS = (
+    "model.path", "model.fixed", "model.resident_mb", "dataset", "dataset.samples", "dataset.samples.search",
+    "dataset.preprocess", "dataset.preprocess.scale", "dataset.search.share", "hardware", "hardware.ops",
+    "hardware.ops.Conv", "hardware.weights", "hardware.weights.bits", "hardware.requantize", "hardware.accumulator",
+    "hardware.cost", "hardware.fuse", "schema", "schema.name", "threshold", "threshold.activations",
+    "threshold.weights", "threshold.weights.method", "search", "search.algorithm", "search.max_evaluations",
+    "search.max_seconds", "search.target", "search.finalists", "objective", "objective.form", "objective.tolerance",
+    "objective.cost", "objective.cost_limit", "recover", "recover.steps", "realize", "realize.backend", "executor",
+    "executor.workers", "tracking", "command", "strategy", "pick", "stages", "seed", "strict", "verify", "plugins",
+    "replay", "replay.trial", "choices", "choices.pin", "choices.freeze", "annotate", "annotate.choices",
+    "annotate.min_bits", "annotate.threshold_steps", "annotate.float_nodes", "annotate.constraints", "calibrate",
+    "calibrate.memory_mb", "calibrate.statistics", "calibrate.cache", "profile", "profile.load", "evaluate",
+    "evaluate.output", "evaluate.agreement_samples", "check", "check.format", "check.shapes", "hydra", "nope",
+)  # fmt: skip
+VALUES = (
+    "", "null", "true", "false", "0", "-1", "1", "1e300", "nan", "inf", "99999999999999999999", "x", "[x]", "[1]", "[]",
+    "{}", "{a:1}", "[[a]]", "'", "${x}", "${", ":smile:", "vta", "greedy", "a,b", "os:system", "/", "*",
+)  # fmt: skip
+
+
+def overrides(folder: Path, rng: random.Random, run: Path) -> list[str]:
+    found = []
+    for _ in range(rng.choice((1, 1, 2))):
+        key, sign = rng.choice(KEYS), rng.choice(("", "", "", "", "+", "++", "~"))
+        found.append(f"~{key}" if sign == "~" else f"{sign}{key}={rng.choice(VALUES)}")
+    return [*SHORT, "stages=[annotate]", *found]
+
+
+KINDS: Mapping[str, Make] = {
+    make.__name__: make
+    for make in (onnx_message, onnx_bytes, hardware, npz, images, strategy, trials, profile, overrides)
+}
