@@ -5,10 +5,8 @@ One set is divided by seed into calibrate, search and evaluate; `SampleSets` giv
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -103,7 +101,6 @@ class GivenDataset(Options):
                 for role, some in named.items()
                 if some is not None
             }
-            _refuse_shared(sources)
         else:
             sources = {WHOLE: source_of(sets, "the samples", self.sequence)}
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed)
@@ -143,31 +140,6 @@ def _labelled(items: Any, labels: Any, where: str) -> Any:
         )
     checked = as_labels(numbers, len(items), where)
     return list(zip((items[i] for i in range(len(items))), checked.tolist(), strict=True))
-
-
-def _refuse_shared(sources: Mapping[str, Source]) -> None:
-    """DataError where every sample of one set stands in another as well: the result would be judged by what it was
-    tuned on."""
-    seen = {role: _fingerprints(source) for role, source in sources.items()}
-    for (role, mine), (other, theirs) in combinations(seen.items(), 2):
-        if mine and theirs and (mine <= theirs or theirs <= mine):
-            raise DataError(
-                f"the {role} and the {other} samples are the same, so the result would be judged by what it was tuned "
-                "on; give each set samples of its own, or one set in all, which is then divided",
-                stage="data",
-            )
-
-
-def _fingerprints(source: Source) -> set[bytes]:
-    """A short digest of every sample that can be read."""
-    if isinstance(source, IterableSource):
-        return source.fingerprints()
-    found = set()
-    for index in range(len(source)):
-        hasher = hashlib.blake2b(digest_size=16)
-        source.hash_into(hasher, np.array([index], dtype=np.int64))
-        found.add(hasher.digest())
-    return found
 
 
 def _called(name: str) -> str:

@@ -89,8 +89,8 @@ class Simulated:
 
     def centred(self, tensor: str, found: Array) -> Array:
         """Stored integers less their zero point, in a float type that holds them exactly."""
-        real = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
-        return real - real.dtype.type(self.zero[tensor]) if self.zero[tensor] else real
+        real: Array = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
+        return real - np.asarray(self.zero[tensor], real.dtype) if self.zero[tensor] else real
 
     def as_written(self) -> Values:
         """The values of the last run without the runtime's optimizations."""

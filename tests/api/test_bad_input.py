@@ -67,7 +67,7 @@ CASES: dict[str, tuple[type[QuantpipeError], str, tuple[Any, ...], dict[str, Any
                     (two_inputs(), {"a": np.zeros((9, 6), np.float32)}), {}),
     "rows": (DataError, "one row per sample each", (two_inputs(), {"a": np.zeros((9, 6)), "b": np.zeros((8, 4))}), {}),
     "one array": (DataError, "the model has 2 inputs", (two_inputs(), np.zeros((9, 6), np.float32)), {}),
-    "same sets": (DataError, "are the same", (NET, quantpipe.SampleSets(DATA, DATA)), {}),
+    "same sets": (DataError, "are also in evaluate", (NET, quantpipe.SampleSets(DATA, DATA)), {}),
     "half sets": (DataError, "there are no evaluate samples", (NET, quantpipe.SampleSets(DATA, None)), {}),
     "data option": (ConfigError, "dataset.splits: is no key (did you mean 'split'",
                     (NET, DATA), {"dataset": {"splits": {}}}),
