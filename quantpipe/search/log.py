@@ -143,6 +143,7 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
         header = json.loads(lines[0])
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise ValueError("another format")
+        origin = dict(header["origin"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
     found = []
@@ -153,7 +154,7 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
                 continue
             found.append(fields["number"])
             if fields["number"] == number:
-                return LoggedTrial(header["origin"], dict(fields["choices"]), _trial(fields))
+                return LoggedTrial(origin, dict(fields["choices"]), _trial(fields))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
             continue  # a torn last line; what is asked for is looked for in the others
     raise ArtifactError(
