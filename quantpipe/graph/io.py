@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from quantpipe.errors import ModelError, QuantpipeError, brief
-from quantpipe.graph.vet import vet
+from quantpipe.graph.vet import name_default_opset, vet
 
 STAGE = "model"
 
@@ -31,6 +31,7 @@ def read_model(path: Path) -> ir.Model:
         raise ModelError("there is no such file; model.path must name an ONNX model", stage=STAGE, where=str(path))
     try:
         proto = onnx.load(path, load_external_data=False)
+        name_default_opset(proto)
         vet(proto, path)
         model = ir.from_proto(proto)
         ir.external_data.set_base_dir(model.graph, str(path.parent))

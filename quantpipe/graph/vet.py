@@ -32,6 +32,7 @@ Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
 
 FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
+DEFAULT_DOMAIN = "ai.onnx"
 STRING = int(TensorProto.STRING)
 UNDEFINED = int(TensorProto.UNDEFINED)
 TYPES = frozenset(TensorProto.DataType.values()) - {UNDEFINED}
@@ -39,6 +40,7 @@ TYPES = frozenset(TensorProto.DataType.values()) - {UNDEFINED}
 
 def vet(proto: onnx.ModelProto, path: Path) -> None:
     """ModelError naming the first tensor, port or function of the file that cannot be what it says."""
+    _refuse_without_opset(proto, path)
     for graph in _graphs(proto):
         for port in [*graph.input, *graph.output] if isinstance(graph, onnx.GraphProto) else ():
             kind = port.type.tensor_type.elem_type
@@ -49,6 +51,20 @@ def vet(proto: onnx.ModelProto, path: Path) -> None:
             if fault:
                 raise _refused(path, f"the tensor {tensor.name!r}", *fault)
     _refuse_growth(proto, path)
+
+
+def name_default_opset(proto: onnx.ModelProto) -> None:
+    """Call the domain of ONNX's own ops by its empty name, in place, where the model has its other name."""
+    for entry in proto.opset_import:
+        if entry.domain == DEFAULT_DOMAIN:
+            entry.domain = ""
+
+
+def _refuse_without_opset(proto: onnx.ModelProto, path: Path) -> None:
+    """ModelError for a model that does not say which version of ONNX's own ops it is written in; runtimes guess it."""
+    if proto.graph.node and not any(not entry.domain for entry in proto.opset_import):
+        found = ", ".join(f"{entry.domain[:40]!r} {entry.version}" for entry in proto.opset_import) or "nothing"
+        raise _refused(path, "opset_import", f"holds {found}", "a version of ONNX's own ops (the domain '')")
 
 
 def refuse_chance(model: ir.Model, path: Path) -> None:

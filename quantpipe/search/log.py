@@ -224,7 +224,8 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
         header = json.loads(lines[0])
         if header["format"] != FORMAT or header["version"] != VERSION:
             raise ValueError("another format")
-        if DIGEST in header and header != _header(header["origin"]):
+        origin = dict(header["origin"])
+        if DIGEST in header and header != _header(origin):
             raise ValueError("its first line does not fit its digest")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
@@ -236,8 +237,8 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
                 continue
             found.append(fields["number"])
             if fields["number"] == number:
-                trial = _read_line(line, header["origin"], sealed=DIGEST in header)
-                return LoggedTrial(header["origin"], dict(fields["choices"]), trial)
+                trial = _read_line(line, origin, sealed=DIGEST in header)
+                return LoggedTrial(origin, dict(fields["choices"]), trial)
         except _DamagedLine as error:
             raise ArtifactError(
                 f"the line of trial {number} is damaged ({error})", stage="replay", where=str(path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.program import QUICK, RUN
-from tests.fuzz.kinds import KINDS, SHORT
+from tests.fuzz.kinds import GOOD, KINDS
 
 SECONDS = 60.0
 BYTES = 4 << 30
@@ -47,8 +47,7 @@ class Fuzzer:
         self._main: Callable[[], None] = main
         self._folder = folder
         self.good = folder / "good"
-        arguments = ["search=random", "search.max_evaluations=3", "executor=serial", *SHORT]
-        code, _, _ = self._run(arguments, folder / "good.case", self.good)
+        code, _, _ = self._run(list(GOOD), folder / "good.case", self.good)
         if code:
             raise RuntimeError((folder / "good.case" / "err").read_text())
 

@@ -7,9 +7,11 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import yaml
 from PIL import Image
 
 from quantpipe.data.digits import digits_arrays
@@ -20,6 +22,8 @@ from tests.fuzz import mutate
 SHORT = ("dataset.samples.calibrate=8", "dataset.samples.search=8", "dataset.samples.evaluate=8",
          "evaluate.latency_runs=1", "evaluate.latency_seconds=0.1", "evaluate.agreement_samples=4",
          "evaluate.layer_samples=2")  # fmt: skip
+GOOD = ("search=random", "search.max_evaluations=3", "executor=serial", *SHORT)
+"""The run whose files strategies, logs and profiles are made of."""
 SMALL_DATA = ("dataset.preprocess.scale=1/16",)
 Make = Callable[[Path, random.Random, Path], list[str]]
 """(folder for the case, its numbers, folder of a run that went well) -> arguments."""
@@ -44,10 +48,11 @@ def _maybe_command(rng: random.Random) -> list[str]:
 
 def hardware(folder: Path, rng: random.Random, run: Path) -> list[str]:
     text = rng.choice(sorted((ROOT / "conf" / "hardware").glob("*.yaml"))).read_text()
+    meaning = rng.random() < 0.6  # YAML as before, that says something else
     path = folder / "conf" / "hardware" / "mine.yaml"
     path.parent.mkdir(parents=True)
-    changed = mutate.of_text(text, rng)
-    data = changed.encode() if rng.random() < 0.8 else mutate.of_bytes(changed.encode(), rng)
+    changed = yaml.safe_dump(mutate.of_data(yaml.safe_load(text), rng)) if meaning else mutate.of_text(text, rng)
+    data = changed.encode() if meaning or rng.random() < 0.8 else mutate.of_bytes(changed.encode(), rng)
     path.write_bytes(data)
     return ["--config-dir", str(folder / "conf"), "hardware=mine", *SHORT, rng.choice(("command=check", "seed=0"))]
 
@@ -56,15 +61,39 @@ def npz(folder: Path, rng: random.Random, run: Path) -> list[str]:
     images, labels = digits_arrays()
     buffer = io.BytesIO()
     save = rng.choice((np.savez, np.savez_compressed))
-    save(buffer, images=images[:60], labels=labels[:60])
+    odd = rng.random() < 0.5
+    held = {"images": images[:60], "labels": labels[:60]}
+    if odd:
+        name = rng.choice(("images", "labels"))
+        held[name] = _odd_array(held[name], rng)
+    save(buffer, **held)
     data = buffer.getvalue()
-    if rng.random() < 0.5:  # the header of an array, where mutations of a whole archive seldom fall
+    if odd:
+        pass
+    elif rng.random() < 0.5:  # the header of an array, where mutations of a whole archive seldom fall
         place = data.find(b"\x93NUMPY")
         data = data[:place] + mutate.of_bytes(data[place : place + 128], rng) + data[place + 128 :]
     else:
         data = mutate.of_bytes(data, rng)
     (folder / "d.npz").write_bytes(data)
     return ["dataset=npz", f"dataset.path={folder / 'd.npz'}", *SMALL_DATA, *SHORT]
+
+
+def _odd_array(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
+    """Of another type, another shape, or with some other values."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return array.astype(rng.choice(("f2", ">f4", "f8", "c8", "?", "i1", ">u2", "u8", "O", "U3", "M8[s]")))
+    if kind == 1:
+        return rng.choice(
+            (array[:0], array[:1], array[0], array[..., None], array.reshape(-1), array.T, array[:, ...][::2])
+        )
+    real = array.astype(np.float64)
+    for _ in range(rng.choice((1, 5))):
+        real.reshape(-1)[rng.randrange(real.size)] = rng.choice(
+            (np.nan, np.inf, -np.inf, 1e300, 1e-310, -1.0, 0.5, 2.0**63)
+        )
+    return real if kind == 2 else np.asarray(real, np.float32)
 
 
 def images(folder: Path, rng: random.Random, run: Path) -> list[str]:
@@ -114,11 +143,12 @@ def trials(folder: Path, rng: random.Random, run: Path) -> list[str]:
         return ["command=replay", f"strategy={folder / 'trials.jsonl'}", "replay.trial=0", *SHORT]
     (folder / "run" / "search").mkdir(parents=True)
     (folder / "run" / "search" / "trials.jsonl").write_bytes(data)
-    return [*SHORT]
+    return list(GOOD)
 
 
 def profile(folder: Path, rng: random.Random, run: Path) -> list[str]:
-    text = (run / "calibrate" / "profile.yaml").read_text()
+    lines = (run / "calibrate" / "profile.yaml").read_text().splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("# origin."))  # as somebody else wrote it
     data = mutate.of_text(text, rng).encode() if rng.random() < 0.7 else mutate.of_bytes(text.encode(), rng)
     (folder / "p.yaml").write_bytes(data)
     return [f"profile.load={folder / 'p.yaml'}", *SHORT]
@@ -144,12 +174,25 @@ VALUES = (
 )  # fmt: skip
 
 
+SANE = (
+    "hardware=vta", "hardware=tflite_int8", "hardware=hago_int16_acc", "hardware=mixed_npu", "hardware=tensorrt",
+    "realize=integer", "realize=qoperator", "threshold=kl", "threshold=max_range", "threshold=percentile",
+    "objective=mse", "objective=accuracy", "objective.cost=cycles", "objective.form=pareto", "search=greedy",
+    "search=tpe", "search=knapsack", "search.max_evaluations=4", "executor=serial", "recover=default",
+    "annotate.choices=[bits,float]", "annotate.float_nodes=[stem.conv]", "annotate.skip_first=true",
+    "annotate.threshold_steps=[0,-1]", "annotate.min_bits=2", "choices.pin={'bits:image':8}", "seed=7",
+    "choices.freeze=['bits:*']", "calibrate.statistics=extremes", "calibrate.memory_mb=16", "verify=warn",
+    "strict=true", "stages=[annotate,calibrate,search]", "search.refine=true", "evaluate.output=logits",
+)  # fmt: skip
+"""What means something alone; not everything together does."""
+
+
 def overrides(folder: Path, rng: random.Random, run: Path) -> list[str]:
-    found = []
-    for _ in range(rng.choice((1, 1, 2))):
+    found = rng.sample(SANE, rng.randrange(4))
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
         key, sign = rng.choice(KEYS), rng.choice(("", "", "", "", "+", "++", "~"))
         found.append(f"~{key}" if sign == "~" else f"{sign}{key}={rng.choice(VALUES)}")
-    return [*SHORT, "stages=[annotate]", *found]
+    return [*SHORT, *found]
 
 
 KINDS: Mapping[str, Make] = {

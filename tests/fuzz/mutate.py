@@ -44,10 +44,11 @@ def of_bytes(data: bytes, rng: random.Random) -> bytes:
 
 
 def of_data(data: Any, rng: random.Random) -> Any:
-    """A copy with one place changed: another value, a name taken away, doubled, or exchanged."""
+    """A copy with one place changed: another value, that of another place, a name taken away, doubled, or exchanged."""
     found = copy.deepcopy(data)
-    holder, key = rng.choice(list(_places(found)))
-    kind = rng.randrange(6)
+    places = _places(found)
+    holder, key = rng.choice(places)
+    kind = rng.randrange(8)
     if kind == 0:
         del holder[key]
     elif kind == 1 and isinstance(holder, dict):
@@ -56,6 +57,9 @@ def of_data(data: Any, rng: random.Random) -> Any:
         holder.extend([holder[key]] * rng.choice((1, 50)))
     elif kind == 3 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
         holder[key] = rng.choice((-holder[key], holder[key] * 2**20, holder[key] + 1, float(holder[key])))
+    elif kind > 4:  # a value of another place, which may mean something here
+        others = [h[k] for h, k in places if type(h[k]) is type(holder[key])]
+        holder[key] = copy.deepcopy(rng.choice(others))
     else:
         holder[key] = rng.choice(ODD)
     return found

@@ -108,6 +108,16 @@ def test_ports_that_have_no_type(tmp_path: Path) -> None:
         assert "has the type 0" in refusal(model, tmp_path / "m.onnx")
 
 
+def test_the_version_of_the_ops_must_be_there(tmp_path: Path) -> None:
+    """By either name of their domain."""
+    model = digits()
+    model.opset_import[0].domain = "ai.onnx"
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    assert load_graph(tmp_path / "m.onnx", lambda raw: made_up(raw.inputs, {})).opset == 17
+    model.opset_import[0].domain = "own"
+    assert "opset_import holds 'own' " in refusal(model, tmp_path / "m.onnx")
+
+
 def test_an_input_that_no_sample_is_made_up_for(tmp_path: Path) -> None:
     model = digits()
     model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 2**40
