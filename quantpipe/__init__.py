@@ -1,7 +1,7 @@
 """quantpipe: find, check and file the integer version of an ONNX model that a piece of hardware can run.
 
 From Python: `quantize` does everything, `Pipeline` has the stages one by one, `check` and `lint` look before anything
-runs. The page docs/python.md has examples.
+runs, `verify` checks what a run leaves. The page docs/python.md has examples.
 """
 
 import sys
@@ -19,11 +19,13 @@ __all__ = [
     "QuantpipeWarning",
     "Result",
     "SampleSets",
+    "Verdict",
     "__version__",
     "check",
     "example_model",
     "lint",
     "quantize",
+    "verify",
 ]
 
 if TYPE_CHECKING:
@@ -36,16 +38,19 @@ if TYPE_CHECKING:
         QuantpipeWarning,
         Result,
         SampleSets,
+        Verdict,
         check,
         example_model,
         lint,
         quantize,
+        verify,
     )
 
 
 class _Package(ModuleType):
-    """`check` and `lint` are functions here, and packages of these names stand behind them. The import system makes a
-    package an attribute of its parent; here the function stays. `from quantpipe.check import …` finds the package."""
+    """`check`, `lint` and `verify` are functions here, and packages of these names stand behind them. The import system
+    makes a package an attribute of its parent; here the function stays. `from quantpipe.check import …` finds the
+    package."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):

@@ -1,4 +1,4 @@
-"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`. `import quantpipe` loads each when it is first used.
+"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`. Each is loaded when it is first used.
 
 It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
 `quantpipe.runner`.
@@ -6,12 +6,13 @@ It stands above the command line's package, whose way from configuration to sett
 
 import logging
 
-from quantpipe.api.look import CheckResult, LintResult, check, example_model, lint
+from quantpipe.api.look import CheckResult, LintResult, check, example_model, lint, verify
 from quantpipe.api.options import Options
 from quantpipe.api.pipeline import Pipeline, quantize
 from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.data import SampleSets
+from quantpipe.verify import Verdict
 
 __all__ = [
     "Annotation",
@@ -25,10 +26,12 @@ __all__ = [
     "Result",
     "SampleSets",
     "SearchOutcome",
+    "Verdict",
     "check",
     "example_model",
     "lint",
     "quantize",
+    "verify",
 ]
 
 # What a library owes its caller: its log records go where the caller sends them, and nowhere else.

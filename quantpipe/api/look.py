@@ -1,9 +1,11 @@
-"""The functions that look and do not run: what a device would make of a float model, and refuse of an integer one."""
+"""The functions that look and do not run: what a device would make of a float model, and refuse of an integer one, and
+whether a certificate holds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from quantpipe.app.files import asset
 from quantpipe.check import Fit
 from quantpipe.lint import Findings
 from quantpipe.report import fit_tables, lint_table
+from quantpipe.verify import Verdict, verify_folder
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -108,6 +111,30 @@ def lint(
     path = model_file(model, workspace.path)
     found = findings_of(settings_for(path, (), hardware, workspace, options))
     return LintResult(**{field.name: getattr(found, field.name) for field in fields(Findings)})
+
+
+def verify(folder: str | PathLike[str]) -> Verdict:
+    """Check the certificate of a run folder, as `command=verify` does.
+
+    Args:
+        folder: A run folder (`Result.folder`), or a copy of one; only `realize/` in it is read, nothing is written.
+
+    Returns:
+        The verdict: `wrong` is the first thing that is not as claimed, or None; `proved` of `kernels` hold for all
+        inputs.
+
+    Raises:
+        ArtifactError: A file is missing or cannot be read.
+
+    Example:
+        >>> import numpy as np, quantpipe
+        >>> images = np.random.default_rng(0).random((64, 1, 8, 8), dtype=np.float32)
+        >>> result = quantpipe.quantize(quantpipe.example_model(), images)
+        >>> verdict = quantpipe.verify(result.folder)
+        >>> verdict.wrong, verdict.proved > 0
+        (None, True)
+    """
+    return verify_folder(Path(folder))
 
 
 def example_model() -> Path:
