@@ -76,7 +76,8 @@ def npz(folder: Path, rng: random.Random, run: Path) -> list[str]:
     else:
         data = mutate.of_bytes(data, rng)
     (folder / "d.npz").write_bytes(data)
-    return ["dataset=npz", f"dataset.path={folder / 'd.npz'}", *SMALL_DATA, *SHORT]
+    layout = "dataset.source_layout=NHWC"  # else arrays of other types than uint8 are features, and refused as such
+    return ["dataset=npz", f"dataset.path={folder / 'd.npz'}", layout, *SMALL_DATA, *SHORT]
 
 
 def _odd_array(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[Any, Any]:
@@ -93,7 +94,8 @@ def _odd_array(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray[An
         real.reshape(-1)[rng.randrange(real.size)] = rng.choice(
             (np.nan, np.inf, -np.inf, 1e300, 1e-310, -1.0, 0.5, 2.0**63)
         )
-    return real if kind == 2 else np.asarray(real, np.float32)
+    with np.errstate(over="ignore"):
+        return real if kind == 2 else np.asarray(real, np.float32)
 
 
 def images(folder: Path, rng: random.Random, run: Path) -> list[str]:
