@@ -2,8 +2,8 @@
 
 The default tier takes less than four minutes on two cores. `@pytest.mark.sliced(n)` marks a full product of parameters:
 the default tier runs one in n of it, chosen so that every value of each parameter is among them where n is the number
-of values of another one; the rest is the tier `grid`. Runs of the program (tests/e2e) are the tier `program`, but for
-those marked `smoke`.
+of values of another one; the rest is the tier `grid`. Runs of the program (tests/e2e, and whatever takes the fixture
+`program`) are the tier `program`, but for those marked `smoke`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             continue
-        if PROGRAM in item.path.parents and not item.get_closest_marker("smoke"):
+        runs = PROGRAM in item.path.parents or "program" in getattr(item, "fixturenames", ())
+        if runs and not item.get_closest_marker("smoke"):
             item.add_marker(pytest.mark.program)
         sliced = item.get_closest_marker("sliced")
         if sliced and _place(item) % sliced.args[0]:

@@ -13,7 +13,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.normalize import load_as_written
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float
-from quantpipe.lint.forms import CAST, MULTIPLY
+from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import RULES, Place
 from quantpipe.oprules import Family, rule_of
@@ -170,8 +170,10 @@ def _rescales(node: Node, graph: Graph) -> bool:
 
 
 def _goes_back(node: Node, graph: Graph) -> bool:
-    """Whether a chain of single readers ends in a cast to integers."""
+    """Whether a chain of single readers that round and clip ends in a cast to integers."""
     while True:
+        if node.op not in (CAST, *NARROWING):
+            return False
         if node.op == CAST:
             return not str(graph.dtypes.get(node.outputs[0], "float32")).startswith("float")
         readers = graph.consumers.get(node.outputs[0], ())

@@ -14,6 +14,8 @@ PACKED_WEIGHTS = frozenset({"MatMulNBits", "MatMulBnb4", "GatherBlockQuantized"}
 REALS = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+NARROWING = frozenset({"Round", "Floor", "Ceil", "Add", "Sub", "Mul", "Div", "Clip", "Max", "Min"})
+"""Steps between an accumulator times a real number and the integers that are stored."""
 CAST, MULTIPLY, RESHAPE = "Cast", "Mul", "Reshape"
 
 BYTE_OPS = frozenset({"Cast", "Mod", "Div", "Sub"})

@@ -77,7 +77,7 @@ class Integer(Stored):
         # DequantizeLinear reads no int64. And where a node in float that only moves values reads its result,
         # onnxruntime (1.32) quantizes that again behind the node, without a zero point: to uint8.
         moved = _is_moved(context.graph, tensor)
-        if tensor in self._wide_sums or moved or fr.must_stay_real(context, tensor):
+        if tensor in self._wide_sums or moved or fr.weighs_in_float(context, tensor):
             single = self._writer(context).cast(value, np.float32, f"{tensor}/single")
             parameter = self.constant(context, f"{tensor}_acc_scale", fr.along_channels(scale, context.graph, tensor))
             return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)

@@ -151,21 +151,26 @@ QuantizeLinear: up to a step off, and slower than the op itself."""
 
 
 def must_stay_real(context: Context, tensor: str) -> bool:
-    """Whether a DequantizeLinear in front of a node left in float would make the runtime compute it in integers.
+    """Whether a DequantizeLinear of stored integers in front of a node left in float would make the runtime compute it
+    in integers, so that an island that was kept in float would silently not be: it has an approximation of some ops,
+    and quantizes float weights."""
+    return weighs_in_float(context, tensor) or any(r.op in APPROXIMATED for r in _float_readers(context, tensor))
 
-    It does so in two cases: a node with float weights of its own, which it quantizes to int8 by itself (its weight and
-    bias quantization, from basic optimization on), and an op that it has an approximation of. An island that was kept
-    in float would silently not be.
-    """
-    for reader, _ in context.graph.consumers.get(tensor, ()):
-        if reader.name in context.topology.kernel_of or reader.name in context.topology.swallowed:
-            continue
-        if reader.op in APPROXIMATED:
-            return True
+
+def weighs_in_float(context: Context, tensor: str) -> bool:
+    """Whether a node left in float multiplies the tensor by float weights of its own. onnxruntime quantizes such
+    weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias quantization, from basic
+    optimization on)."""
+    for reader in _float_readers(context, tensor):
         constants = [t for t in reader.inputs if t and context.graph.is_constant(t)]
         if any(len(context.graph.shapes[t]) >= 2 and context.graph.dtypes[t] == "float32" for t in constants):
             return True
     return False
+
+
+def _float_readers(context: Context, tensor: str) -> list[Node]:
+    inside = {*context.topology.kernel_of, *context.topology.swallowed}
+    return [reader for reader, _ in context.graph.consumers.get(tensor, ()) if reader.name not in inside]
 
 
 def stored_name(kernel: Kernel) -> str:

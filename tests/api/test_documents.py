@@ -28,6 +28,7 @@ def run(code: list[str], page: str) -> dict[str, Any]:
     return namespace
 
 
+@pytest.mark.program
 def test_the_page_about_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
