@@ -35,8 +35,10 @@ from quantpipe.types import QuantPlan, Samples, Topology
 OTHERS = 16
 """Samples that sessions with other options are compared on: they show whether kernels differ, not how often."""
 
-WORSE = 2.0
-"""Squared error of the realized over that of the simulated model that rounding in float nodes does not explain."""
+WORSE_DB = 3.0
+"""By how much the realized model's SQNR may lie below the simulated one's: rounding in float nodes explains no more."""
+ROUNDING_DB = 90.0
+"""SQNR above which nodes in float, whose sums may be made in another order, are as good as equal."""
 
 UNOPTIMIZED = "optimization off"
 
@@ -138,12 +140,15 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
 def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:
     """What to say where all compared elements agree on the samples compared, and the realized model is far worse on all
     of them. `simulated`, `realized`: metrics."""
-    lost, found = simulated.get("mse"), realized.get("mse")
-    if agreement.differing or lost is None or found is None or not found > WORSE * lost + 1e-10:
+    lost, found = simulated.get("sqnr_db"), realized.get("sqnr_db")
+    best = ROUNDING_DB if lost is None else min(lost, ROUNDING_DB)  # None: no noise at all
+    if agreement.differing or found is None or found >= best - WORSE_DB:
         return None
+    simply = "without noise" if lost is None else f"{lost:.1f} dB"
     return (
-        f"the realized model's squared error is {found:.3g} of the outputs' variance, the simulated model's "
-        f"{lost:.3g}, although all integers agree: a node in float computes something else in the realized model"
+        f"the realized model's SQNR is {found:.1f} dB on all samples, the simulated model's {simply}, although the "
+        f"elements compared on {agreement.samples} samples agree: a node in float computes something else in the "
+        "realized model"
     )
 
 

@@ -8,12 +8,13 @@ import pytest
 
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning
+from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.metrics import summary
 from quantpipe.evaluate.watched import island_entries, watched
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.rendering import Rendered
-from quantpipe.stages import Evaluation
 from quantpipe.types import Form, QuantPlan
 from tests.ops.line import Line, Net, line
 from tests.ops.test_every_op import line_of
@@ -248,20 +249,25 @@ def test_fewer_bits_make_more_noise() -> None:
 @pytest.mark.parametrize(
     ("differing", "simulated", "realized", "warned"),
     [
-        (0, 0.01, 0.5, True),
-        (0, 0.01, 0.011, False),
-        (0, 0.0, 0.0, False),
-        (0, 0.0, 1e-13, False),  # all in float: sums in another order
-        (0, 0.0, 1e-3, True),
-        (7, 0.01, 0.5, False),  # said already
+        (0, 20.0, 3.0, True),
+        (0, 20.0, 19.5, False),
         (0, None, None, False),
+        (0, None, 120.0, False),  # all in float: sums in another order
+        (0, None, 30.0, True),
+        (7, 20.0, 3.0, False),  # said already
+        (0, 20.0, float("-inf"), True),
     ],
 )
 def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
     differing: int, simulated: float | None, realized: float | None, warned: bool
 ) -> None:
-    agreement = Agreement(3, 100, differing, 0, 1.0, None)
-    said = float_warning(agreement, {"mse": simulated}, {"mse": realized})
+    agreement = Agreement(3, 100, differing, 0, 1.0, None, 64)
+    said = float_warning(agreement, {"sqnr_db": simulated}, {"sqnr_db": realized})
     assert (said is not None) == warned and (said is None or "a node in float" in said)
-    metrics = {"simulated": {"mse": simulated}, "realized": {"mse": realized}}
+    metrics = {"simulated": {"sqnr_db": simulated}, "realized": {"sqnr_db": realized}}
     assert Evaluation(metrics, agreement, (), alike=metrics["simulated"]).warnings == ([said] if said else [])
+
+
+def test_the_metrics_that_the_warning_reads_are_those_that_there_are() -> None:
+    outputs = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    assert "sqnr_db" in summary(outputs, outputs + 0.5, None)
