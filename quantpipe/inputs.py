@@ -54,7 +54,7 @@ class Inputs:
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
     made: list[Any] = []
-    speaking: list[str] = []
+    given: list[Graph] = []
 
     def example(raw: Graph) -> dict[str, Any]:
         shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
@@ -73,8 +73,7 @@ def load(settings: Settings) -> Inputs:
         splits = _whole_batches(splits, size or 1)
         refuse_few(splits.roles, splits.force_few)
         made.append(splits)
-        chosen = chosen_output(settings.evaluate.output, raw)
-        speaking.extend(doubts(replace(raw, states=frozenset(splits.state.values())), splits.search, chosen, size))
+        given.append(replace(raw, states=frozenset(splits.state.values())))
         first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
         if first is None:
             raise DataError("there are no calibration samples", stage="data")
@@ -99,8 +98,12 @@ def load(settings: Settings) -> Inputs:
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
+    # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
+    speaking = doubts(
+        given[0], splits.search, chosen_output(settings.evaluate.output, given[0]), _fixed_batch(given[0])
+    )
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
-    return Inputs(graph, *parts, tuple(speaking), few_notes(splits.roles))
+    return Inputs(graph, *parts, speaking, few_notes(splits.roles))
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:

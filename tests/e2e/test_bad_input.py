@@ -80,7 +80,7 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
         (["search.max_evals=3"], "search.max_evals: is no key (did you mean 'search.max_evaluations'"),
         (
             ["dataset=npz", "dataset.pth=a"],
-            "below dataset there are _convert_, _target_, calibrate, evaluate, keys, on_error, path",
+            "did you mean 'dataset.path'",
         ),
         (["search=gredy"], "search: has no option 'gredy' (did you mean 'greedy'"),
         (["+objective.nope=1"], "objective.nope: is no option; legal are metric, target, form"),

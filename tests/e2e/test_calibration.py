@@ -118,6 +118,7 @@ def test_a_killed_calibration_goes_on_where_it_was(program: Program, what: signa
         "dataset.split.search=0.25",
         "dataset.split.evaluate=0.25",
         "calibrate.memory_mb=16",
+        "dataset.force_few=true",
     )
     partial = program.cwd / "run" / "calibrate" / "partial.npz"
     process = program.start(*arguments)
@@ -150,6 +151,8 @@ def test_values_that_are_not_finite_are_named(program: Program, statistics: str)
         f"dataset.path={program.cwd / 'wide.npz'}",
         "threshold=max_range",
         f"calibrate.statistics={statistics}",
+        "dataset.duplicates=allow",
+        "dataset.force_few=true",
         ONLY,
     ).paragraph
     assert "calibrate:" in paragraph and "not finite, first in calibration sample 0 of" in paragraph, paragraph
