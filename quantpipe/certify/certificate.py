@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantpipe.certify.claims import Claims
-from quantpipe.graph.view import Graph
+from quantpipe.graph.view import Graph, Node
 from quantpipe.rendering import Rendered
 from quantpipe.types import HardwareSpec, QuantPlan, Topology
 
@@ -17,7 +17,11 @@ def certificate(
 ) -> dict[str, Any]:
     """All of certificate.json but its origin and the digests of the files that it is about."""
     claims = Claims(graph, topology, plan, spec, form)
-    kernels = {k.node: claims.of(k) for k in topology.kernels if k.node in plan.kernels}
+    kernels = {
+        k.node: {"op": k.op, **claims.of(k), "attributes": _attributes(graph.by_name[k.node])}
+        for k in topology.kernels
+        if k.node in plan.kernels
+    }
     floats = [
         {"node": n.name, "op": n.op, "reason": topology.float_nodes.get(n.name, "it runs in float")}
         for n in graph.nodes
@@ -30,6 +34,11 @@ def certificate(
         "float_nodes": floats,
         "summary": _summary(kernels, floats),
     }
+
+
+def _attributes(node: Node) -> dict[str, Any]:
+    """What the node says beside its inputs: pads, strides, axes, as plain data."""
+    return {name: node.attr(name) for name in sorted(node.attributes)}
 
 
 def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, Any]]) -> dict[str, int]:

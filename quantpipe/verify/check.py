@@ -11,10 +11,12 @@ import numpy as np
 
 from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
+from quantpipe.verify.geometry import check_geometry
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import Numbers, limits
 
+FORMS = ("qdq", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
 PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
 
@@ -56,14 +58,18 @@ def _checked(folder: Folder) -> Verdict:
     for name, content, keys in (("plan.json", plan, PLANNED), ("certificate.json", certificate, REQUIRED)):
         missing = [k for k in keys if k not in content]
         expect(not missing, name, f"it has no {', '.join(missing)}")
+    expect(certificate["form"] in FORMS, "certificate.json", f"the form {certificate['form']!r} is unknown")
     model = Model(folder)
     numbers = Numbers(plan, certificate, model)
     model.stops |= {str(v) for v in certificate["values"].values()} | {f"{t}_q" for t in plan["constants"]}
     _quantizers(plan)
     _same_kernels(numbers)
     for node in plan["kernels"]:
+        before = set(model.seen_nodes)
         try:
             KernelCheck(numbers, node).check()
+            own = [n for n in model.nodes if id(n) in model.seen_nodes and id(n) not in before]
+            check_geometry(node, plan["kernels"][node]["op"], certificate["kernels"][node]["attributes"], own)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise Wrong(
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
@@ -97,6 +103,12 @@ def _same_kernels(numbers: Numbers) -> None:
         expect(node in numbers.kernels, node, "the certificate claims something of a kernel that plan.json has not")
         claim = numbers.claims[node]
         said = isinstance(claim["reason"], str) and bool(claim["reason"])
+        expect(said or claim["reason"] is None, node, f"its reason is {claim['reason']!r}, neither a text nor null")
+        expect(claim["op"] == numbers.kernels[node]["op"], node, f"its op is {claim['op']!r} in the certificate")
+        for read in numbers.kernels[node]["reads"]:
+            tensor, form = read["tensor"], read["form"]
+            held = tensor in numbers.plan["quantizers"] if form == "quantized" else tensor in numbers.plan["accumulators"]
+            expect(form in ("quantized", "raw") and held, node, f"it reads {tensor} as {form}, which plan.json has not")
         expect(isinstance(claim["proved"], bool) and claim["proved"] != said, node,
                "it is neither proved nor has it a reason why not")  # fmt: skip
 

@@ -20,7 +20,7 @@ SEARCH = ("search=knapsack", "search.max_evaluations=24")
 
 def trials(folder: Path) -> list[dict[str, object]]:
     lines = (folder / "search" / "trials.jsonl").read_text().splitlines()[1:]
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "digest")} for line in lines]
 
 
 def children(pid: int) -> set[int]:

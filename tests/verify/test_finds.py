@@ -268,3 +268,43 @@ def test_all_single_changes_are_found(spec: str, folders: Callable[[str, str], P
             continue  # this form cannot express this hardware
         shutil.copytree(root, tmp_path / form)
         assert escaped(root, tmp_path / form, 0, seed=1) == []
+
+
+@pytest.mark.parametrize(("spec", "form"), [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("vta", "integer")])
+def test_windows_that_move_otherwise_are_found(spec: str, form: str, folders: Callable[[str, str], Path]) -> None:
+    """Pads on other sides, another stride: no number of the model changes, and what it computes does."""
+    convolutions = 0
+    for attribute in ("pads", "strides", "dilations"):
+        root = folders(spec, form)
+        path = root / "realize" / "model.onnx"
+        model = onnx.load(path)
+        for node in model.graph.node:
+            given = next((a for a in node.attribute if a.name == attribute), None)
+            if given is None or "Conv" not in node.op_type:
+                continue
+            convolutions += 1
+            kept = list(given.ints)
+            given.ints[0], given.ints[-1] = given.ints[0] - 1 if kept[0] else 1, given.ints[-1] + 1
+            path.write_bytes(model.SerializeToString())
+            refreshed(root)
+            assert f"{attribute} of {node.name} is" in found(root)
+            given.ints[:] = kept
+    assert convolutions > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("plan.json", lambda p: p["kernels"]["stem.conv"].update(op="Convx"), "its op is"),
+        ("plan.json", lambda p: p["kernels"]["stem.conv"]["reads"][0].update(tensor="nothing"), "which plan.json has"),
+        ("plan.json", lambda p: p["kernels"]["stem.conv"]["reads"][0].update(form="raw"), "which plan.json has not"),
+        ("certificate.json", lambda c: c.update(form="qdqx"), "the form 'qdqx' is unknown"),
+        ("certificate.json", lambda c: c["kernels"]["stem.conv"].update(reason=1), "neither a text nor null"),
+    ],
+)
+def test_names_that_stand_for_nothing_are_found(
+    name: str, change: Callable[[Any], None], said: str, folders: Callable[[str, str], Path]
+) -> None:
+    root = folders("ort_cpu", "qdq")
+    changed(root, name, change)
+    assert said in found(root)
