@@ -107,8 +107,9 @@ def _same_kernels(numbers: Numbers) -> None:
         expect(claim["op"] == numbers.kernels[node]["op"], node, f"its op is {claim['op']!r} in the certificate")
         for read in numbers.kernels[node]["reads"]:
             tensor, form = read["tensor"], read["form"]
-            held = tensor in numbers.plan["quantizers"] if form == "quantized" else tensor in numbers.plan["accumulators"]
-            expect(form in ("quantized", "raw") and held, node, f"it reads {tensor} as {form}, which plan.json has not")
+            part = {"quantized": "quantizers", "raw": "accumulators"}.get(form)
+            held = part is not None and tensor in numbers.plan[part]
+            expect(held, node, f"it reads {tensor} as {form}, which plan.json has not")
         expect(isinstance(claim["proved"], bool) and claim["proved"] != said, node,
                "it is neither proved nor has it a reason why not")  # fmt: skip
 
