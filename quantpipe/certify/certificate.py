@@ -9,7 +9,11 @@ from typing import Any
 from quantpipe.certify.claims import Claims
 from quantpipe.graph.view import Graph, Node
 from quantpipe.rendering import Rendered
-from quantpipe.types import HardwareSpec, QuantPlan, Topology
+from quantpipe.rendering.fragments import TRANSPOSED
+from quantpipe.types import HardwareSpec, KernelPlan, Move, QuantPlan, Topology
+
+WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
+"""Attributes that convolutions and pools carry in every form."""
 
 
 def certificate(
@@ -18,7 +22,7 @@ def certificate(
     """All of certificate.json but its origin and the digests of the files that it is about."""
     claims = Claims(graph, topology, plan, spec, form)
     kernels = {
-        k.node: {"op": k.op, **claims.of(k), "attributes": _attributes(graph.by_name[k.node])}
+        k.node: {"op": k.op, **claims.of(k), "attributes": _attributes(graph.by_name[k.node], plan.kernels[k.node])}
         for k in topology.kernels
         if k.node in plan.kernels
     }
@@ -36,9 +40,12 @@ def certificate(
     }
 
 
-def _attributes(node: Node) -> dict[str, Any]:
-    """What the node says beside its inputs: pads, strides, axes, as plain data."""
-    return {name: node.attr(name) for name in sorted(node.attributes)}
+def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
+    """How windows move over a map, and how an op that only moves values does so, as plain data. What other ops say is
+    written otherwise in some forms, or in the numbers."""
+    windowed = "kernel_shape" in node.attributes and node.op not in TRANSPOSED
+    names = WINDOW if windowed else tuple(node.attributes) if isinstance(numbers, Move) else ()
+    return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
 
 
 def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, Any]]) -> dict[str, int]:
