@@ -47,7 +47,8 @@ UNOPTIMIZED = "optimization off"
 class SessionAgreement:
     """What the realized model computes in sessions of one kind. `decides`: the run fails where these differ; others
     say what to expect where the file is run so. `inexact`: not equal, and within the bound of float32's rounding.
-    `refused`: why the runtime takes no such session."""
+    `refused`: why the runtime takes no such session. `watched`: with every integer as an output, which can change what
+    the runtime fuses; else as the file is, with its own outputs."""
 
     session: str
     decides: bool
@@ -57,6 +58,7 @@ class SessionAgreement:
     inexact: int = 0
     first_tensor: str | None = None
     refused: str | None = None
+    watched: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,4 +214,5 @@ def _line(side: Realized) -> SessionAgreement:
         inexact=count.behind + count.inexact,
         first_tensor=count.first,
         refused=side.refused,
+        watched=side.kind.whole,
     )

@@ -130,7 +130,8 @@ def sessions(agreement: Any) -> str | None:
 def _session(row: dict[str, Any]) -> str:
     if row.get("refused"):
         return "cannot load the model"
-    return f"{number(row['differing'])} of {number(row.get('elements'))}"
+    alone = "" if row.get("watched", True) else " of its outputs alone"
+    return f"{number(row['differing'])} of {number(row.get('elements'))}{alone}"
 
 
 def proof(found: Any) -> str | None:
