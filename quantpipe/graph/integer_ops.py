@@ -54,3 +54,6 @@ INTEGER_OPS: Mapping[str, IntegerOp] = {
     "QLinearSigmoid": IntegerOp("Sigmoid", _ONE, scale=3, zero=4),
     "QLinearSoftmax": IntegerOp("Softmax", _ONE, scale=3, zero=4),
 }
+
+SHAPES = frozenset({"Shape", "Size"})
+"""Ops that read no value of their input, only its shape."""

@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from quantpipe.graph.execute import optimized
-from quantpipe.graph.integer_ops import DEQUANTIZE, INTEGER_OPS, QUANTIZE
+from quantpipe.graph.integer_ops import DEQUANTIZE, INTEGER_OPS, QUANTIZE, SHAPES
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.outside import is_heavy
 
@@ -48,7 +48,7 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
     for node in graph.node:  # in the order in which they run
         if node.op_type == DEQUANTIZE:
             real.update(node.output)
-        elif node.op_type != QUANTIZE and real.intersection(node.input):
+        elif node.op_type not in (QUANTIZE, *SHAPES) and real.intersection(node.input):
             real.update(node.output)
             computed |= {node.name, *node.output}
         elif (port := PRODUCTS.get(node.op_type)) is not None and signed.intersection(node.input[port : port + 1]):

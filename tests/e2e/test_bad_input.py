@@ -14,7 +14,6 @@ from tests.e2e.models import DIGITS, SCALED, npz, with_op
 from tests.e2e.program import ROOT, Program
 
 
-@pytest.mark.smoke
 def test_model_files(program: Program) -> None:
     """One program, many broken files: each is named, with what is wrong with it."""
     good = DIGITS.read_bytes()

@@ -141,6 +141,7 @@ def test_islands_are_islands() -> None:
     assert not islands(line_of("conv_chain", "ort_cpu", "auto"))
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_op_of_the_hardware_file_was_met_in_integers(target: str) -> None:
     """No op is declared in integers without a case above that runs it so."""

@@ -126,3 +126,18 @@ def test_functions_between_conversions() -> None:
 def test_what_is_slow_by_the_form_itself_is_no_news() -> None:
     assert slow_warning([]) is None
     assert slow_warning(listed(line(separable(), "vta"), "integer")) is None
+
+
+def test_a_shape_is_no_real_number() -> None:
+    """What a Reshape is told by the Shape of a real tensor does not make the ops behind it ones in float."""
+    net = Net(seed=4)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="front")
+    real = net.node("Exp", x, name="real")
+    rows = net.node("Gather", net.node("Shape", real), net.constant(np.array([0], np.int64)), axis=0)
+    shape = net.node("Concat", rows, net.constant(np.array([-1], np.int64)), axis=0)
+    moved = net.node("Reshape", net.node("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), shape, name="moved")
+    net.output(net.dense(moved, 36, 5, name="last"), real)
+    made = line(net)
+    assert made.topology.kernel_of["last"].op == "Gemm" and "real" in made.topology.float_nodes
+    plan = made.plan()
+    assert without_kernel(made.topology, plan, "qdq", made.realize(plan, "qdq").model) == []
