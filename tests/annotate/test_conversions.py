@@ -134,6 +134,7 @@ def dags(draw: st.DrawFn) -> Net:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(net=dags(), seed=st.integers(0, 99))
+@pytest.mark.grid
 def test_no_way_to_place_them_has_fewer(net: Net, seed: int) -> None:
     graph = load(net)
     found = decide(graph, hardware("ort_cpu"), AnnotateOptions())

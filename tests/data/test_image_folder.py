@@ -188,6 +188,7 @@ def test_a_file_is_not_a_folder_and_nested_sources_overlap(tmp_path: Path) -> No
 
 
 @requires_zoo
+@pytest.mark.program
 def test_zoo_efficientnet_lite0_gets_390_of_436_right() -> None:
     dataset = ImageFolderDataset(
         calibrate={"path": str(zoo("data/imagenet/calib"))},

@@ -31,7 +31,7 @@ LAYOUT = (
     "evaluate/report.html",
     "config.yaml",
 )
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("default run")]  # one run serves all
 
 KEYS = {
     "agreement": {"tensors", "elements", "differing", "behind_float", "max_lsb", "first_tensor"},

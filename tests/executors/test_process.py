@@ -91,6 +91,7 @@ def test_what_is_hopeless_is_told_to_the_workers(tmp_path: Path) -> None:
     assert [s.pruned for s in found] == [p[0] > 3 or p == (3, 0) or (p[0] == 3) for p in POINTS]
 
 
+@pytest.mark.program
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     recipe = ToyRecipe(tmp_path, deadly=(4, 1), deaths=2)
     opened = Process(2, start_seconds=0).open(recipe)
@@ -100,6 +101,7 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     assert gone(recipe.processes())
 
 
+@pytest.mark.program
 def test_workers_that_die_again_and_again_are_an_error(tmp_path: Path) -> None:
     opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path, deadly=(0, 0), deaths=99))
     with pytest.raises(WorkerError, match="died 3 times in a row"):
@@ -129,6 +131,7 @@ def test_little_is_in_flight_when_the_reader_stops(tmp_path: Path) -> None:
     assert gone(recipe.processes())
 
 
+@pytest.mark.program
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path\nfrom quantpipe.executors import Process\n"

@@ -315,6 +315,7 @@ def test_moments_serve_again() -> None:
     np.testing.assert_array_equal(first.bias_shift, second.bias_shift)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("per_channel", [True, False])
 def test_a_large_layer_takes_a_few_times_its_moments(per_channel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the moments and the float weights. Measured: 4.1 times H, and 5.1 where the tensor has one scale, most of
