@@ -36,8 +36,13 @@ class Verdict:
         left = self.kernels - self.proved
         return (
             f"every claim of the certificate holds: proved for all inputs: {self.proved} of {self.kernels} kernels; "
-            f"claimed on samples only, and not checked here: {left} kernels, {self.float_nodes} nodes in float"
+            f"claimed on samples only, and not checked here: {_counted(left, 'kernel')}, "
+            f"{_counted(self.float_nodes, 'node')} in float"
         )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def verify_folder(root: Path) -> Verdict:
