@@ -99,12 +99,12 @@ def scale_zero_point(range_: Range, bits: int, dtype: DType, schema: TensorSchem
     Raises HardwareError when the bits do not fit the storage, DataError when the range is not finite or its scale
     exceeds float32. Source: the RFC (R, T/R), Glow (schemas), TFLite (T/(R-1)).
     """
-    scale, zero, qmin, qmax = scales_zero_points([range_.low], [range_.high], bits, dtype, schema)
+    scale, zero, qmin, qmax = scales_zero_points([range_.low], [range_.high], bits, dtype, schema=schema)
     return scale[0], int(zero[0]), qmin, qmax
 
 
 def scales_zero_points(
-    low: ArrayLike, high: ArrayLike, bits: int, dtype: DType, schema: TensorSchema
+    low: ArrayLike, high: ArrayLike, bits: int, dtype: DType, *, schema: TensorSchema
 ) -> tuple[NDArray[np.float32], Ints, int, int]:
     """`scale_zero_point` of `[C]` ranges at once: (scale `[C]`, zero_point `[C]`, qmin, qmax).
 
@@ -178,6 +178,7 @@ def quantize(
     x: ArrayLike,
     scale: ArrayLike,
     zero_point: ArrayLike,
+    *,
     qmin: int,
     qmax: int,
     dtype: DType,
@@ -236,6 +237,7 @@ def requantize_float(
     acc: ArrayLike,
     multiplier: ArrayLike,
     zero_point: int,
+    *,
     qmin: int,
     qmax: int,
     axis: int | None = None,
@@ -254,6 +256,7 @@ def requantize_shift(
     acc: ArrayLike,
     shift: ArrayLike,
     zero_point: int,
+    *,
     qmin: int,
     qmax: int,
     axis: int | None = None,
@@ -289,24 +292,23 @@ def _rounds_up(below: Ints, remainder: Ints, half: Ints, mode: Rounding) -> NDAr
 
 def requantize_fixed_point(
     acc: ArrayLike,
-    multiplier_q31: ArrayLike,
-    shift: ArrayLike,
+    multiplier: tuple[ArrayLike, ArrayLike],
     zero_point: int,
+    *,
     qmin: int,
     qmax: int,
     rounding: Literal["double", "single"] = "double",
     axis: int | None = None,
 ) -> Ints:
-    """clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax) with integers only; M and shift from `quantize_multiplier`.
+    """clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax) with integers only; (M, shift) from `quantize_multiplier`.
 
     double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding doubling high multiplication, then a rounding
     division by 2^-shift, half away from zero. A left shift (shift > 0) comes first and saturates at int32.
     single (TFLITE_SINGLE_ROUNDING): (acc · M + 2^(30 - shift)) >> (31 - shift) in int64, saturated to int32.
-    `acc`: int32 values, any shape; `multiplier_q31`, `shift`: scalars or `[C]` along `axis`; shift in -31..30.
+    `acc`: int32 values, any shape; `multiplier`: M and shift, scalars or `[C]` along `axis`; shift in -31..30.
     """
     integers = _as_int64(acc)
-    m = _along(_as_int64(multiplier_q31), axis, integers.ndim)
-    exponent = _along(_as_int64(shift), axis, integers.ndim)
+    m, exponent = (_along(_as_int64(part), axis, integers.ndim) for part in multiplier)
     if (exponent > 30).any() or (exponent < -31).any():
         raise HardwareError(f"a fixed-point shift of {exponent.min()}..{exponent.max()} is illegal; legal: -31..30")
     if rounding == "single":

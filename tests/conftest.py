@@ -4,6 +4,9 @@ The default tier takes less than four minutes on two cores. `@pytest.mark.sliced
 the default tier runs one in n of it, chosen so that every value of each parameter is among them where n is the number
 of values of another one; the rest is the tier `grid`. Runs of the program (tests/e2e, and whatever takes the fixture
 `program`) are the tier `program`, but for those marked `smoke`.
+
+Hypothesis draws new examples each time on a developer's machine, few of them; with `CI=true` it draws the same ones
+each time, more of them, so that a failure there is a change's, and comes again at home with `CI=true`.
 """
 
 from __future__ import annotations
@@ -11,9 +14,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 os.environ["QUANTPIPE_CACHE"] = "none"
+
+hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("developer", max_examples=40, derandomize=False, deadline=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "developer")
 
 PROGRAM = Path(__file__).parent / "e2e"
 

@@ -36,12 +36,12 @@ def choice_space(
     choices: list[Choice] = []
     steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
     for group in topology.groups:
-        choices.append(_bits(group.key, group.max_bits, group.edges, group.min_bits, options))
+        choices.append(_bits(group.key, group.max_bits, group.edges, group.min_bits, options=options))
         if len(steps) > 1 and group.fixed is None:
             choices.append(Choice(step_key(group.key), STEP, steps, group.edges, graded=False))
         if len(percents) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges, graded=False))
-    choices += [_bits(w.tensor, w.max_bits, w.edges, w.min_bits, options) for w in topology.weights]
+    choices += [_bits(w.tensor, w.max_bits, w.edges, w.min_bits, options=options) for w in topology.weights]
     if not choices:
         raise ConfigError(
             f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
@@ -103,6 +103,6 @@ def _steps(options: AnnotateOptions) -> tuple[int, ...]:
     return STEPS if "threshold" in options.choices and options.threshold_steps == (0,) else options.threshold_steps
 
 
-def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int, options: AnnotateOptions) -> Choice:
+def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int, *, options: AnnotateOptions) -> Choice:
     least = min(max(options.min_bits, floor), most) if BITS in options.choices else most
     return Choice(bits_key(tensor), BITS, tuple(range(most, least - 1, -1)), edges)

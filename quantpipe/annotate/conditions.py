@@ -93,6 +93,7 @@ def decide(
     spec: HardwareSpec,
     options: AnnotateOptions,
     structure: Structure = DEFAULT,
+    *,
     refused: Mapping[str, Mapping[OpSignature, str]] = MappingProxyType({}),
 ) -> Conditions:
     """Node conditions in execution order. `refused`: signatures that nodes cannot have, with the reasons."""
@@ -110,7 +111,7 @@ def decide(
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, reason = choose_signature(
-                spec, node, graph, rule, found.treatment(node.name, spec), refused.get(node.name, {})
+                spec, node, graph, rule, treatment=found.treatment(node.name, spec), refused=refused.get(node.name, {})
             )
             if additions.get(node.name) is AddInputs.NONE:
                 reason = f"it adds in float by the choice {ADD_KEY}{node.name}"

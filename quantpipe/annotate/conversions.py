@@ -29,7 +29,7 @@ def fewest_conversions(graph: Graph, integer: Integer, free: Mapping[str, bool])
     found: dict[str, bool] = {}
     real = frozenset((*graph.output_names, *(t for n in graph.nodes for t in n.captured)))
     for members in _components(graph, free):
-        side = _integer_side(_network(graph, integer, members, free, real))
+        side = _integer_side(_network(graph, integer, members, free, real=real))
         found |= {n: n in side for n in members if (n in side) is not free[n]}
     return found
 
@@ -80,7 +80,7 @@ def _touched(graph: Graph, node: Node) -> list[str]:
 
 
 def _network(
-    graph: Graph, integer: Integer, members: list[str], free: Mapping[str, bool], real: Collection[str]
+    graph: Graph, integer: Integer, members: list[str], free: Mapping[str, bool], *, real: Collection[str]
 ) -> Capacities:
     """Capacities whose least cut is the conversions of the tensors around `members` (and, far less, changed sides).
     `real`: tensors that are read as real numbers from outside the graph's nodes."""

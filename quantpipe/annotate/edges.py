@@ -18,7 +18,7 @@ Refused = Mapping[str, Mapping[OpSignature, str]]
 
 
 def misread(
-    graph: Graph, spec: HardwareSpec, conditions: Conditions, kernels: Sequence[Kernel], dtypes: Mapping[str, DType]
+    graph: Graph, spec: HardwareSpec, conditions: Conditions, kernels: Sequence[Kernel], *, dtypes: Mapping[str, DType]
 ) -> dict[str, dict[OpSignature, str]]:
     """Kernels that would read another type than their signature names, in graph order. What reads the result of one of
     them is left for the next look: its operand changes first."""
@@ -47,7 +47,7 @@ def misread(
 
 
 def accepted(
-    offered: Sequence[DType], output: str, graph: Graph, spec: HardwareSpec, conditions: Conditions
+    offered: Sequence[DType], output: str, graph: Graph, spec: HardwareSpec, *, conditions: Conditions
 ) -> tuple[DType, ...]:
     """The stored types that a result may have, those first that all of its integer readers take."""
     wanted = [

@@ -6,12 +6,12 @@ side: the inputs of pools and reshapes (their results are parts of them), the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
-from quantpipe.annotate.pins import Pin
+from quantpipe.annotate.pins import FixedRange
 from quantpipe.annotate.unionfind import UnionFind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
@@ -25,11 +25,8 @@ from quantpipe.types import (
     Kernel,
     OpSignature,
     ScaleGroup,
-    Schema,
-    Structure,
     WeightSite,
 )
-from quantpipe.types.structure import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,9 @@ def scale_groups(
     spec: HardwareSpec,
     kernels: Sequence[Kernel],
     dtypes: Mapping[str, DType],
+    *,
     edges: Sequence[Edge],
-    pins: Mapping[str, Pin] = MappingProxyType({}),
+    pins: Mapping[str, FixedRange] = MappingProxyType({}),
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> Solved:
     """Solve the same-scale constraints. `dtypes` are the stored tensors with their types, `pins` those of known range,
@@ -113,7 +111,7 @@ def scale_groups(
     return Solved(tuple(groups), tuple(solved))
 
 
-def _most(pins: Sequence[Pin | None]) -> Pin | None:
+def _most(pins: Sequence[FixedRange | None]) -> FixedRange | None:
     """The pin that occurs most often, the first of several."""
     given = [p for p in pins if p is not None]
     return max(given, key=lambda p: sum(p.agrees(q) for q in given)) if given else None
@@ -122,14 +120,14 @@ def _most(pins: Sequence[Pin | None]) -> Pin | None:
 def weight_sites(
     graph: Graph,
     spec: HardwareSpec,
-    schema: Schema,
     signatures: Mapping[str, OpSignature],
+    granularity: Callable[[str], Granularity],
+    *,
     kernels: Sequence[Kernel],
     edges: Sequence[Edge],
     least: Mapping[str, int] = MappingProxyType({}),
-    structure: Structure = DEFAULT,
 ) -> tuple[WeightSite, ...]:
-    """One site per constant: a weight with several users stays one tensor."""
+    """One site per constant: a weight with several users stays one tensor. `granularity`: of a weight's scales."""
     users: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         if kernel.weight is not None:
@@ -143,8 +141,7 @@ def weight_sites(
         port = rule.weight if rule is not None and rule.weight is not None else 1
         dtype = signatures[nodes[0]].input(port)
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
-        granularity = Granularity(structure.granularity(tensor) or schema.weights.granularity)
-        axis = channel_axis if granularity is Granularity.PER_CHANNEL else None
+        axis = channel_axis if granularity(tensor) is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
         most, fewest = min(dtype.bits, spec.weights.bits), least.get(tensor, 2)
         if fewest > most:

@@ -16,22 +16,22 @@ from quantpipe.types import Choice, ChoiceSpace, OptionValue
 
 @dataclass(frozen=True)
 class ChoiceLimits:
-    """`pin`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order;
+    """`fix`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order;
     options that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay
     at their first option."""
 
-    pin: Mapping[str, OptionValue] = field(default_factory=dict)
+    fix: Mapping[str, OptionValue] = field(default_factory=dict)
     restrict: Mapping[str, Sequence[OptionValue]] = field(default_factory=dict)
     freeze: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("pin", "restrict"):
+        for name in ("fix", "restrict"):
             if getattr(self, name) is None:  # how a configuration says nothing
                 object.__setattr__(self, name, {})
             if not isinstance(getattr(self, name), Mapping):
                 raise ConfigError(f"is {getattr(self, name)!r}; legal is {{pattern: …}}", where=f"choices.{name}")
-        for pattern, option in self.pin.items():
-            _option(option, f"choices.pin: {pattern}", "one option, a whole number or a word such as float")
+        for pattern, option in self.fix.items():
+            _option(option, f"choices.fix: {pattern}", "one option, a whole number or a word such as float")
         for pattern, options in self.restrict.items():
             where, legal = f"choices.restrict: {pattern}", "a list of options, whole numbers or words such as float"
             if not isinstance(options, Sequence) or isinstance(options, str) or not options:
@@ -47,8 +47,8 @@ class ChoiceLimits:
         Raises ConfigError for a pattern that matches no choice, or leaves one without options.
         """
         left = {choice.key: choice for choice in space}
-        for pattern, option in self.pin.items():
-            _narrow(left, pattern, "choices.pin", (option,))
+        for pattern, option in self.fix.items():
+            _narrow(left, pattern, "choices.fix", (option,))
         for pattern, options in self.restrict.items():
             _narrow(left, pattern, "choices.restrict", options)
         for pattern in self.freeze:

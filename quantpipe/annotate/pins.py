@@ -16,14 +16,14 @@ from quantpipe.types import Denominator, DType, Kernel, Range, Schema, Symmetry
 
 
 @dataclass(frozen=True)
-class Pin:
+class FixedRange:
     """A range that is not up to calibration; with `bits` the number of bits is settled, too."""
 
     range: Range
     bits: int | None
     reason: str
 
-    def agrees(self, other: Pin) -> bool:
+    def agrees(self, other: FixedRange) -> bool:
         """Whether both can hold at once."""
         return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
 
@@ -33,15 +33,16 @@ def pins_of(
     kernels: Sequence[Kernel],
     dtypes: Mapping[str, DType],
     constraints: Mapping[str, Constraint],
+    *,
     schema: Schema,
     fixed_outputs: bool,
     most: int,
-) -> dict[str, Pin]:
+) -> dict[str, FixedRange]:
     """Stored tensor -> its pin; `most`: bits that an activation can have.
 
     Raises ConfigError for a uniform constraint that the stored type or schema cannot express.
     """
-    found: dict[str, Pin] = {}
+    found: dict[str, FixedRange] = {}
     for tensor, dtype in dtypes.items():
         producer = graph.producers.get(tensor)
         rule = rule_of(producer) if producer is not None else None
@@ -49,13 +50,13 @@ def pins_of(
             found[tensor] = _fixed(rule.fixed, min(dtype.bits, most), dtype, schema)
         constraint = constraints.get(tensor)
         if constraint is not None and constraint.kind is Kind.CALIBRATED:
-            found[tensor] = Pin(Range(constraint.low, constraint.high), None, WHERE)
+            found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
         elif constraint is not None and constraint.kind is Kind.UNIFORM:
             found[tensor] = _uniform(tensor, constraint, dtype, schema)
     return found
 
 
-def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema) -> Pin:
+def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema) -> FixedRange:
     """The usual fixed scale of a function, as TFLite's quantization specification has it.
 
     One step is 2^-b of its range, with 8 bits: Softmax, Sigmoid 1/256 (z = qmin), Tanh, LpNormalization 1/128 (z = 0),
@@ -69,17 +70,17 @@ def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema)
     if not affine:
         steps = 1 << (bits if low >= 0 and not dtype.signed else bits - 1)
         top = end if how.denominator is Denominator.RANGE else end * (steps - 1) / steps
-        return Pin(Range(-top if low < 0 else 0.0, top), bits, "the op's function")
+        return FixedRange(Range(-top if low < 0 else 0.0, top), bits, "the op's function")
     step = end / (1 << 15) if long and end <= 1 else (high - low) / (1 << bits)
     least = 0 if low >= 0 and (not dtype.signed or not long) else -(1 << (bits - 1))
     if high == 0:
         least = 1 - (1 << bits)
     # A divisor of 2^b wants the end that is out of reach.
     count = (1 << bits) - (how.denominator is Denominator.MAX)
-    return Pin(Range(least * step, (least + count) * step), bits, "the op's function")
+    return FixedRange(Range(least * step, (least + count) * step), bits, "the op's function")
 
 
-def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> Pin:
+def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> FixedRange:
     if constraint.dtype is not dtype:
         raise ConfigError(f"{tensor!r} is stored as {dtype} on this hardware, not as {constraint.dtype}", where=WHERE)
     scale, zero = float(np.float32(constraint.scale)), constraint.zero_point
@@ -98,4 +99,4 @@ def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) 
                 f"({schema.activations.symmetry}); nearest is scale {float(made)} with zero point {made_zero}",
                 where=WHERE,
             )
-    return Pin(found, dtype.bits, WHERE)
+    return FixedRange(found, dtype.bits, WHERE)

@@ -18,12 +18,13 @@ from quantpipe.annotate.pins import pins_of
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import UNKNOWN, Family, OpRule, rule_of
+from quantpipe.oprules import UNKNOWN, Family, rule_of
 from quantpipe.types import (
     DType,
     Edge,
     FloatOn,
     Form,
+    Granularity,
     HardwareSpec,
     Kernel,
     Operand,
@@ -46,18 +47,18 @@ class _Draft:
 
 
 def analyze(
-    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, structure: Structure = DEFAULT
+    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, structure: Structure = DEFAULT
 ) -> Topology:
     """Build the topology of a structure. Raises ConfigError for patterns that match nothing, or, with strict, when a
     known op falls back."""
     graph = in_canonical_order(graph)
     refused: dict[str, dict[OpSignature, str]] = {}
     while True:
-        conditions = decide(graph, spec, options, structure, refused)
+        conditions = decide(graph, spec, options, structure, refused=refused)
         swallowed = _swallow(graph, spec, conditions)
         draft = _Draft()
-        kernels = _kernels(graph, spec, conditions, swallowed, draft)
-        wrong = misread(graph, spec, conditions, kernels, draft.dtypes)
+        kernels = _kernels(graph, spec, conditions, swallowed, draft=draft)
+        wrong = misread(graph, spec, conditions, kernels, dtypes=draft.dtypes)
         if not wrong:
             break  # each round takes a signature from some node, so it ends
         for name, signatures in wrong.items():
@@ -70,32 +71,48 @@ def analyze(
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
-    refuse_unreached(graph, kernels, draft.dtypes, reasons, constraints)
+    refuse_unreached(graph, kernels, draft.dtypes, reasons, constraints=constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
-    pins = pins_of(graph, kernels, draft.dtypes, constraints, schema, options.fixed_outputs, spec.activations.bits)
-    solved = scale_groups(graph, spec, kernels, draft.dtypes, edges, pins, least)
+    pins = pins_of(
+        graph,
+        kernels,
+        draft.dtypes,
+        constraints,
+        schema=schema,
+        fixed_outputs=options.fixed_outputs,
+        most=spec.activations.bits,
+    )
+    solved = scale_groups(graph, spec, kernels, draft.dtypes, edges=edges, pins=pins, least=least)
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
         kernels=solved.kernels,
         groups=solved.groups,
-        weights=weight_sites(graph, spec, schema, conditions.integer, kernels, edges, least, structure),
+        weights=weight_sites(
+            graph,
+            spec,
+            conditions.integer,
+            lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
+            kernels=kernels,
+            edges=edges,
+            least=least,
+        ),
         constants=constants,
     )
 
 
 def _kernels(
-    graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]], draft: _Draft
+    graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]], *, draft: _Draft
 ) -> list[Kernel]:
     """All integer nodes as kernels, in graph order; what is known of the tensors goes into `draft`."""
     kernels: list[Kernel] = []
-    raw = _fused_into_sums(graph, spec, conditions, swallowed, set())
+    raw = _fused_into_sums(graph, spec, conditions, swallowed, sums=set())
     taken = {name for chain in swallowed.values() for name in chain}
     for node in graph.nodes:
         if node.name not in conditions.integer or node.name in taken:
             continue
-        kernel = _kernel(node, graph, conditions, swallowed.get(node.name, ()), raw, spec, draft)
+        kernel = _kernel(node, graph, conditions, swallowed.get(node.name, ()), raw=raw, spec=spec, draft=draft)
         draft.forms[kernel.output] = kernel.form
         draft.heads[kernel.output] = node.name
         kernels.append(kernel)
@@ -139,6 +156,7 @@ def _fused_into_sums(
     spec: HardwareSpec,
     conditions: Conditions,
     swallowed: dict[str, tuple[str, ...]],
+    *,
     sums: set[str],
 ) -> set[str]:
     """Accumulating nodes whose accumulator goes straight into an addition (the later arm, when both could)."""
@@ -164,6 +182,7 @@ def _kernel(
     graph: Graph,
     conditions: Conditions,
     fused: tuple[str, ...],
+    *,
     raw: set[str],
     spec: HardwareSpec,
     draft: _Draft,
@@ -172,11 +191,11 @@ def _kernel(
     assert rule is not None  # noqa: S101  (integer nodes have rules; narrows the type)
     signature = conditions.integer[node.name]
     ports = rule.activations(node, graph)
-    operands = tuple(_operand(node, p, conditions, len(ports), rule, spec, draft, raw) for p in ports)
+    operands = tuple(_operand(node, p, conditions, len(ports), spec=spec, draft=draft, raw=raw) for p in ports)
     output = graph.by_name[fused[-1]].outputs[0] if fused else node.outputs[0]
-    form = _output_form(node, output, graph, signature, rule, operands, conditions, raw, spec)
+    form = _output_form(node, output, graph, operands, conditions=conditions, raw=raw, spec=spec)
     if form is Form.QUANTIZED:
-        offered = accepted(signature.outputs, output, graph, spec, conditions)
+        offered = accepted(signature.outputs, output, graph, spec, conditions=conditions)
         draft.dtypes.setdefault(output, _storage(offered, spec, operands, draft))
     bounds = (float("-inf"), float("inf"))
     clamps = [graph.by_name[f] for f in fused] + ([node] if rule.family is Family.CLAMP else [])
@@ -204,18 +223,20 @@ def _operand(
     port: int,
     conditions: Conditions,
     ports: int,
-    rule: OpRule,
+    *,
     spec: HardwareSpec,
     draft: _Draft,
     raw: set[str],
 ) -> Operand:
+    rule = rule_of(node)
+    family = None if rule is None else rule.family
     tensor = node.inputs[port]
     wanted = conditions.integer[node.name].input(port)
     produced = draft.forms.get(tensor, Form.FLOAT)
     passes_raw = spec.is_wide(wanted)
-    if rule.family is Family.SUM:
+    if family is Family.SUM:
         passes_raw = conditions.treatment(node.name, spec) is None or draft.heads.get(tensor) in raw
-    if produced is Form.RAW and passes_raw and not (rule.family is Family.MOVE and ports > 1):
+    if produced is Form.RAW and passes_raw and not (family is Family.MOVE and ports > 1):
         return Operand(port, tensor, Form.RAW)
     if tensor not in draft.dtypes:
         draft.dtypes[tensor] = _storage((wanted,), spec, (), draft)
@@ -226,17 +247,18 @@ def _output_form(
     node: Node,
     output: str,
     graph: Graph,
-    signature: OpSignature,
-    rule: OpRule,
     operands: tuple[Operand, ...],
+    *,
     conditions: Conditions,
     raw: set[str],
     spec: HardwareSpec,
 ) -> Form:
-    if rule.family in (Family.MOVE, Family.CLAMP):
+    rule = rule_of(node)
+    if rule is not None and rule.family in (Family.MOVE, Family.CLAMP):
         return operands[0].form
     if node.name in raw:
         return Form.RAW
+    signature = conditions.integer[node.name]
     narrow = [d for d in signature.outputs if not spec.is_wide(d)]
     if not narrow:
         return Form.RAW

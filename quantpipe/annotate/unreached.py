@@ -15,6 +15,7 @@ def refuse_unreached(
     kernels: Sequence[Kernel],
     stored: Collection[str],
     reasons: Mapping[str, str],
+    *,
     constraints: Mapping[str, Constraint],
 ) -> None:
     """Raises ConfigError for a statement that reaches no tensor, with what the first one that it names is.

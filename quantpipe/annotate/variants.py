@@ -65,14 +65,14 @@ class Topologies:
         spec = self._given[1]
         if spec.add_inputs is AddInputs.BOTH or AddInputs.BOTH not in spec.add_variants:
             return analyze(*self._given)
-        return analyze(*self._given, self._all_sums(AddInputs.BOTH))
+        return analyze(*self._given, structure=self._all_sums(AddInputs.BOTH))
 
     def at(self, structure: Structure) -> Topology:
         """The topology of a structure. Raises ConfigError for one that this graph or hardware does not allow."""
         found = self._kept.get(structure)
         if found is None:
             self._refuse(structure)
-            found = self._marked(analyze(*self._given, structure) if structure else analyze(*self._given))
+            found = self._marked(analyze(*self._given, structure=structure) if structure else analyze(*self._given))
             self._kept[structure] = found
             while len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
@@ -162,7 +162,7 @@ class Topologies:
         joined = set()
         if AddInputs.RESIDUAL_ONLY in spec.add_variants:
             # Each addition for itself: an accumulator that is handed on has one reader.
-            handing_on = analyze(*self._given, self._all_sums(AddInputs.RESIDUAL_ONLY))
+            handing_on = analyze(*self._given, structure=self._all_sums(AddInputs.RESIDUAL_ONLY))
             joined = {k.node for k in handing_on.kernels if any(o.form is Form.RAW for o in k.operands)}
         for kernel in self.reference.kernels:
             legal = [t for t in spec.add_variants if t is not AddInputs.RESIDUAL_ONLY or kernel.node in joined]

@@ -1,7 +1,7 @@
 """quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`. Each is loaded when it is first used.
 
 It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
-`quantpipe.runner`.
+`quantpipe.pipeline`.
 """
 
 import logging

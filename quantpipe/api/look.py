@@ -65,7 +65,7 @@ def check(
         ConfigError: A shape that does not fit, or an option that means nothing.
         HardwareError: A hardware description that contradicts itself.
 
-    Example:
+    Examples:
         >>> import quantpipe
         >>> fit = quantpipe.check(quantpipe.example_model(), "tensorrt")
         >>> fit.verdict.value, fit.integer_nodes == fit.nodes
@@ -74,7 +74,7 @@ def check(
     workspace = Workspace(None)
     options = {"schema": schema, "annotate": annotate, "fixed": fixed, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
-    fit = fit_of(settings_for(path, (), hardware, workspace, options))
+    fit = fit_of(settings_for(path, (), hardware, workspace, options=options))
     return CheckResult(**{field.name: getattr(fit, field.name) for field in fields(Fit)})
 
 
@@ -101,7 +101,7 @@ def lint(
         ConfigError: A shape that does not fit.
         HardwareError: A hardware description that contradicts itself.
 
-    Example:
+    Examples:
         >>> import quantpipe
         >>> quantpipe.lint(quantpipe.example_model()).quantized_ops  # a float model has none
         0
@@ -109,7 +109,7 @@ def lint(
     workspace = Workspace(None)
     options = {"fixed": fixed, "check": {"shapes": shapes}}
     path = model_file(model, workspace.path)
-    found = findings_of(settings_for(path, (), hardware, workspace, options))
+    found = findings_of(settings_for(path, (), hardware, workspace, options=options))
     return LintResult(**{field.name: getattr(found, field.name) for field in fields(Findings)})
 
 
@@ -126,7 +126,7 @@ def verify(folder: str | PathLike[str]) -> Verdict:
     Raises:
         ArtifactError: A file is missing or cannot be read.
 
-    Example:
+    Examples:
         >>> import numpy as np, quantpipe
         >>> images = np.random.default_rng(0).random((64, 1, 8, 8), dtype=np.float32)
         >>> result = quantpipe.quantize(quantpipe.example_model(), images)

@@ -16,7 +16,7 @@ from quantpipe.artifacts import plain
 from quantpipe.data import GivenDataset
 from quantpipe.data.functions import name_of
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.settings import Settings
+from quantpipe.pipeline.settings import Settings
 from quantpipe.types import HardwareSpec
 
 Hardware = str | os.PathLike[str] | Mapping[str, Any] | HardwareSpec
@@ -78,7 +78,7 @@ class Options(TypedDict, total=False):
 
 
 def settings_for(
-    model: Path, samples: Any, hardware: Hardware, workspace: Workspace, options: Mapping[str, Any]
+    model: Path, samples: Any, hardware: Hardware, workspace: Workspace, *, options: Mapping[str, Any]
 ) -> Settings:
     """The settings of a run. ConfigError, DataError or HardwareError names what is wrong; nothing is read of the model
     or the samples yet."""

@@ -14,10 +14,10 @@ from quantpipe.api.progress import Listener, Listening
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.api.workspace import Workspace
 from quantpipe.errors import TargetError
-from quantpipe.filing import start_tracking
-from quantpipe.runfolder import RunFolder
-from quantpipe.runner import Found, Steps, open_run
-from quantpipe.settings import Settings
+from quantpipe.pipeline import SearchDecision, Steps, open_run
+from quantpipe.pipeline.log_run import start_tracking
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.settings import Settings
 from quantpipe.types import Profile
 
 Value = TypeVar("Value")
@@ -46,7 +46,7 @@ class Pipeline:
         ConfigError: An option or a value that means nothing.
         HardwareError: A hardware description that contradicts itself.
 
-    Example:
+    Examples:
         >>> import quantpipe
         >>> from quantpipe.data import DigitsDataset
         >>> pipeline = quantpipe.Pipeline(quantpipe.example_model(), DigitsDataset(), "vta")
@@ -70,7 +70,7 @@ class Pipeline:
         self._guard = threading.RLock()
         self._console = Listening(progress)
         path = model_file(model, self._workspace.path / "input")
-        self._settings = settings_for(path, samples, hardware, self._workspace, options)
+        self._settings = settings_for(path, samples, hardware, self._workspace, options=options)
         self._tracks = False
 
     @property
@@ -189,7 +189,7 @@ def quantize(
         QuantpipeError: One of its classes (`quantpipe.errors`), with one paragraph that says what was found, where, and
             what would be legal.
 
-    Example:
+    Examples:
         >>> import quantpipe
         >>> from quantpipe.data import DigitsDataset
         >>> result = quantpipe.quantize(quantpipe.example_model(), DigitsDataset(), evaluate={"latency_runs": 1})
@@ -201,5 +201,5 @@ def quantize(
     return Pipeline(model, samples, hardware, folder=folder, progress=progress, **options).run()
 
 
-def _outcome(found: Found) -> SearchOutcome:
+def _outcome(found: SearchDecision) -> SearchOutcome:
     return SearchOutcome(found.strategy, dict(found.report), dict(found.recovery))

@@ -17,8 +17,8 @@ from quantpipe.api.workspace import Workspace
 from quantpipe.artifacts import RunLock
 from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.errors import ArtifactError, StorageError
+from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.report import summary_table
-from quantpipe.runfolder import RunFolder
 from quantpipe.types import ChoiceSpace, QuantPlan, Strategy, Topology
 
 WIDTH = 110

@@ -13,10 +13,10 @@ from typing import Any
 from rich.console import RenderableType
 
 from quantpipe.app.console import plain
-from quantpipe.check import Fit, check_model, made_up
+from quantpipe.check import Fit, Loading, check_model, made_up
 from quantpipe.lint import Findings, lint_model
+from quantpipe.pipeline.settings import Settings
 from quantpipe.report import fit_tables, lint_table
-from quantpipe.settings import Settings
 from quantpipe.verify.__main__ import main as check_certificate
 
 
@@ -27,10 +27,8 @@ def fit_of(settings: Settings) -> Fit:
         settings.spec,
         settings.schema,
         settings.annotate,
-        settings.check.shapes or {},
-        settings.fixed,
-        settings.resident_mb,
-        settings.isolate,
+        shapes=settings.check.shapes or {},
+        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate),
     )
 
 
@@ -42,8 +40,8 @@ def findings_of(settings: Settings) -> Findings:
         settings.spec,
         lambda inputs: made_up(inputs, shapes),
         settings.fixed,
-        settings.resident_mb,
-        settings.isolate,
+        resident_mb=settings.resident_mb,
+        isolate=settings.isolate,
     )
 
 

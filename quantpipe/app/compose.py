@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from quantpipe.app.files import asset, folder_of
+from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.targets import PLUGINS
 from quantpipe.artifacts import plain
 from quantpipe.errors import ConfigError, nearest
@@ -85,6 +86,7 @@ def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictC
 
     Raises ConfigError for options and keys that do not exist.
     """
+    chosen, given = config_as_now_named(chosen), config_as_now_named(given)
     config = {key: value for key, value in deepcopy(_top()).items() if key not in LEFT_OUT}
     names = defaults()
     legal = (*names, *config)

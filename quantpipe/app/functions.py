@@ -35,7 +35,7 @@ def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callabl
     module, colon, path = str(target).partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)
-    found = load(module, path.split("."), key, plugins, "functions")
+    found = load(module, path.split("."), key, plugins, kind="functions")
     if not callable(found):
         raise ConfigError(f"{target!r} is a {type(found).__name__}; legal is a function", where=key)
     function: Callable[..., Any] = found

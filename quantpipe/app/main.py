@@ -34,14 +34,15 @@ from quantpipe.app.hints import in_our_words, no_option, no_text
 from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard
+from quantpipe.app.renamed import argument_as_now_named
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.targets import PLUGINS
 from quantpipe.app.vault import learn_environment, without_secrets
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
-from quantpipe.filing import start_tracking
+from quantpipe.pipeline import run
+from quantpipe.pipeline.log_run import start_tracking
+from quantpipe.pipeline.settings import Settings
 from quantpipe.report import summary_table
-from quantpipe.runner import run
-from quantpipe.settings import Settings
 from quantpipe.verify.__main__ import main as check_certificate
 
 _exit_codes: list[int] = []
@@ -71,6 +72,7 @@ def main() -> None:
         sys.argv[1:] = without_secrets(sys.argv[1:])
     except QuantpipeError as error:
         raise SystemExit(_report(error)) from None
+    sys.argv[1:] = [argument_as_now_named(argument) for argument in sys.argv[1:]]
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         say(wrong)

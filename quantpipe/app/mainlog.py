@@ -10,7 +10,7 @@ import logging
 
 from quantpipe.errors import Interrupted
 from quantpipe.passwords import conceal
-from quantpipe.settings import RUN_LOG
+from quantpipe.pipeline.settings import RUN_LOG
 
 LOG = logging.getLogger(RUN_LOG)
 

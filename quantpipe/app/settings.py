@@ -22,6 +22,7 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.instances import make
+from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.vault import shown
@@ -30,9 +31,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import AUTO, resolve_schema
 from quantpipe.passwords import concealed
-from quantpipe.realize import BACKENDS
-from quantpipe.recover import RecoverOptions
-from quantpipe.settings import (
+from quantpipe.pipeline.settings import (
     OBJECTIVE,
     CalibrateSettings,
     CheckSettings,
@@ -41,6 +40,8 @@ from quantpipe.settings import (
     SearchSettings,
     Settings,
 )
+from quantpipe.realize import BACKENDS
+from quantpipe.recover import RecoverOptions
 from quantpipe.types import HardwareSpec, RequantizeKind, Rounding
 
 GROUPS = (
@@ -145,7 +146,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
             make(config.search.algorithm, "search.algorithm", plugins),
             search["max_evaluations"],
             search["max_seconds"],
-            str(search["evaluator"]),
+            str(search["candidate_form"]),
             search.get("target"),
             str(search["weights"]),
             search["refine"],
@@ -197,7 +198,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
     data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     if not isinstance(data, dict):
         raise ConfigError("the configuration is not a mapping")
-    return {str(k): v for k, v in data.items()}
+    return config_as_now_named({str(k): v for k, v in data.items()})
 
 
 def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
@@ -235,10 +236,12 @@ def _recover(given: Mapping[str, Any]) -> RecoverOptions:
 
 
 def _evaluate(given: Mapping[str, Any]) -> EvaluateSettings:
-    """A number or null is checked by the settings themselves."""
-    plain = {key: value for key, value in given.items() if key != "realized_samples"}
-    found: EvaluateSettings = _options(EvaluateSettings, plain, "evaluate")
-    return replace(found, realized_samples=given.get("realized_samples"))
+    """What may be a number or null is checked by the settings themselves."""
+    free = ("realized_samples", "warn_sqnr_db")
+    found: EvaluateSettings = _options(
+        EvaluateSettings, {key: value for key, value in given.items() if key not in free}, "evaluate"
+    )
+    return replace(found, **{key: given[key] for key in free if key in given})
 
 
 def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "threshold": ("activations", "weights"),
     "threshold.activations": ("_target_",),
     "threshold.weights": ("method",),
-    "search": ("algorithm", "max_evaluations", "max_seconds", "evaluator", "weights", "refine", "finalists"),
+    "search": ("algorithm", "max_evaluations", "max_seconds", "candidate_form", "weights", "refine", "finalists"),
     "search.algorithm": ("_target_",),
     "objective": ("metric", "form", "tolerance", "cost"),
     "recover": (),

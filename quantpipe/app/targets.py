@@ -14,6 +14,7 @@ from importlib.metadata import entry_points
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from quantpipe.app.renamed import as_now_named
 from quantpipe.errors import ConfigError
 
 PLUGINS = "quantpipe.conf"
@@ -53,7 +54,9 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
         )
 
 
-def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence[str], kind: str = "classes") -> None:
+def refuse_other_packages(
+    target: str, package: str, key: str, plugins: Sequence[str], *, kind: str = "classes"
+) -> None:
     """ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
     if package not in allowed_packages(plugins):
         raise ConfigError(
@@ -64,27 +67,29 @@ def refuse_other_packages(target: str, package: str, key: str, plugins: Sequence
         )
 
 
-def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], kind: str) -> Any:
+def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, kind: str) -> Any:
     """The object at the attributes `path` of a module. `kind` is what messages call it.
 
     ConfigError where the module cannot be imported, the object is not there, or it, or a step on the way to it, was
     defined outside of the allowed packages.
     """
-    refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind)
-    return _walk(_imported(module, key), module, path, key, allowed_packages(plugins))
+    module = as_now_named(module)
+    refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind=kind)
+    return _walk(_imported(module, key), module, path, key, allowed=allowed_packages(plugins))
 
 
 def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
     """`load` of a name in which only dots stand between modules and attributes, as in `_target_`."""
+    target = as_now_named(target)
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
         raise ConfigError(f"is {target!r}; legal is package.module.Class", where=key)
-    refuse_other_packages(target, parts[0], key, plugins, kind)
+    refuse_other_packages(target, parts[0], key, plugins, kind=kind)
     found: Any = _imported(parts[0], key)
     for number, part in enumerate(parts[1:], 1):
         name = ".".join(parts[:number])
         below = _module_below(found, part, f"{name}.{part}", key)
-        found = below or _walk(found, name, [part], key, allowed_packages(plugins))
+        found = below or _walk(found, name, [part], key, allowed=allowed_packages(plugins))
     return found
 
 
@@ -114,7 +119,7 @@ def _is_built_in(thing: Any) -> bool:
     return type(thing).__module__ == "builtins" and callable(thing)
 
 
-def _walk(found: Any, name: str, path: Sequence[str], key: str, allowed: Sequence[str]) -> Any:
+def _walk(found: Any, name: str, path: Sequence[str], key: str, *, allowed: Sequence[str]) -> Any:
     """Follow attributes, and refuse the first one that was defined elsewhere."""
     for part in path:
         try:

@@ -1,1 +1,1 @@
-"""Files that ship inside the package: the default model, and the script that made it."""
+"""Files that ship inside the package: the default model, two small transformers, and the scripts that made them."""

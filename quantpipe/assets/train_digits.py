@@ -1,6 +1,6 @@
 """Make the embedded default model: `python -m quantpipe.assets.train_digits digits.onnx` (needs the extra `train`).
 
-Takes scikit-learn's digits (the training part of `quantpipe.data.digits`), gives an ONNX file: opset 17, input
+Takes scikit-learn's digits (the training part of `quantpipe.data.sources.digits`), gives an ONNX file: opset 17, input
 `image` `[N, 1, 8, 8]` float32 = pixel / 16, output `logits` `[N, 10]`. A small MobileNet: stem, depthwise-separable
 blocks, residual adds, BatchNormalization left in the file so that the pipeline has something to fold.
 
@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.data.digits import digits_arrays, digits_parts
+from quantpipe.data.sources.digits import digits_arrays, digits_parts
 
 log = logging.getLogger(__name__)
 

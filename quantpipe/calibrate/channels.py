@@ -25,9 +25,11 @@ class ChannelCollector:
             rows = np.moveaxis(sample, self.axis - 1, 0)
             rows = rows.reshape(len(rows), -1).astype(np.float64)
             if rows.shape[1]:
-                self._merge(rows.shape[1], rows.min(axis=1), rows.max(axis=1), *_moments(rows))
+                low, high = rows.min(axis=1), rows.max(axis=1)  # before the rows are centred in their place
+                mean, squares = _moments(rows)
+                self._merge(rows.shape[1], low, high, mean, squares=squares)
 
-    def _merge(self, count: int, low: Any, high: Any, mean: Any, squares: Any) -> None:
+    def _merge(self, count: int, low: Any, high: Any, mean: Any, *, squares: Any) -> None:
         """Chan, Golub, LeVeque 1979, as `Moments.merge`, for every channel."""
         if self.count == 0:
             self.count, self.minimum, self.maximum, self.mean, self.squares = count, low, high, mean, squares

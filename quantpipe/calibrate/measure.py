@@ -13,6 +13,7 @@ import resource
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,38 +57,52 @@ class NoCheckpoint:
         pass
 
 
+@dataclass(frozen=True)
+class Detail:
+    """What is measured of each tensor.
+
+    `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels are
+    measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted (see
+    `StatsCollector`). `timed`: a float pass is timed besides.
+    """
+
+    extremes_only: bool = False
+    by_channel: Collection[str] = ()
+    most: int | None = None
+    timed: bool = True
+
+
 def measure(
     graph: Graph,
     tensors: Sequence[str],
     samples: Samples,
     memory_mb: int,
-    progress: Progress = lambda done, total, note: None,
     *,
-    extremes_only: bool = False,
-    by_channel: Collection[str] = (),
+    detail: Detail = Detail(),
+    progress: Progress = lambda done, total, note: None,
     checkpoint: Checkpoint | None = None,
-    most: int | None = None,
-    timed: bool = True,
 ) -> Profile:
     """Statistics of `tensors` over all samples.
 
-    `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels
-    are measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted
-    (see `StatsCollector`). `timed`: time a float pass besides. Raises DataError for values that are not finite in an
-    activation.
+    Raises DataError for values that are not finite in an activation.
     """
     if len(samples) == 0:
         raise DataError("there are no calibration samples", stage="calibrate")
-    reduced = [t for t in tensors if extremes_only and t not in by_channel]
+    by_channel = detail.by_channel
+    reduced = [t for t in tensors if detail.extremes_only and t not in by_channel]
     passes = plan_passes(graph, tensors, memory_mb, reduced)
-    work = Measurement(graph, samples, passes, by_channel, progress, checkpoint or NoCheckpoint(), most)
+    work = Measurement(
+        graph, samples, passes, by_channel, progress=progress, checkpoint=checkpoint or NoCheckpoint(), most=detail.most
+    )
     work.run()
+    timed = detail.timed
+    seconds = float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS) if timed else 0.0
     return Profile(
         model_hash=graph.model_hash,
         samples=len(samples),
         tensors={t: work.collectors[t].finish() for t in tensors},
         seconds=work.seconds,
-        float_pass_seconds=float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS) if timed else 0.0,
+        float_pass_seconds=seconds,
         peak_rss_mb=peak_rss_mb(),
     )
 
@@ -101,6 +116,7 @@ class Measurement:
         samples: Samples,
         passes: Sequence[Pass],
         by_channel: Collection[str],
+        *,
         progress: Progress,
         checkpoint: Checkpoint,
         most: int | None = None,

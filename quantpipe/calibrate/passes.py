@@ -72,6 +72,7 @@ def lacking(
     known: Mapping[str, TensorStats],
     tensors: Sequence[str],
     extremes_only: bool = False,
+    *,
     by_channel: Collection[str] = (),
 ) -> list[str]:
     """Those of `tensors` whose statistics are not known as they are wanted."""

@@ -37,6 +37,7 @@ class ThresholdTable:
         topology: Topology,
         schema: Schema,
         profile: Profile,
+        *,
         estimator: Estimator,
         weight_method: WeightMethod,
         variants: Topologies | None = None,
@@ -93,7 +94,7 @@ class ThresholdTable:
     def _weight_ranges(self, tensor: str, axis: int | None, bits: int) -> list[Range]:
         weight, schema = self._graph.constant(tensor), self._schema.weights
         if self._weight_method != "estimator":
-            return weight_ranges(weight, axis, bits, schema, self._weight_method)
+            return weight_ranges(weight, axis, bits, schema, method=self._weight_method)
         if (tensor, axis) not in self._channels:
             self._channels[tensor, axis] = channel_stats(weight, axis)
         return estimated_ranges(self._channels[tensor, axis], bits, schema, self._estimator)

@@ -29,6 +29,7 @@ def weight_ranges(
     axis: int | None,
     bits: int,
     schema: TensorSchema,
+    *,
     method: Literal["max_range", "mse"] = "mse",
 ) -> list[Range]:
     """One clip range per channel along `axis` (`[C]` of them), or a single one for the tensor (`axis=None`).
@@ -57,7 +58,7 @@ def weight_ranges(
         high = np.maximum(-low, high)
         low = -high
     if method == "mse":
-        low, high = _least_error(rows, low, high, bits, dtype, schema)
+        low, high = _least_error(rows, low, high, bits, dtype=dtype, schema=schema)
     if mirrored:
         high = np.where(high == 0.0, float(symmetric_steps(bits, dtype, schema)), high)
         low = -high
@@ -93,6 +94,7 @@ def _least_error(
     low: NDArray[np.float64],
     high: NDArray[np.float64],
     bits: int,
+    *,
     dtype: DType,
     schema: TensorSchema,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -104,7 +106,7 @@ def _least_error(
     best = np.full(len(rows), np.inf)
     chosen = np.ones(len(rows))
     for share in shares[::-1]:
-        scale, zero, qmin, qmax = scales_zero_points(low * share, high * share, bits, dtype, schema)
+        scale, zero, qmin, qmax = scales_zero_points(low * share, high * share, bits, dtype, schema=schema)
         error = _squared_errors(rows, scale, qmin - zero, qmax - zero)
         better = error < best
         best[better], chosen[better] = error[better], share

@@ -8,8 +8,8 @@ from typing import Any
 
 from quantpipe.certify.claims import Claims
 from quantpipe.graph.view import Graph, Node
-from quantpipe.rendering import Rendered
-from quantpipe.rendering.fragments import TRANSPOSED
+from quantpipe.lowering import Rendered
+from quantpipe.lowering.fragments import TRANSPOSED
 from quantpipe.types import HardwareSpec, KernelPlan, Move, QuantPlan, Topology
 
 WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
@@ -17,7 +17,7 @@ WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 
 
 def certificate(
-    graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, realized: Rendered, *, form: str
+    graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, *, realized: Rendered, form: str
 ) -> dict[str, Any]:
     """All of certificate.json but its origin and the digests of the files that it is about."""
     claims = Claims(graph, topology, plan, spec, form)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from quantpipe.certify.steps import departures
 from quantpipe.graph.view import Graph
+from quantpipe.lowering.fragments import TRANSPOSED, is_window
+from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
-from quantpipe.rendering.fragments import TRANSPOSED, is_window
-from quantpipe.rendering.transpose import parts_of
 from quantpipe.simulate.digits import digits_for
 from quantpipe.types import (
     Accumulate,

@@ -116,8 +116,8 @@ def _float_product(r: Requantize, acc: Ints) -> Ints:
 def _fixed_product(r: Requantize, acc: Ints) -> Ints:
     assert r.fixed is not None  # noqa: S101  (the planner fills it for this kind; narrows the type)
     wide = 1 << 40
-    m, shift = _column(r.fixed.multiplier), _column(r.fixed.shift)
-    return intmath.requantize_fixed_point(acc, m, shift, r.zero_point, -wide, wide)
+    multiplier = _column(r.fixed.multiplier), _column(r.fixed.shift)
+    return intmath.requantize_fixed_point(acc, multiplier, r.zero_point, qmin=-wide, qmax=wide)
 
 
 _FORMULAS: dict[RequantizeKind, Callable[[Requantize, Ints], Ints]] = {

@@ -104,23 +104,33 @@ class Fit:
         }
 
 
+@dataclass(frozen=True)
+class Loading:
+    """How a model file is read: `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in
+    their files; `isolate`: native code meets the model in a process of its own first."""
+
+    fixed: Mapping[str, Any] | None = None
+    resident_mb: int = RESIDENT_MB
+    isolate: bool = True
+
+
 def check_model(
     path: Path,
     spec: HardwareSpec,
     schema: Schema,
     options: AnnotateOptions,
+    *,
     shapes: Mapping[str, Sequence[int]],
-    fixed: Mapping[str, Any] | None = None,
-    resident_mb: int = RESIDENT_MB,
-    isolate: bool = True,
+    loading: Loading = Loading(),
 ) -> Fit:
-    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`), `fixed` inputs
-    that are made constants first; external data beyond `resident_mb` MiB stay in their files.
+    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`).
 
     Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
     """
     try:
-        graph = load_graph(path, lambda raw: made_up(raw.inputs, shapes), resident_mb, fixed, isolate=isolate)
+        graph = load_graph(
+            path, lambda raw: made_up(raw.inputs, shapes), loading.resident_mb, loading.fixed, isolate=loading.isolate
+        )
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

@@ -22,7 +22,7 @@ def host_warning(graph: Graph, topology: Topology, plan: QuantPlan) -> str | Non
         for kernel in topology.kernels
         if isinstance(made := plan.kernels.get(kernel.node), Accumulate)
         and needs_wide_pairs(
-            graph, topology, kernel, plan.weights[made.weight], plan.quantizers[kernel.operands[0].tensor]
+            graph, topology, kernel, plan.weights[made.weight], data=plan.quantizers[kernel.operands[0].tensor]
         )
     ]
     if not nodes:

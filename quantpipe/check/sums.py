@@ -44,7 +44,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
         group = topology.group_of[kernel.operands[0].tensor]
         span = _span(min(group.max_bits, group.dtype.bits), group.dtype, schema)
         worst = int(np.abs(integers).sum(axis=-1, dtype=np.int64).max(initial=0)) * span
-        found.append(Accumulation(kernel.node, worst, limit, _bias_threshold(graph, spec, kernel, scale, span)))
+        found.append(Accumulation(kernel.node, worst, limit, _bias_threshold(graph, spec, kernel, scale, span=span)))
     return tuple(found)
 
 
@@ -64,7 +64,7 @@ def _integers(
     low, high = rows.min(axis=1, initial=0.0), rows.max(axis=1, initial=0.0)
     if schema.weights.granularity is Granularity.PER_TENSOR:
         low, high = np.full_like(low, low.min(initial=0.0)), np.full_like(high, high.max(initial=0.0))
-    scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, site.max_bits, site.dtype, schema.weights)
+    scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, site.max_bits, site.dtype, schema=schema.weights)
     steps = scale.astype(np.float64)
     stored = np.clip(intmath.round_real(rows / steps[:, None]) + zero[:, None], qmin, qmax)
     return stored.astype(np.int64) - zero[:, None], steps
@@ -77,7 +77,9 @@ def _span(bits: int, dtype: DType, schema: Schema) -> int:
     return (1 << bits) - 1
 
 
-def _bias_threshold(graph: Graph, spec: HardwareSpec, kernel: Kernel, scale: NDArray[np.float64], span: int) -> float:
+def _bias_threshold(
+    graph: Graph, spec: HardwareSpec, kernel: Kernel, scale: NDArray[np.float64], *, span: int
+) -> float:
     if kernel.bias is None or not graph.is_constant(kernel.bias):
         return 0.0
     bias = np.abs(graph.constant(kernel.bias).astype(np.float64).reshape(-1))

@@ -4,21 +4,23 @@ A data set class (one for each file of conf/dataset; chosen by Hydra's `_target_
 `splits(inputs, outputs_classes, seed) -> Splits`. Nothing here knows of ONNX: a model is its input ports.
 """
 
-from quantpipe.data.digits import DigitsDataset
-from quantpipe.data.given import GivenDataset, SampleSets
-from quantpipe.data.image_folder import ImageFolderDataset
-from quantpipe.data.iterable import CallableDataset
-from quantpipe.data.npz import NpzDataset
 from quantpipe.data.options import FileOptions, Options
 from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import Source
+from quantpipe.data.sources.digits import DigitsDataset
+from quantpipe.data.sources.digits_columns import DigitsColumnsDataset
+from quantpipe.data.sources.given import GivenDataset, SampleSets
+from quantpipe.data.sources.image_folder import ImageFolderDataset
+from quantpipe.data.sources.iterable import CallableDataset
+from quantpipe.data.sources.npz import NpzDataset
+from quantpipe.data.sources.table import TableDataset
+from quantpipe.data.sources.text import TextDataset
+from quantpipe.data.sources.wav_folder import WavFolderDataset
 from quantpipe.data.splits import Splits
-from quantpipe.data.table import TableDataset
-from quantpipe.data.text import TextDataset
-from quantpipe.data.wav_folder import WavFolderDataset
 
 __all__ = [
     "CallableDataset",
+    "DigitsColumnsDataset",
     "DigitsDataset",
     "FileOptions",
     "GivenDataset",

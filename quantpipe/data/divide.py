@@ -60,6 +60,7 @@ def divide(
     fractions: Mapping[str, Any],
     search: Mapping[str, Any],
     seed: int,
+    *,
     units: Mapping[str, NDArray[np.int64] | None] | None = None,
 ) -> dict[str, Part]:
     """Role -> part. `sources` has one key `WHOLE`, or calibrate, evaluate and perhaps search.

@@ -56,7 +56,7 @@ def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray
 
 
 def unshared(
-    source: Source, indices: NDArray[np.int64], contents: Contents, taken: NDArray[np.uint64], limit: int | None
+    source: Source, indices: NDArray[np.int64], contents: Contents, taken: NDArray[np.uint64], *, limit: int | None
 ) -> tuple[NDArray[np.int64], Shared]:
     """The first `limit` samples (None: all) whose content is not among those `taken`, and those met that are."""
     kept: list[int] = []
@@ -74,7 +74,7 @@ def unshared(
     return np.array(kept, dtype=np.int64), Shared(np.array(dropped, dtype=np.int64), names)
 
 
-def say(role: str, left: int, shared: Shared, others: Sequence[str], where: str) -> str | None:
+def say(role: str, left: int, shared: Shared, others: Sequence[str], *, where: str) -> str | None:
     """The warning of what was dropped from a split; None if nothing was. DataError where nothing is left."""
     count = len(shared.indices)
     if not count:

@@ -133,15 +133,17 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
         )
     if target.kind in "iu" and values.dtype.kind in "iu":
         limits = np.iinfo(target)
-        _refuse((values < limits.min) | (values > limits.max), values, f"does not fit {port.dtype}", port, names)
+        _refuse((values < limits.min) | (values > limits.max), values, f"does not fit {port.dtype}", port, names=names)
     with np.errstate(over="ignore"):  # an overflow to infinity is reported below, by name
         found = values.astype(target, copy=False)
     if target.kind == "f":
-        _refuse(~np.isfinite(found), found, "is not finite", port, names)
+        _refuse(~np.isfinite(found), found, "is not finite", port, names=names)
     return found
 
 
-def _refuse(wrong: NDArray[np.bool_], values: NDArray[Any], what: str, port: TensorInfo, names: Sequence[str]) -> None:
+def _refuse(
+    wrong: NDArray[np.bool_], values: NDArray[Any], what: str, port: TensorInfo, *, names: Sequence[str]
+) -> None:
     """DataError that names the first sample in which `wrong` holds."""
     if not wrong.any():
         return

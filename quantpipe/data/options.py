@@ -72,13 +72,14 @@ class Options:
         preprocess: Preprocess,
         inputs: Sequence[TensorInfo],
         classes: int | None,
+        *,
         seed: int,
     ) -> Splits:
         """Divide, take and check. DataError where the samples do not fit the model."""
         handling = self.handling
         units = {role: handling.units(source) for role, source in sources.items()}
-        parts = divide(sources, self.split, self.search, seed, units)
-        return build(parts, self.samples, preprocess, inputs, classes, handling, seed)
+        parts = divide(sources, self.split, self.search, seed, units=units)
+        return build(parts, self.samples, preprocess, inputs, classes=classes, handling=handling, seed=seed)
 
 
 @dataclass(frozen=True, eq=False)

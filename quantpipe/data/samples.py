@@ -40,6 +40,7 @@ class SourceSamples:
         indices: NDArray[np.int64],
         feeds: Sequence[Feed],
         sequences: NDArray[np.int64] | None = None,
+        *,
         skipped: Sequence[Skipped] = (),
         shared: Shared = NONE_SHARED,
     ) -> None:
@@ -77,14 +78,16 @@ class SourceSamples:
         """The samples, in the same order, without and with those `aside` `[len(self)]`. What was left out stays with
         the first."""
         stay, go = self._indices[~aside], self._indices[aside]
-        first = SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped, self.shared)
+        first = SourceSamples(
+            self._source, stay, self._feeds, self._sequences, skipped=self.skipped, shared=self.shared
+        )
         return first, SourceSamples(self._source, go, self._feeds, self._sequences)
 
     def without(self, shared: Shared) -> SourceSamples:
         """The samples without some that another split holds, too."""
         stay = self._indices[~np.isin(self._indices, shared.indices)]
         both = Shared(np.concatenate([self.shared.indices, shared.indices]), (*self.shared.names, *shared.names))
-        return SourceSamples(self._source, stay, self._feeds, self._sequences, self.skipped, both)
+        return SourceSamples(self._source, stay, self._feeds, self._sequences, skipped=self.skipped, shared=both)
 
     def __len__(self) -> int:
         return len(self._indices)

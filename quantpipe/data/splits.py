@@ -170,6 +170,7 @@ def build(
     limits: Mapping[str, Any],
     preprocess: Preprocess,
     inputs: Sequence[TensorInfo],
+    *,
     classes: int | None,
     handling: Handling | None = None,
     seed: int = 0,
@@ -189,8 +190,8 @@ def build(
             part = part.shuffled(np.random.default_rng([seed, ROLES.index(role)]))
         limit = _limit(role, {**DEFAULT_SAMPLES, **limits}[role])
         contents = _contents(part, handling)
-        part, shared = _without_shared(role, part, contents, taken, limit, handling)
-        samples[role] = _samples(role, part, limit, feeds, handling, shared)
+        part, shared = _without_shared(role, part, contents, taken, limit=limit, handling=handling)
+        samples[role] = _samples(role, part, limit, feeds, handling=handling, shared=shared)
         if handling.duplicates == "drop" and role != ROLES[0]:
             taken = np.concatenate([taken, contents(samples[role].indices)])
     return Splits(
@@ -209,14 +210,14 @@ def _contents(part: Part, handling: Handling) -> Contents:
 
 
 def _without_shared(
-    role: str, part: Part, contents: Contents, taken: NDArray[np.uint64], limit: int | None, handling: Handling
+    role: str, part: Part, contents: Contents, taken: NDArray[np.uint64], *, limit: int | None, handling: Handling
 ) -> tuple[Part, Shared]:
     """The samples of a part that no split holds whose digests are `taken`, enough of them for its limit."""
     if not len(taken):
         return part, NONE_SHARED
     enough = None if handling.on_error == "skip" else limit  # of those some may have to be left out, too
-    kept, shared = unshared(part.source, part.indices, contents, taken, enough)
-    say(role, len(kept), shared, ROLES[ROLES.index(role) + 1 :], part.source.where)
+    kept, shared = unshared(part.source, part.indices, contents, taken, limit=enough)
+    say(role, len(kept), shared, ROLES[ROLES.index(role) + 1 :], where=part.source.where)
     return replace(part, indices=kept), shared
 
 
@@ -227,13 +228,13 @@ def _limit(role: str, limit: Any) -> int | None:
 
 
 def _samples(
-    role: str, part: Part, limit: int | None, feeds: Sequence[Feed], handling: Handling, shared: Shared
+    role: str, part: Part, limit: int | None, feeds: Sequence[Feed], *, handling: Handling, shared: Shared
 ) -> SourceSamples:
     units = part.units if handling.state else None
     samples = SourceSamples(part.source, part.indices[:limit], feeds, units, shared=shared)
     if handling.on_error == "skip":
         kept, skipped = _usable(SourceSamples(part.source, part.indices, feeds), limit)
-        samples = SourceSamples(part.source, kept, feeds, units, skipped, shared)
+        samples = SourceSamples(part.source, kept, feeds, units, skipped=skipped, shared=shared)
         _warn(role, samples, skipped)
     else:
         one = samples.values(samples.indices[:1])

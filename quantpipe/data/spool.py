@@ -56,7 +56,7 @@ class SampleSpool:
         return found
 
 
-class Once:
+class SampleCache:
     """Samples by index, made by `make` when first asked for. What `make` raises is raised again each time."""
 
     def __init__(self, make: Callable[[int], Arrays]) -> None:

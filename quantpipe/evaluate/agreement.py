@@ -24,11 +24,11 @@ from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.sides import Kind, Realized, Simulated, value_names
 from quantpipe.evaluate.watched import Watched
-from quantpipe.graph.execute import Session, pairs_saturate
-from quantpipe.graph.outside import is_outside
+from quantpipe.graph.execute import Kernels, Session, pairs_saturate
+from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
 from quantpipe.simulate.simulator import Simulation
 from quantpipe.types import QuantPlan, Samples, Topology
 
@@ -108,12 +108,13 @@ def compare(
     topology: Topology,
     plan: QuantPlan,
     simulation: Simulation,
+    *,
     realized: Rendered,
     samples: Samples,
 ) -> Agreement:
     """Run both on all samples, the realized one in every kind of session. AgreementError where the realized model lacks
     a tensor that the plan says it holds."""
-    simulated = Simulated(graph, topology, plan, simulation, realized)
+    simulated = Simulated(graph, topology, plan, simulation, realized=realized)
     return compare_with(simulated, realized, samples, session_kinds(realized.model))
 
 
@@ -167,11 +168,13 @@ def session_kinds(model: ir.Model) -> list[Kind]:
         return kinds
     if asked or host:
         # As it is: integers that are outputs keep the runtime from rewriting int8 to uint8.
-        kinds.append(Kind(name_of({}), False, partial(Session, options={}, exact=False), whole=False))
+        kinds.append(Kind(name_of({}), False, partial(Session, options={}, kernels=Kernels.NATIVE), whole=False))
     if not host:
         options = {**asked, **EXACT_PAIRS}
-        kinds.append(Kind(name_of(options), False, partial(Session, options=options, exact=False), samples=OTHERS))
-    off = partial(Session, options=asked, optimize=False)
+        kinds.append(
+            Kind(name_of(options), False, partial(Session, options=options, kernels=Kernels.NATIVE), samples=OTHERS)
+        )
+    off = partial(Session, options=asked, kernels=Kernels.AS_WRITTEN)
     return [*kinds, Kind(UNOPTIMIZED, False, off, samples=OTHERS)]
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice, takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from quantpipe.artifacts import plain
 from quantpipe.graph.execute import joined
-from quantpipe.recover import Kept, NothingKept
+from quantpipe.recover import Kept, NoCheckpoint
 from quantpipe.types import Batch, Outputs, Samples
 
 Update = Callable[[int, int, str], None]
 T = TypeVar("T")
 
-_Row = tuple[NDArray[Any], NDArray[np.int64] | None]
+_Row = tuple[Sequence[NDArray[Any]], NDArray[np.int64] | None]
 """The outputs `[n, ...]` of one batch, and its labels, if it has any."""
 
 SECONDS = 2.0
@@ -67,7 +67,7 @@ class Course:
     """`kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
     `phases` is how many are to come, for that name. `clock` is for tests."""
 
-    kept: Kept = field(default_factory=NothingKept)
+    kept: Kept = field(default_factory=NoCheckpoint)
     progress: Callable[[str], Update] = _silent
     phases: int = 0
     seconds: float | None = None
@@ -79,13 +79,21 @@ class Course:
     ) -> tuple[Outputs, NDArray[np.int64] | None]:
         """(what `run` gives over all samples, their labels), from where an interrupted evaluation was. Samples come in
         batches of `size`."""
+        (found,), labels = self.several(name, lambda batch: [run(batch)], samples, size)
+        return found, labels
+
+    def several(
+        self, name: str, run: Callable[[Batch], Sequence[NDArray[Any]]], samples: Samples, size: int
+    ) -> tuple[list[Outputs], NDArray[np.int64] | None]:
+        """The same of a model's outputs that come together."""
         update = self._begin(name)
         rows, complete = self._stored(_key(name, size))
         update(_samples(rows), len(samples), "")
         if not complete:
-            self._go_on(_key(name, size), run, samples.batches(size), rows, lambda n: update(n, len(samples), ""))
+            self._go_on(_key(name, size), run, samples.batches(size), rows, tell=lambda n: update(n, len(samples), ""))
         labels = [known for _, known in rows if known is not None]
-        return joined([row for row, _ in rows]), np.concatenate(labels) if labels else None
+        outputs = [joined(list(found)) for found in zip(*(row for row, _ in rows), strict=True)]
+        return outputs, np.concatenate(labels) if labels else None
 
     def result(self, name: str, work: Callable[[Samples], T], samples: Samples, make: Callable[[Any], T]) -> T:
         """What `work` gives for the samples; `make` makes it of its JSON value, where an interrupted evaluation had
@@ -113,18 +121,19 @@ class Course:
         """What is kept of a phase, and whether that is all of it."""
         rows: list[_Row] = []
         while (part := self.kept.read(f"{key}-{len(rows):06d}")) is not None:
-            count = int(part["batches"])
-            rows += [(part[f"outputs.{i}"], part.get(f"labels.{i}")) for i in range(count)]
-            if part["last"] or not count:
+            batches = int(part["batches"])
+            rows += [(_outputs(part, i), part.get(f"labels.{i}")) for i in range(batches)]
+            if part["last"] or not batches:
                 return rows, bool(part["last"])
         return rows, False
 
     def _go_on(
         self,
         key: str,
-        run: Callable[[Batch], NDArray[Any]],
+        run: Callable[[Batch], Sequence[NDArray[Any]]],
         batches: Iterable[Batch],
         rows: list[_Row],
+        *,
         tell: Callable[[int], None],
     ) -> None:
         """Run the batches behind those in `rows`, and add them there."""
@@ -142,13 +151,22 @@ class Course:
     def _keep(self, key: str, first: int, rows: list[_Row], *, last: bool) -> None:
         fresh = rows[first:]
         part: dict[str, NDArray[Any]] = {"batches": np.array(len(fresh)), "last": np.array(last)}
-        part |= {f"outputs.{i}": row for i, (row, _) in enumerate(fresh)}
+        part |= {_place(i, k): found for i, (row, _) in enumerate(fresh) for k, found in enumerate(row)}
         part |= {f"labels.{i}": labels for i, (_, labels) in enumerate(fresh) if labels is not None}
         self.kept.write(f"{key}-{first:06d}", part)
 
 
 def _samples(rows: Sequence[_Row]) -> int:
-    return sum(len(row) for row, _ in rows)
+    return sum(len(row[0]) for row, _ in rows)
+
+
+def _place(batch: int, output: int) -> str:
+    """Of an output of a batch, in a kept part."""
+    return f"outputs.{batch}" + (f".{output}" if output else "")
+
+
+def _outputs(part: Mapping[str, NDArray[Any]], batch: int) -> list[NDArray[Any]]:
+    return [part[_place(batch, k)] for k in takewhile(lambda k: _place(batch, k) in part, count())]
 
 
 def _key(name: str, size: int) -> str:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
 from quantpipe.errors import QuantpipeError
-from quantpipe.evaluate.interval import chance_of, wilson
-from quantpipe.evaluate.metrics import all_finite, is_distribution, log_probabilities
 from quantpipe.graph.execute import Session, joined
+from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.outside import is_outside
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.interval import chance_of, wilson
+from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
 from quantpipe.oprules.expectations import Expectation, expectation
 from quantpipe.types import Samples
 

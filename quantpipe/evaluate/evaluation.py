@@ -14,24 +14,28 @@ from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.generalization import Generalization, generalization
-from quantpipe.evaluate.latency import latency
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import summary
+from quantpipe.evaluate.lossy import loss_warnings
+from quantpipe.evaluate.nearness import nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.evaluate.reference import Reference, ValueOf, checked_reference, first_samples
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, release_memory
-from quantpipe.graph.outside import is_outside
+from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
+from quantpipe.metrics.latency import latency
+from quantpipe.metrics.outputs import summary
+from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
 from quantpipe.simulate.simulator import Simulation, bind, simulate
-from quantpipe.types import Outputs, QuantPlan, Samples, Topology
+from quantpipe.types import Batch, Outputs, QuantPlan, Samples, Topology
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Numbers of the report that come from running the three models. `realized_samples`: of how many samples the
-    realized model's metrics are, the first ones; `alike`: the simulated model's on the same."""
+    realized model's metrics are, the first ones; `alike`: the simulated model's on the same. `outputs`: how near each
+    output of the realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are
+    not near."""
 
     metrics: Mapping[str, Mapping[str, float | None]]
     agreement: Agreement
@@ -43,13 +47,15 @@ class Evaluation:
     overflow: Sequence[Mapping[str, Any]] = ()
     realized_samples: int = 0
     alike: Mapping[str, float | None] = field(default_factory=dict)
+    outputs: Sequence[Mapping[str, Any]] = ()
+    lossy: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[str]:
         """What is doubtful about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.alike, self.metrics["realized"])
-        return [said for said in (carried, elsewhere, *self.agreement.warnings) if said]
+        return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class Sizes:
 
 
 PHASES = 9
-"""Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency."""
+"""Of an evaluation: five runs of models over a split, two comparisons, overflows and the latency. One more where the
+model has several outputs."""
 
 
 def evaluate(
@@ -73,58 +80,75 @@ def evaluate(
     topology: Topology,
     plan: QuantPlan,
     realized: Rendered,
-    samples: Samples,
     *,
+    samples: Samples,
     sizes: Sizes,
     chosen_by: Samples,
     metric: str,
-    value_of: ValueOf | None,
-    output: str | None = None,
+    compared: Compared,
     seen: Reference | None = None,
     course: Course | None = None,
+    warn_sqnr_db: float | None = None,
 ) -> Evaluation:
     """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
-    of one output, the first if none is named.
+    of the output that `compared` names.
 
     The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`;
     `seen` is the float model's reference on these, if it is known. `course` tells how far it is, and goes on where an
-    interrupted evaluation was.
+    interrupted evaluation was. Every output whose SQNR is under `warn_sqnr_db` is warned of (None: none is).
     """
     course = course or Course()
-    course.phases = PHASES - (seen is not None)
+    course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
     session = Session(graph.model, where=graph.source)
-    output = output or session.outputs[0]
-    run = partial(_outputs, course=course, size=graph.batch_size, output=output)
-    reference = checked_reference(*run("float model", session, samples), value_of, output)
+    names = compared.names(session.outputs)
+    run = partial(_outputs, course=course, size=graph.batch_size, names=names)
+    reference = checked_reference(*run("float model", session, samples), compared)
     if seen is None:
-        seen = checked_reference(*run("float model on search samples", session, chosen_by), value_of, output)
+        seen = checked_reference(*run("float model on search samples", session, chosen_by), compared)
     simulation = simulate(graph, topology, plan)
     session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
-    simulated, _ = run("simulated model", session, samples, simulation.scalars)
+    every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
+    simulated = every[names[0]]
     session = Session(realized.model, where="realized model")
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
-    found, _ = run("realized model", session, few)
+    outputs, _ = run("realized model", session, few, names=names[:1])
+    found = outputs[names[0]]
     same = first_samples(reference, len(few))
     free = free_running(session, few, same)
+    rows = _every_output(graph, session, few, course) or [nearness_of(names[0], same.outputs, found)]
     del session
     release_memory()
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
-        carried = generalization(metric, (seen, before), (reference, simulated))
+        carried = generalization(metric, (seen, before), (reference, every))
+    inside = _compared(
+        graph, topology, plan, simulation, realized=realized, samples=samples, sizes=sizes, course=course
+    )
     return Evaluation(
         {
             "float": summary(reference.outputs, reference.outputs, reference.labels),
             "simulated": summary(reference.outputs, simulated, reference.labels),
             "realized": summary(same.outputs, found, same.labels),
         },
-        **_compared(graph, topology, plan, simulation, realized, samples, sizes=sizes, course=course),
+        **inside,
         samples=len(samples),
         free_running=free,
         generalization=carried,
         realized_samples=len(few),
         alike=summary(same.outputs, simulated[: len(few)], same.labels),
+        outputs=rows,
+        lossy=loss_warnings(graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db),
     )
+
+
+def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[dict[str, Any]]:
+    """How near each output is, where there are several; of a single one the outputs are known."""
+    if len(graph.outputs) == 1:
+        return []
+    return course.result(
+        "every output", lambda some: nearness(graph, realized, some), samples, list[dict[str, Any]]
+    )  # fmt: skip
 
 
 def _outputs(
@@ -135,12 +159,16 @@ def _outputs(
     *,
     course: Course,
     size: int,
-    output: str,
-) -> tuple[Outputs, NDArray[np.int64] | None]:
-    """One output of a model over a split, and the labels."""
-    return course.outputs(
-        name, lambda batch: session.run({**batch.inputs, **(extra or {})}, [output])[output], samples, size
-    )
+    names: Sequence[str],
+) -> tuple[dict[str, Outputs], NDArray[np.int64] | None]:
+    """Some outputs of a model over a split, by name, and the labels."""
+
+    def run(batch: Batch) -> list[NDArray[Any]]:
+        found = session.run({**batch.inputs, **(extra or {})}, list(names))
+        return [found[name] for name in names]
+
+    outputs, labels = course.several(name, run, samples, size)
+    return dict(zip(names, outputs, strict=True)), labels
 
 
 def _compared(
@@ -148,9 +176,9 @@ def _compared(
     topology: Topology,
     plan: QuantPlan,
     simulation: Simulation,
+    *,
     realized: Rendered,
     samples: Samples,
-    *,
     sizes: Sizes,
     course: Course,
 ) -> dict[str, Any]:
@@ -161,7 +189,7 @@ def _compared(
 
     agreement = course.result(
         "agreement",
-        lambda some: compare(graph, topology, plan, simulation, realized, some),
+        lambda some: compare(graph, topology, plan, simulation, realized=realized, samples=some),
         first(sizes.agreement),
         Agreement.from_dict,
     )
@@ -175,7 +203,7 @@ def _compared(
     release_memory()
     overflow = course.result(
         "overflows",
-        lambda some: overflow_report(graph, topology, plan, simulation, some),
+        lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
         samples,
         list[dict[str, Any]],
     )
@@ -187,7 +215,7 @@ def _compared(
         one = next(iter(some.batches(1))).inputs
         if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
             return {}
-        return latency(graph.model, realized.model, one, sizes.latency_runs, sizes.latency_seconds)
+        return latency(graph.model, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
     times = course.result("latency", timed, First(samples, 1), dict[str, Any])
     return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}

@@ -7,16 +7,14 @@ that they lose the same is compared with what the number of samples lets one kno
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from itertools import compress
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.evaluate.candidate import objective_value
-from quantpipe.evaluate.reference import Reference, output_metrics
-from quantpipe.types import Outputs
+from quantpipe.metrics.reference import Found, Reference, metric_of, rows_of
 
 GROUPS = 20
 """Parts of a split that are left out in turn."""
@@ -57,9 +55,10 @@ class Generalization:
 
 
 def generalization(
-    metric: str, seen: tuple[Reference, Outputs], unseen: tuple[Reference, Outputs]
+    metric: str, seen: tuple[Reference, Found], unseen: tuple[Reference, Found]
 ) -> Generalization | None:
-    """Compare a model's losses on two splits. Each comes as (float reference, the model's outputs `[N, ...]`).
+    """Compare a model's losses on two splits. Each comes as (float reference, the model's outputs `[N, ...]`, by
+    name where there are several).
 
     Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric: each group is
     left out once, se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap and
@@ -72,32 +71,28 @@ def generalization(
     difference = there - here
     if not (math.isfinite(difference) and math.isfinite(error)):
         return None
-    counts = (len(seen[1]), len(unseen[1]))
+    counts = (len(seen[0].outputs), len(unseen[0].outputs))
     return Generalization(metric, here, there, difference, error, difference > DEVIATIONS * error, *counts)
 
 
-def _loss(metric: str, reference: Reference, outputs: Outputs) -> float:
+def _loss(metric: str, reference: Reference, outputs: Found) -> float:
     """What the float model has more of than the outputs."""
-    own = output_metrics(reference, reference.outputs)
-    return objective_value(metric, own) - objective_value(metric, output_metrics(reference, outputs))
+    return metric_of(metric, reference, reference.found) - metric_of(metric, reference, outputs)
 
 
-def _standard_error(metric: str, reference: Reference, outputs: Outputs) -> float:
-    count = min(GROUPS, len(outputs))
+def _standard_error(metric: str, reference: Reference, outputs: Found) -> float:
+    samples = len(reference.outputs)
+    count = min(GROUPS, samples)
     if count < 2:
         return math.nan
-    group = np.arange(len(outputs)) % count
+    group = np.arange(samples) % count
     without = np.array([_loss(metric, *_part(reference, outputs, group != g)) for g in range(count)])
     if not np.all(np.isfinite(without)):
         return math.nan
     return math.sqrt((count - 1) / count * float(np.sum((without - without.mean()) ** 2)))
 
 
-def _part(reference: Reference, outputs: Outputs, kept: NDArray[np.bool_]) -> tuple[Reference, Outputs]:
-    labels = None if reference.labels is None else reference.labels[kept]
-    part = replace(reference, outputs=_rows(reference.outputs, kept), labels=labels)
-    return part, _rows(outputs, kept)
-
-
-def _rows(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
-    return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
+def _part(reference: Reference, outputs: Found, kept: NDArray[np.bool_]) -> tuple[Reference, Found]:
+    if isinstance(outputs, Mapping):
+        return reference.rows(kept), {name: rows_of(found, kept) for name, found in outputs.items()}
+    return reference.rows(kept), rows_of(outputs, kept)

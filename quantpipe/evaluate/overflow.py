@@ -16,7 +16,7 @@ from quantpipe.types import Accumulate, DType, Limit, Overflow, QuantPlan, Sampl
 
 
 def overflow_report(
-    graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, samples: Samples
+    graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, samples: Samples
 ) -> list[dict[str, Any]]:
     """Per accumulator, in graph order: its type, what it does, the static `bound` of its sums, how many `elements` were
     seen, how many `overflowed`, and that `share`."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
-from quantpipe.rendering.fragments import along_channels
+from quantpipe.lowering.fragments import along_channels
 from quantpipe.types import Accumulate, Contract, Kernel, Quantizer, QuantPlan, Topology
 
 Array = NDArray[Any]
@@ -38,7 +38,7 @@ HUGE = 1e30
 
 
 def sum_tolerance(
-    graph: Graph, topology: Topology, plan: QuantPlan, kernel: Kernel, operands: Mapping[str, Array]
+    graph: Graph, topology: Topology, plan: QuantPlan, kernel: Kernel, *, operands: Mapping[str, Array]
 ) -> Array | None:
     """(n + 4)·u·(Σ|x|·|w| + |b|) of each real result of a kernel, n products each; None for kernels that sum nothing.
 

@@ -16,10 +16,10 @@ from quantpipe.errors import ModelError
 from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
 from quantpipe.evaluate.watched import watched
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import QuantPlan, Topology
 
@@ -43,7 +43,7 @@ class Simulated:
     """The simulated model, and what of it each session is compared with."""
 
     def __init__(
-        self, graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, realized: Rendered
+        self, graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, realized: Rendered
     ) -> None:
         self.graph, self.topology, self.plan = graph, topology, plan
         held = simulation.rendered.integers
@@ -95,7 +95,7 @@ class Simulated:
     def as_written(self) -> Values:
         """The values of the last run without the runtime's optimizations."""
         if self._written is None:
-            self._written = Session(self._model, optimize=False, where="simulated model")
+            self._written = Session(self._model, kernels=Kernels.AS_WRITTEN, where="simulated model")
         if self._as_written is None:
             self._as_written = self._written.run(self._feeds)
         return self._as_written
@@ -105,7 +105,7 @@ class Simulated:
         kernel = self.kernels.get(tensor)
         if kernel is not None and all(o.tensor in self._held for o in kernel.operands):
             operands = {o.tensor: values[self._held[o.tensor]] for o in kernel.operands}
-            found = sum_tolerance(self.graph, self.topology, self.plan, kernel, operands)
+            found = sum_tolerance(self.graph, self.topology, self.plan, kernel, operands=operands)
             if found is not None:
                 return found
         return island_tolerance(values[tensor], self.as_written()[tensor])

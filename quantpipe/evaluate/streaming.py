@@ -8,9 +8,9 @@ import numpy as np
 
 from quantpipe.data.carry import Carried
 from quantpipe.data.subset import First
-from quantpipe.evaluate.metrics import summary
-from quantpipe.evaluate.reference import Reference
 from quantpipe.graph.execute import Session, joined
+from quantpipe.metrics.outputs import summary
+from quantpipe.metrics.reference import Reference
 from quantpipe.types import Samples
 
 

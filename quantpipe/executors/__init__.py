@@ -5,8 +5,8 @@ depend on how many workers there are.
 """
 
 from quantpipe.executors.process import Process
-from quantpipe.executors.protocol import Executor, Recipe, Workers
+from quantpipe.executors.protocol import Executor, ScorerFactory, Workers
 from quantpipe.executors.ray import Ray
 from quantpipe.executors.serial import Serial
 
-__all__ = ["Executor", "Process", "Ray", "Recipe", "Serial", "Workers"]
+__all__ = ["Executor", "Process", "Ray", "ScorerFactory", "Serial", "Workers"]

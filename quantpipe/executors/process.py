@@ -21,7 +21,7 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, kind_of, worker_count
+from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, ScorerFactory, in_order, kind_of, worker_count
 from quantpipe.graph.execute import available_cores
 from quantpipe.search.options import real
 from quantpipe.types import Point, Score
@@ -44,7 +44,7 @@ class Process:
         worker_count(self.workers, 1)
         real("executor.start_seconds", self.start_seconds, least=0.0)
 
-    def open(self, recipe: Recipe) -> Processes:
+    def open(self, recipe: ScorerFactory) -> Processes:
         return Processes(recipe, worker_count(self.workers, available_cores()), self.start_seconds)
 
 
@@ -60,7 +60,7 @@ class _Task:
 class Processes:
     """A pool that starts late, and this process for single points."""
 
-    def __init__(self, recipe: Recipe, workers: int, start_seconds: float) -> None:
+    def __init__(self, recipe: ScorerFactory, workers: int, start_seconds: float) -> None:
         self._recipe, self._start_seconds = recipe, start_seconds
         self._workers = workers if workers == 1 or recipe.travels else 1
         self._local: Measure | None = None
@@ -78,7 +78,7 @@ class Processes:
                     IN_FLIGHT * self._workers,
                     partial(self._submit, hopeless=hopeless),
                     partial(self._result, hopeless=hopeless),
-                    lambda task: task.future.cancel(),
+                    cancel=lambda task: task.future.cancel(),
                 )
                 return
             yield self._here(rest.popleft(), hopeless)
@@ -153,7 +153,7 @@ class Processes:
 _measure: Measure | None = None
 
 
-def _begin(recipe: Recipe, threads: int, share: int, parent: int) -> None:
+def _begin(recipe: ScorerFactory, threads: int, share: int, parent: int) -> None:
     """In the worker, once."""
     global _measure
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent ends its workers itself

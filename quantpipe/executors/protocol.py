@@ -23,7 +23,7 @@ class Measure(Protocol):
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]: ...
 
 
-class Recipe(Protocol):
+class ScorerFactory(Protocol):
     """How to make a measure. It is pickled, and opened once in each process."""
 
     @property
@@ -58,7 +58,7 @@ class Workers(Protocol):
 
 
 class Executor(Protocol):
-    def open(self, recipe: Recipe) -> Workers: ...
+    def open(self, recipe: ScorerFactory) -> Workers: ...
 
 
 def kind_of(measure: Measure | None) -> str:
@@ -78,6 +78,7 @@ def in_order(
     window: int,
     submit: Callable[[Point], Handle],
     result: Callable[[Handle], Score],
+    *,
     cancel: Callable[[Handle], object],
 ) -> Iterator[Score]:
     """Scores in the order of the points, with at most `window` points handed out at a time."""

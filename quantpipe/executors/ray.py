@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from quantpipe.errors import ConfigError, WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, Recipe, in_order, worker_count
+from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, ScorerFactory, in_order, worker_count
 from quantpipe.graph.execute import available_cores
 from quantpipe.search.options import whole
 from quantpipe.types import Point, Score
@@ -36,7 +36,7 @@ class Ray:
         worker_count(self.workers, 1)
         whole("executor.threads", self.threads, least=1)
 
-    def open(self, recipe: Recipe) -> RayTasks:
+    def open(self, recipe: ScorerFactory) -> RayTasks:
         return RayTasks(_ray(), recipe, self)
 
 
@@ -45,7 +45,7 @@ class RayTasks:
 
     kind = "auto"
 
-    def __init__(self, ray: Any, recipe: Recipe, options: Ray) -> None:
+    def __init__(self, ray: Any, recipe: ScorerFactory, options: Ray) -> None:
         if not recipe.travels:
             raise ConfigError(
                 "a model beyond 2 GB or with weights in files, and data or functions that cannot be pickled, cannot be "
@@ -71,7 +71,7 @@ class RayTasks:
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
         submit = partial(self._submit, hopeless=hopeless)
-        return in_order(points, IN_FLIGHT * self.count, submit, self._result, self._ray.cancel)
+        return in_order(points, IN_FLIGHT * self.count, submit, self._result, cancel=self._ray.cancel)
 
     def close(self) -> None:
         if self._own:
@@ -109,7 +109,9 @@ def _ray() -> Any:
 _measures: dict[str, Measure] = {}
 
 
-def _score(key: str, recipe: Sequence[Any], threads: int, share: int, point: Point, hopeless: Hopeless | None) -> Score:
+def _score(
+    key: str, recipe: Sequence[Any], threads: int, share: int, *, point: Point, hopeless: Hopeless | None
+) -> Score:
     """In the worker. The recipe comes as a reference inside a list, so that it is fetched once and not per task."""
     if key not in _measures:
         _measures.clear()

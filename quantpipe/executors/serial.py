@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantpipe.executors.protocol import Hopeless, Recipe, kind_of
+from quantpipe.executors.protocol import Hopeless, ScorerFactory, kind_of
 from quantpipe.types import Point, Score
 
 
@@ -13,7 +13,7 @@ from quantpipe.types import Point, Score
 class Serial:
     """conf/executor/serial.yaml."""
 
-    def open(self, recipe: Recipe) -> Local:
+    def open(self, recipe: ScorerFactory) -> Local:
         return Local(recipe)
 
 
@@ -22,7 +22,7 @@ class Local:
 
     count = 1
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: ScorerFactory) -> None:
         self.measure = recipe.make()
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:

@@ -75,7 +75,7 @@ class GraphBuilder:
         """Append a node with one output and return it. `output` defaults to the node's name; `claim`: it is the very
         tensor of that name."""
         attrs = {a.name: a for a in convert_attributes(attributes)}
-        return self._append(op_type, domain, inputs, attrs, name, [output or name], claim)[0]
+        return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
 
     def copy(
         self,
@@ -87,7 +87,7 @@ class GraphBuilder:
         """Append `node` as it is (same op, attributes, name) on other inputs; without `outputs` it keeps its own."""
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
-        return self._append(node.op, node.domain, inputs, node.attributes, node.name, names, own)
+        return self._append(node.op, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own)
 
     def _named(self, name: str, claim: bool) -> str:
         """A reserved name is given away once, to the tensor that bears it; absent outputs stay nameless."""
@@ -116,6 +116,7 @@ class GraphBuilder:
         domain: str,
         inputs: Sequence[ir.Value | None],
         attributes: Mapping[str, ir.Attr],
+        *,
         name: str,
         outputs: Sequence[str],
         claim: bool,

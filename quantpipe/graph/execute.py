@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe.errors import ModelError
+from quantpipe.graph.external_weights import is_heavy, skeleton
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.outside import is_heavy, skeleton
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
 from quantpipe.graph.session_options import carried
@@ -43,16 +44,26 @@ REORDER = ("MatMulScaleFusion",)
 behind all nodes that were there before."""
 
 
+class Kernels(Enum):
+    """Which kernels a session runs."""
+
+    EXACT = "exact"
+    """Integer kernels that compute what the model says, on every CPU."""
+    NATIVE = "native"
+    """Those that the runtime takes of its own accord: on x86 CPUs without VNNI, those for uint8 data and int8 weights
+    add pairs of products in int16 and saturate, and the exact ones are slower (elsewhere both are the same)."""
+    AS_WRITTEN = "as written"
+    """Exact ones, of the nodes as they are written: without the runtime's optimizations."""
+
+
 class Session:
     """One loaded model.
 
-    `optimize=False` runs the nodes as written. `threads=None` uses every core. `options`: session options by name;
+    `threads=None` uses every core. `options`: session options by name;
     None sets those that the model asks for in its metadata (`session_options.py`), an empty mapping none at all.
     `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
     other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
-    refers to and does not hold (`hollow`), by name; the runtime copies them. `exact=False` takes the kernels that the
-    runtime takes of its own accord: on x86 CPUs without VNNI, those for uint8 data and int8 weights add pairs of
-    products in int16 and saturate, and the exact ones are slower (elsewhere both are the same, and exact).
+    refers to and does not hold (`hollow`), by name; the runtime copies them.
 
     All sessions of a process share one arena: what a run leaves is there for the next one, whichever session's it is.
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
@@ -70,12 +81,11 @@ class Session:
         self,
         model: ir.Model | bytes,
         *,
-        optimize: bool = True,
+        kernels: Kernels = Kernels.EXACT,
         threads: int | None = None,
         options: Mapping[str, str] | None = None,
         spin: bool = True,
         weights: Feeds | None = None,
-        exact: bool = True,
         where: str = "model",
     ) -> None:
         wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
@@ -83,7 +93,7 @@ class Session:
         settings.log_severity_level = 4
         settings.intra_op_num_threads = threads or available_cores()
         settings.inter_op_num_threads = 1
-        if not optimize:
+        if kernels is Kernels.AS_WRITTEN:
             settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if not spin:
             settings.add_session_config_entry("session.force_spinning_stop", "1")
@@ -93,7 +103,7 @@ class Session:
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             settings.add_external_initializers(list(weights), given)
         with ExitStack() as files:
-            ask = exact and pairs_saturate()
+            ask = kernels is not Kernels.NATIVE and pairs_saturate()
             data, off = _prepare(model, settings, files, unsigned=ask)
             try:
                 load = _loaded_exact if ask else _loaded
@@ -153,7 +163,7 @@ def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
 def pairs_saturate() -> bool:
     """Whether the kernel that onnxruntime takes of its own accord on this CPU loses something of 255·127 + 255·127: x86
     CPUs without VNNI add such pairs in int16."""
-    session = Session(pair(), threads=1, exact=False)
+    session = Session(pair(), threads=1, kernels=Kernels.NATIVE)
     return int(session.run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != PAIR
 
 
@@ -225,16 +235,16 @@ def _shrink() -> Any:
 
 
 def run_batches(
-    session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], extra: Feeds | None = None
+    session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], *, extra: Feeds | None = None
 ) -> Iterator[dict[str, NDArray[Any]]]:
     """Run all samples batch by batch; `extra` feeds (parameters of a simulated graph) are the same for each."""
     for batch in samples.batches(batch_size):
         yield session.run({**batch.inputs, **(extra or {})}, outputs)
 
 
-def collect(session: Session, samples: Samples, batch_size: int, output: str, extra: Feeds | None = None) -> Outputs:
+def collect(session: Session, samples: Samples, batch_size: int, output: str, *, extra: Feeds | None = None) -> Outputs:
     """One output over all samples, `[N, ...]`; where its shape differs from sample to sample, one array for each."""
-    return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra)])
+    return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra=extra)])
 
 
 def joined(found: Sequence[NDArray[Any]]) -> Outputs:

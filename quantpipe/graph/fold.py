@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.outside import file_array, place_of, row_blocks
+from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 
 
 def fold_batch_norms(graph: ir.Graph) -> None:

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError
 from quantpipe.graph.apart import Limits, Tell, apart
 from quantpipe.graph.compare import difference, shaken
-from quantpipe.graph.execute import Session, start_runtime
+from quantpipe.graph.execute import Kernels, Session, start_runtime
+from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
-from quantpipe.graph.outside import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.travel import Packed, pack, unpack
@@ -58,6 +58,7 @@ def load_graph(
     example: Callable[[Graph], Feeds],
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
+    *,
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
 ) -> Graph:
@@ -73,7 +74,7 @@ def load_graph(
     feeds = example(original)
 
     def work(tell: Tell) -> _Loaded:
-        model, notes = _cleaned(raw, original, feeds, least_opset, tell)
+        model, notes = _cleaned(raw, original, feeds, least_opset, tell=tell)
         tell("measuring its tensors")
         return _Loaded(pack(model, raw), _measure(view(model, model_hash, str(path)), feeds), tuple(notes))
 
@@ -100,7 +101,9 @@ def _limits(raw: ir.Model, feeds: Feeds) -> Limits:
     return Limits(STEP_SECONDS + weights * SECONDS_PER_BYTE, LEAST_BYTES + 8 * weights + 256 * samples)
 
 
-def _cleaned(raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, tell: Tell) -> tuple[ir.Model, list[str]]:
+def _cleaned(
+    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, tell: Tell
+) -> tuple[ir.Model, list[str]]:
     """(the model after all steps that leave its outputs as they are, what there is to say of the others)."""
     where = original.source
     tell("loading it with onnxruntime")
@@ -172,6 +175,7 @@ def load_as_written(
     example: Callable[[Graph], Feeds],
     resident_mb: int = RESIDENT_MB,
     fixed: Mapping[str, Any] | None = None,
+    *,
     isolate: bool = True,
 ) -> Graph:
     """Read and measure a model with every node as it is written, but for inputs that are `fixed`: functions are written
@@ -341,7 +345,7 @@ def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:
     fixed = {i.name: i.shape[0] for i in graph.inputs if i.shape}
     one = {name: array[: fixed.get(name) or 1] if np.ndim(array) else array for name, array in feeds.items()}
     model = expose(graph.model, [t for n in graph.nodes for t in n.outputs if t])
-    return {**one, **Session(model, where=graph.source, optimize=False).run(one)}
+    return {**one, **Session(model, where=graph.source, kernels=Kernels.AS_WRITTEN).run(one)}
 
 
 def expose(model: ir.Model, tensors: list[str]) -> ir.Model:

@@ -63,20 +63,22 @@ class _Writer:
     def reduced(self, tensor: str, rank: int) -> Reduced:
         axes = list(range(2, rank)) or list(range(rank))
         minima, maxima, sums = (self._reduction(tensor, op, axes) for op in REDUCTIONS)
-        count = self._append("Size", [self._values[tensor]], [], f"{tensor}.Size", True)
+        count = self._append("Size", [self._values[tensor]], [], f"{tensor}.Size", is_output=True)
         return Reduced(minima, maxima, sums, count)
 
     def _reduction(self, tensor: str, op: str, axes: list[int]) -> str:
         inputs, attributes = [self._values[tensor]], [ir.AttrInt64("keepdims", 0)]
         if axes and self._opset >= REDUCTIONS[op]:
             constant = ir.AttrTensor("value", ir.tensor(np.asarray(axes, np.int64)))
-            name = self._append("Constant", [], [constant], f"{tensor}.{op}.axes", False)
+            name = self._append("Constant", [], [constant], f"{tensor}.{op}.axes", is_output=False)
             inputs.append(self._values[name])
         elif axes:
             attributes.append(ir.AttrInt64s("axes", axes))
-        return self._append(op, inputs, attributes, f"{tensor}.{op}", True)
+        return self._append(op, inputs, attributes, f"{tensor}.{op}", is_output=True)
 
-    def _append(self, op: str, inputs: list[ir.Value], attributes: list[ir.Attr], wanted: str, is_output: bool) -> str:
+    def _append(
+        self, op: str, inputs: list[ir.Value], attributes: list[ir.Attr], wanted: str, *, is_output: bool
+    ) -> str:
         name = wanted
         while name in self._taken:
             name += "_"

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper
 
-from quantpipe.graph.outside import place_of
+from quantpipe.graph.external_weights import place_of
 from quantpipe.graph.rewrites.tools import new_constant, new_node
 
 PAIR = 2 * 255 * 127
@@ -74,7 +74,7 @@ def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
                 if dims not in shapes:
                     text = unique(f"shape_{'x'.join(map(str, dims))}")
                     shapes[dims] = new_constant(graph, text, np.asarray(dims, np.int64))
-                same = new_node(graph, use.node, "Reshape", [last, shapes[dims]], name)
+                same = new_node(graph, use.node, "Reshape", [last, shapes[dims]], name=name)
                 same.name, same.type, same.shape = name, value.type, value.shape
                 last = same  # several of one tensor would be merged
             use.node.replace_input_with(use.idx, same)

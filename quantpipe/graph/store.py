@@ -16,8 +16,8 @@ import onnx_ir as ir
 from quantpipe.artifacts import Origin, Unit, is_current
 from quantpipe.artifacts.encode import side_file
 from quantpipe.errors import DamagedError
+from quantpipe.graph.external_weights import Place, heavy_weights, is_heavy, layout, packed, relocated
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.outside import Place, heavy_weights, is_heavy, layout, packed, relocated
 
 DIGITS = 16
 """Hexadecimal digits of the content's SHA-256 in a data file's name."""

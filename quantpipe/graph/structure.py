@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from quantpipe.graph.outside import place_of
+from quantpipe.graph.external_weights import place_of
 
 
 def structure_digest(model: ir.Model) -> bytes:

@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.outside import Place, heavy_weights, place_of, relocated
+from quantpipe.graph.external_weights import Place, heavy_weights, place_of, relocated
 
 
 @dataclass(frozen=True, eq=False)

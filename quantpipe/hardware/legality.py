@@ -43,6 +43,7 @@ def choose_signature(
     node: Node,
     graph: Graph,
     rule: OpRule,
+    *,
     treatment: AddInputs | None,
     refused: Mapping[OpSignature, str] = MappingProxyType({}),
 ) -> tuple[OpSignature | None, str]:

@@ -142,9 +142,9 @@ def _cost(reader: Reader, data: Data) -> Cost:
         reader.rates(part.get("macs_per_cycle", {})),
         reader.number(part.get("bytes_per_cycle", 1.0), "cost.bytes_per_cycle"),
         reader.whole(1 if block is None and align is None else block, label, 1),
-        reader.optional_number(part, "cost", "clock_hz", 1.0, None),
-        reader.optional_number(part, "cost", "launch_cycles", 0.0, 0.0) or 0.0,
-        reader.optional_number(part, "cost", "scale_bytes", 0.0, 0.0) or 0.0,
+        reader.optional_number(part, "cost", "clock_hz", 1.0, default=None),
+        reader.optional_number(part, "cost", "launch_cycles", 0.0, default=0.0) or 0.0,
+        reader.optional_number(part, "cost", "scale_bytes", 0.0, default=0.0) or 0.0,
     )
 
 

@@ -120,7 +120,7 @@ class Reader:
             )
         return value
 
-    def optional_number(self, part: Data, field: str, key: str, least: float, default: float | None) -> float | None:
+    def optional_number(self, part: Data, field: str, key: str, least: float, *, default: float | None) -> float | None:
         """A number from `least` on, or the default where the field is absent or null."""
         value = part.get(key)
         if value is None:

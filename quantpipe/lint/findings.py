@@ -69,6 +69,7 @@ def lint_model(
     spec: HardwareSpec,
     example: Any,
     fixed: Mapping[str, Any] | None = None,
+    *,
     resident_mb: int = RESIDENT_MB,
     isolate: bool = True,
 ) -> Findings:
@@ -84,7 +85,7 @@ def lint_model(
         return made
 
     try:
-        graph = load_as_written(path, feeds, resident_mb, fixed, isolate)
+        graph = load_as_written(path, feeds, resident_mb, fixed, isolate=isolate)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

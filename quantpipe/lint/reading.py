@@ -143,7 +143,7 @@ class _Reader:
         kind, zero = DType(dtype), np.zeros(steps.shape, np.int64) if offset is None else offset.astype(np.int64)
         axis = int(node.attr("axis", 1)) if steps.size > 1 else None
         steps, zero = (steps, zero) if axis is not None else (steps.reshape(()), zero.reshape(()))
-        return intmath.quantize(real, steps, zero, kind.qmin, kind.qmax, kind, axis)
+        return intmath.quantize(real, steps, zero, qmin=kind.qmin, qmax=kind.qmax, dtype=kind, axis=axis)
 
     def _packed(self, tensor: str) -> str:
         """The constant that a tensor is reshaped or, from 4 bits, cast from; or the tensor itself."""

@@ -101,7 +101,7 @@ def takes_offsets(node: Node) -> bool:
 
 
 @dataclass(frozen=True)
-class Passage:
+class ChannelPassthrough:
     """An op on the way that works on each channel alone: a change of channels in front of it is the same change behind
     it. `offsets`: whether offsets pass too. `repeats`: how many channels of the result each channel becomes (0: the op
     mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second.
@@ -121,14 +121,14 @@ def _flattened(node: Node, graph: Graph) -> int:
     return after[1] // before[1]
 
 
-_PLACES = Passage(linear=True)
-_VIEW = Passage(offsets=lambda node: True, repeats=_flattened, linear=True)
-_SLOPES = Passage(offsets=lambda node: False, anywhere=True)  # f(a·x) = a·f(x) for a > 0
+_PLACES = ChannelPassthrough(linear=True)
+_VIEW = ChannelPassthrough(offsets=lambda node: True, repeats=_flattened, linear=True)
+_SLOPES = ChannelPassthrough(offsets=lambda node: False, anywhere=True)  # f(a·x) = a·f(x) for a > 0
 
-PASSAGES: Mapping[str, Passage] = {
-    "Identity": Passage(offsets=lambda node: True, anywhere=True, linear=True),
-    "MaxPool": Passage(offsets=lambda node: True),
-    "GlobalMaxPool": Passage(offsets=lambda node: True),
+PASSAGES: Mapping[str, ChannelPassthrough] = {
+    "Identity": ChannelPassthrough(offsets=lambda node: True, anywhere=True, linear=True),
+    "MaxPool": ChannelPassthrough(offsets=lambda node: True),
+    "GlobalMaxPool": ChannelPassthrough(offsets=lambda node: True),
     "AveragePool": _PLACES,
     "GlobalAveragePool": _PLACES,
     "Flatten": _VIEW,

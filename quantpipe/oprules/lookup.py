@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.build import GraphBuilder
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import Quantizer
 
@@ -30,7 +30,7 @@ class FunctionOf:
         more = [None if not t else builder.constant(t, self._parameter(graph.constant(t))) for t in node.inputs[1:]]
         result = builder.copy(node, [data, *more], ["y"])[0]
         self._rows = 1 if self.axis is None else graph.shapes[node.inputs[0]][self.axis]
-        self._session = Session(builder.build([result]), optimize=False, threads=1, where=node.name)
+        self._session = Session(builder.build([result]), kernels=Kernels.AS_WRITTEN, threads=1, where=node.name)
 
     def __call__(self, real: NDArray[np.float32]) -> NDArray[np.float32]:
         """`[rows, codes]` for real values `[codes]`."""
@@ -50,7 +50,7 @@ class FunctionOf:
         real = self((codes - np.float32(data.zero_point)) * np.float32(data.scale))
         defined = ~np.isnan(real)
         finite = np.where(defined, real, np.float32(0))
-        table = intmath.quantize(finite, out.scale, out.zero_point, low, high, out.dtype)
+        table = intmath.quantize(finite, out.scale, out.zero_point, qmin=low, qmax=high, dtype=out.dtype)
         return table, self.axis, low, high, bool(defined.all())
 
     def _parameter(self, value: NDArray[Any]) -> NDArray[Any]:

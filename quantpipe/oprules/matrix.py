@@ -22,7 +22,7 @@ Places = NDArray[np.int64]
 class MatrixForm(Protocol):
     """One op's form. Shapes: rows `[G, K, n]`, weight matrix `[G, O, K]`."""
 
-    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
         """`count` sampled rows of data of a shape (all of them where there are fewer), in the order of its samples."""
         ...
 
@@ -90,14 +90,14 @@ class VectorRows:
 class ConvForm:
     """Convolutions of any group count: the row of an output position holds the input patch under the kernel."""
 
-    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
         window = _Window.of(node, graph)
         begin, out = window.placement(node, shape[2:])
 
         def source(p: Places, t: int, axis: int) -> tuple[Places, bool]:
             return p * window.strides[axis] - begin[axis] + t, True
 
-        return _window_rows(window, shape[0], shape[2:], out, _some(shape[0], out, count, rng), source)
+        return _window_rows(window, shape[0], shape[2:], out, picks=_some(shape[0], out, count, rng), source=source)
 
     def matrix(self, node: Node, weight: Array) -> Array:
         groups = int(node.attr("group", 1))
@@ -111,7 +111,7 @@ class TransposedForm:
     """Transposed convolutions: the row of an output position holds, per tap, the input that the tap carries there, or
     zero where the stride leaves a gap."""
 
-    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
         window = _Window.of(node, graph)
         begin, out = window.transposed_placement(node, shape[2:])
 
@@ -119,7 +119,7 @@ class TransposedForm:
             steps = p + begin[axis] - t
             return steps // window.strides[axis], steps % window.strides[axis] == 0
 
-        return _window_rows(window, shape[0], shape[2:], out, _some(shape[0], out, count, rng), source)
+        return _window_rows(window, shape[0], shape[2:], out, picks=_some(shape[0], out, count, rng), source=source)
 
     def matrix(self, node: Node, weight: Array) -> Array:
         """`[Cin, Cout/G, taps…]` -> `[G, Cout/G, Cin/G · taps]`."""
@@ -136,7 +136,7 @@ class TransposedForm:
 class DenseForm:
     """Gemm and MatMul by a constant matrix: every leading axis counts rows."""
 
-    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, rng: np.random.Generator) -> Rows:
+    def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
         total = int(np.prod(shape[:-1]))
         return VectorRows(np.sort(rng.choice(total, size=min(count, total), replace=False)))
 
@@ -203,7 +203,7 @@ Source = Callable[[Places, int, int], tuple[Places, NDArray[np.bool_] | bool]]
 
 
 def _window_rows(
-    window: _Window, samples: int, size: Sequence[int], out: Sequence[int], picks: Places, source: Source
+    window: _Window, samples: int, size: Sequence[int], out: Sequence[int], *, picks: Places, source: Source
 ) -> WindowRows:
     """`picks`: chosen places of the flattened output `[samples, *out]`."""
     beyond = int(np.prod(size))

@@ -8,6 +8,7 @@ them, since the last bit of a multiplier decides ties.
 
 from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides
 from quantpipe.plan.planner import Planner
+from quantpipe.plan.problem import Problem
 from quantpipe.plan.weights import MOST_BIAS_STEPS
 
-__all__ = ["MOST_BIAS_STEPS", "NO_OVERRIDES", "ChannelChange", "Overrides", "Planner"]
+__all__ = ["MOST_BIAS_STEPS", "NO_OVERRIDES", "ChannelChange", "Overrides", "Planner", "Problem"]

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
-from quantpipe.graph.outside import row_blocks
-from quantpipe.plan.draft import Draft
+from quantpipe.graph.external_weights import row_blocks
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, Topology, WeightTensor
 
 
@@ -36,7 +36,7 @@ def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.floa
     return np.where(left > 0, np.minimum(left, most), most)
 
 
-def limit_of(draft: Draft, node: str, bound: int) -> Limit | None:
+def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
     """What happens to sums of up to `bound`. Raises HardwareError where they can overflow and the device says
     `never`."""
     accumulator = draft.spec.accumulator
@@ -53,7 +53,7 @@ def limit_of(draft: Draft, node: str, bound: int) -> Limit | None:
     return Limit(accumulator.dtype, accumulator.overflow)
 
 
-def refuse_overflow(draft: Draft, node: str, bound: int) -> None:
+def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
     """Averages and products that their accumulator cannot hold are not simulated: no such plan leaves this package."""
     dtype = draft.spec.accumulator.dtype
     if bound > dtype.qmax:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.requantize import limits, requantize, steps_of
@@ -33,11 +33,11 @@ from quantpipe.types import (
 )
 
 
-def plan_kernel(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
+def plan_kernel(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
     return _FAMILIES.get(rule.family, _move)(draft, kernel, rule)
 
 
-def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:
+def _accumulate(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:
     if kernel.weight is None:
         return plan_contract(draft, kernel)
     data = draft.quantizers[kernel.operands[0].tensor]
@@ -66,21 +66,23 @@ def _accumulate(draft: Draft, kernel: Kernel, rule: OpRule) -> Accumulate | Cont
     return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit, pairs)
 
 
-def _sum(draft: Draft, kernel: Kernel, rule: OpRule) -> KernelPlan:
+def _sum(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
     return plan_sum(draft, kernel, rule.sign)
 
 
-def _product(draft: Draft, kernel: Kernel, rule: OpRule) -> Product:
+def _product(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
     a, b = (draft.quantizers[o.tensor] for o in kernel.operands)
     out = draft.quantizers[kernel.output]
     bound = draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
     refuse_overflow(draft, kernel.node, bound)
     return Product(
-        kernel.node, bound, requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, True)
+        kernel.node,
+        bound,
+        requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, zero_first=True),
     )
 
 
-def _average(draft: Draft, kernel: Kernel, rule: OpRule) -> Average:
+def _average(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
     data, out = draft.quantizers[kernel.operands[0].tensor], draft.quantizers[kernel.output]
     count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
     bound = draft.peak(data.tensor, Form.QUANTIZED) * count
@@ -95,7 +97,7 @@ def _average(draft: Draft, kernel: Kernel, rule: OpRule) -> Average:
     return Average(kernel.node, count, bound, output)
 
 
-def _move(draft: Draft, kernel: Kernel, rule: OpRule) -> Move:
+def _move(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Move:
     if kernel.form is Form.RAW:
         source = kernel.operands[0].tensor
         scale = draft.raw[source]
@@ -123,7 +125,7 @@ def _raw_bound(bound: float, scale: NDArray[np.float32], node: str) -> int | Non
     return 0 if bound == 0 else steps_of(bound, float(scale.reshape(-1)[0]))
 
 
-_FAMILIES: Mapping[Family, Callable[[Draft, Kernel, OpRule], KernelPlan]] = {
+_FAMILIES: Mapping[Family, Callable[[PlanBuilder, Kernel, OpRule], KernelPlan]] = {
     Family.ACCUMULATE: _accumulate,
     Family.SUM: _sum,
     Family.PRODUCT: _product,

@@ -7,12 +7,12 @@ import numpy as np
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.plan.bounds import refuse_overflow
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import limits, requantize
 from quantpipe.types import Contract, DType, Form, Isa, Kernel, Lookup, Quantizer, RequantizeKind
 
 
-def plan_contract(draft: Draft, kernel: Kernel) -> Contract:
+def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
     """MatMul of two stored tensors. Raises HardwareError for what no back end here computes exactly: tensors of more
     than 8 bits, sums beyond int32 or beyond the accumulator, pairs that may saturate."""
     a, b = _stored(draft, kernel)
@@ -39,7 +39,7 @@ def plan_contract(draft: Draft, kernel: Kernel) -> Contract:
     return Contract(kernel.node, acc_scale, bound, output)
 
 
-def plan_lookup(draft: Draft, kernel: Kernel, rule: OpRule) -> Lookup:
+def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     """A function of one stored tensor as a table. Raises HardwareError on hardware with fixed-point multipliers,
     which approximates functions in a way of its own."""
     (data,) = _stored(draft, kernel)
@@ -53,7 +53,7 @@ def plan_lookup(draft: Draft, kernel: Kernel, rule: OpRule) -> Lookup:
     return Lookup(kernel.node, *draft.functions[kernel.node].table(data, out, *limits(kernel, out)))
 
 
-def _stored(draft: Draft, kernel: Kernel) -> tuple[Quantizer, ...]:
+def _stored(draft: PlanBuilder, kernel: Kernel) -> tuple[Quantizer, ...]:
     if any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise _refused(kernel, "it reads an accumulator; its integer form needs stored operands of 8 or 16 bits")
     return tuple(draft.quantizers[o.tensor] for o in kernel.operands)

@@ -31,7 +31,7 @@ class Overrides:
 
     `channels`: tensors whose channels are changed; `rotations`: streams, by their first tensor, whose channels are
     mixed by an orthogonal matrix `[C, C]` float64 before that, T' = M T. They are no part of a plan: the graph and the
-    topology that it is made for are (`quantpipe.recover.changed`).
+    topology that it is made for are (`quantpipe.recover.rescale.rescale_channels`).
     """
 
     weights: dict[str, WeightTensor]

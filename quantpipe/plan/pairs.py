@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import DType, Isa, Kernel, Pairs, Quantizer, Topology, WeightTensor
 
 BLOCK = 1 << 20
@@ -25,13 +25,13 @@ MOST_PER_CHANNEL = 500
 """Saturating pairs of one output channel whose excess float32 still adds up exactly: 500 · 32 512 < 2^24."""
 
 
-def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
+def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
     """The pairs of an accumulating kernel that some input can drive out of int16 on the device; None where there are
     none.
 
     Raises HardwareError where they are too many to be simulated exactly, or the op's order of products is not known.
     """
-    if draft.spec.isa is not Isa.AVX2 or not _in_pairs(draft.graph, draft.topology, kernel, weight, data):
+    if draft.spec.isa is not Isa.AVX2 or not _in_pairs(draft.graph, draft.topology, kernel, weight, data=data):
         return None
     rows = _in_order(draft.topology, weight)
     if rows is None:
@@ -65,10 +65,12 @@ def saturating_pairs(draft: Draft, kernel: Kernel, weight: WeightTensor, data: Q
     return Pairs(_across_groups(windows, owner, group, len(rows)), totals, owner)
 
 
-def needs_wide_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> bool:
+def needs_wide_pairs(
+    graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer
+) -> bool:
     """Whether some input gives the kernel a pair of products beyond int16; where their order is not known, any two
     weights count as a pair. Its sums are exact only on CPUs that add pairs in more than 16 bits."""
-    if not _in_pairs(graph, topology, kernel, weight, data):
+    if not _in_pairs(graph, topology, kernel, weight, data=data):
         return False
     least, greatest = (int(ends(weight.values, initial=0)) for ends in (np.min, np.max))
     if 2 * data.qmax * greatest <= DType.INT16.qmax and 2 * data.qmax * least >= DType.INT16.qmin:
@@ -84,7 +86,7 @@ def needs_wide_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: W
     )
 
 
-def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> bool:
+def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer) -> bool:
     """Whether products are added in pairs on the way: uint8 x uint8 products are widened before, and so are those of
     depthwise convolutions."""
     if data.dtype is not DType.UINT8 or not weight.dtype.signed:

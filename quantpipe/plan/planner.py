@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.outside import file_array, place_of, row_blocks
+from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
@@ -52,7 +52,9 @@ class Planner:
         read). Raises HardwareError when the device cannot express one of them."""
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
         strategy = overrides.applied(strategy)
-        draft = Draft(self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions)
+        draft = PlanBuilder(
+            self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions
+        )
         _choose_quantizers(draft)
         for kernel in topology.kernels:
             if kernel.weight is not None:
@@ -83,7 +85,9 @@ class Planner:
         key = (tensor, bits, site.axis, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights:
             low, high = ends(thresholds)
-            scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, site.dtype, self._schema.weights)
+            scale, zero, qmin, qmax = intmath.scales_zero_points(
+                low, high, bits, site.dtype, schema=self._schema.weights
+            )
             if site.axis is None:
                 scale, zero = scale.reshape(()), zero.reshape(())
             values = self._integers(tensor, scale, zero, (qmin, qmax))
@@ -94,17 +98,20 @@ class Planner:
         self, tensor: str, scale: NDArray[np.float32], zero: NDArray[np.int64], bounds: tuple[int, int]
     ) -> NDArray[Any]:
         """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
+        qmin, qmax = bounds
         site, weight = self._topology.weight_of[tensor], self._graph.constant(tensor)
         if place_of(self._graph.constant_tensor(tensor)) is None:
-            return intmath.quantize(weight, scale, zero, *bounds, site.dtype, site.axis)
+            return intmath.quantize(weight, scale, zero, qmin=qmin, qmax=qmax, dtype=site.dtype, axis=site.axis)
         values = file_array(weight.shape, site.dtype.numpy)
         for rows in row_blocks(weight):
             own, offset = (scale[rows], zero[rows]) if site.axis == 0 else (scale, zero)
-            values[rows] = intmath.quantize(weight[rows], own, offset, *bounds, site.dtype, site.axis)
+            values[rows] = intmath.quantize(
+                weight[rows], own, offset, qmin=qmin, qmax=qmax, dtype=site.dtype, axis=site.axis
+            )
         return values
 
 
-def _choose_quantizers(draft: Draft) -> None:
+def _choose_quantizers(draft: PlanBuilder) -> None:
     for group in draft.topology.groups:
         bits = draft.strategy.bits[group.key]
         scale, zero, qmin, qmax = intmath.scale_zero_point(
@@ -116,6 +123,8 @@ def _choose_quantizers(draft: Draft) -> None:
             )
 
 
-def _constant(draft: Draft, tensor: str) -> NDArray[Any]:
+def _constant(draft: PlanBuilder, tensor: str) -> NDArray[Any]:
     q = draft.quantizers[tensor]
-    return intmath.quantize(draft.graph.constant(tensor), q.scale, q.zero_point, q.qmin, q.qmax, q.dtype)
+    return intmath.quantize(
+        draft.graph.constant(tensor), q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype
+    )

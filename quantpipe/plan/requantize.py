@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import FixedPoint, Kernel, Quantizer, Requantize, RequantizeKind
 
 
 def requantize(
-    draft: Draft,
+    draft: PlanBuilder,
     kernel: Kernel,
     scale: NDArray[Any],
     out: Quantizer,
+    *,
     zero_first: bool = False,
     clamp: bool = True,
 ) -> Requantize:
@@ -38,7 +39,7 @@ def requantize(
     return Requantize(kind, multiplier, shift, out.zero_point, low, high, False, rounding, None, own)
 
 
-def fixed_point(draft: Draft, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
+def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
     """A real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier)."""
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(draft, kernel, int(np.max(-shift)))
@@ -50,7 +51,7 @@ def real_of(fixed: FixedPoint) -> NDArray[np.float32]:
     return np.asarray(fixed.multiplier * np.exp2(fixed.shift - 31.0), np.float32)
 
 
-def _check_shift(draft: Draft, kernel: Kernel, shift: int) -> None:
+def _check_shift(draft: PlanBuilder, kernel: Kernel, shift: int) -> None:
     if shift > draft.spec.requantize.max_shift:
         raise HardwareError(
             f"needs a right shift by {shift}, the device shifts by at most {draft.spec.requantize.max_shift}; "

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from quantpipe.errors import HardwareError
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import Kernel, RequantizeKind, Rounding
 
 
-def rescales_of(draft: Draft, kernel: Kernel) -> list[dict[str, Any]]:
+def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[dict[str, Any]]:
     """One entry per rescaled operand, for the report. HardwareError where the device cannot do it in one step."""
     found = []
     how = draft.spec.requantize

@@ -9,7 +9,7 @@ import numpy as np
 
 from quantpipe import intmath
 from quantpipe.plan.bounds import bounded, limit_of
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import exponent_of, fixed_point, limits, real_of, requantize
 from quantpipe.types import DType, Form, Kernel, Overflow, Requantize, RequantizeKind, Rounding, Sum, Term, Unify
 
@@ -21,7 +21,7 @@ Signs = tuple[int, int]
 """1 for an operand that is added, -1 for one that is subtracted."""
 
 
-def plan_sum(draft: Draft, kernel: Kernel, sign: int) -> Sum:
+def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
     """Add, or Sub with `sign` -1, by the hardware's `unify`."""
     kernel, signs = _broadcast_last(draft, kernel, sign)
     if draft.spec.unify is not Unify.FREE:
@@ -30,7 +30,7 @@ def plan_sum(draft: Draft, kernel: Kernel, sign: int) -> Sum:
     return _fixed(draft, kernel, signs) if fixed else _free(draft, kernel, signs)
 
 
-def _fixed(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
+def _fixed(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """Both operands are brought to twice the larger scale / 2^left by fixed-point multipliers below 1, after a left
     shift that keeps their low bits (TFLite's quantized ADD: 20 bits for 8-bit operands, 15 for 16-bit ones). An
     accumulator is not shifted first: it has its own low bits."""
@@ -61,7 +61,7 @@ def _fixed(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     return Sum(kernel.node, tuple(terms), np.asarray(common, np.float32), np.float32(0), bound, output)
 
 
-def _free(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
+def _free(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """The kernel rescales inside, in float32."""
     out = draft.quantizers[kernel.output]
     terms = []
@@ -75,7 +75,7 @@ def _free(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     return Sum(kernel.node, tuple(terms), None, _free_offset(tuple(terms), out.zero_point), 0, output)
 
 
-def _unified(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
+def _unified(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """Both operands are shifted to one power-of-two scale."""
     scales = [draft.scale(o.tensor, o.form) for o in kernel.operands]
     zeros = [draft.zero_point(o.tensor, o.form) for o in kernel.operands]
@@ -113,7 +113,7 @@ def _unified(draft: Draft, kernel: Kernel, signs: Signs) -> Sum:
     return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding, limit)
 
 
-def _broadcast_last(draft: Draft, kernel: Kernel, sign: int) -> tuple[Kernel, Signs]:
+def _broadcast_last(draft: PlanBuilder, kernel: Kernel, sign: int) -> tuple[Kernel, Signs]:
     """The operand that is broadcast goes second: the order decides which product is fused first. With the signs."""
     sizes = [math.prod(draft.graph.shapes[o.tensor]) for o in kernel.operands]
     if sizes[0] < sizes[-1]:

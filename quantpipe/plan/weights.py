@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
-from quantpipe.graph.outside import beside
+from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
-from quantpipe.plan.draft import Draft
+from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import exponent_of
 from quantpipe.types import BiasScale, Kernel, PowerOfTwo, WeightTensor
 
@@ -21,7 +21,7 @@ MOST_BIAS_STEPS = float(1 << 22)
 per tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
 
 
-def choose_weight(draft: Draft, kernel: Kernel) -> None:
+def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
     """The weight's integers; its scale is raised where the bias would not fit its type at s_x·s_w."""
     tensor = kernel.weight or ""
     thresholds = np.asarray(draft.strategy.weights[tensor], np.float64)
@@ -40,12 +40,17 @@ def choose_weight(draft: Draft, kernel: Kernel) -> None:
         if weight.scale.ndim == 0:
             needed = np.asarray(needed.max())
         if np.any(needed > weight.scale):
-            weight = _raise_scale(draft, kernel, weight, thresholds, needed)
+            weight = _raise_scale(draft, kernel, weight, thresholds, needed=needed)
     draft.weights[tensor] = weight
 
 
 def _raise_scale(
-    draft: Draft, kernel: Kernel, weight: WeightTensor, thresholds: NDArray[np.float64], needed: NDArray[np.float64]
+    draft: PlanBuilder,
+    kernel: Kernel,
+    weight: WeightTensor,
+    thresholds: NDArray[np.float64],
+    *,
+    needed: NDArray[np.float64],
 ) -> WeightTensor:
     factor = np.maximum(1.0, needed / weight.scale * 1.0001)
     if draft.schema.weights.power_of_two is not PowerOfTwo.NONE:
@@ -78,7 +83,7 @@ def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     return (limits[:, 0], limits[:, 1]) if limits.ndim == 2 else (-limits, limits)
 
 
-def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
+def bias_steps(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
     """The bias in accumulator steps `[C]`, rounded to the nearest; recovery may give one to a kernel without. Raises
     HardwareError when its type cannot hold it."""
     real = draft.overrides.biases.get(kernel.node)
@@ -99,7 +104,7 @@ def bias_steps(draft: Draft, kernel: Kernel, acc_scale: NDArray[np.float32]) -> 
 
 
 def _own_steps(
-    draft: Draft, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
+    draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
 ) -> NDArray[np.int64]:
     """A bias stored in few bits at the least power of two at which it fits, shifted left to the accumulator's scale;
     the accumulator's own where that is not finer."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping
 
+from quantpipe.lowering import Dialect
 from quantpipe.realize.integer import Integer
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
-from quantpipe.rendering import Dialect
 
 BACKENDS: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
 """Name in the configuration -> dialect."""

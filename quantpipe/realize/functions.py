@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
+from quantpipe.lowering import Context
+from quantpipe.lowering import fragments as fr
+from quantpipe.lowering import transpose as tr
 from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
-from quantpipe.rendering import Context
-from quantpipe.rendering import fragments as fr
-from quantpipe.rendering import transpose as tr
 from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Requantize, Sum
 
 
@@ -46,7 +46,7 @@ def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel)
     name = f"{out.tensor}_wide" if tight else f"{out.tensor}_q"
     grid = dialect.grid(context, out)
     result = context.builder.op("QLinearMatMul", *operands, *grid, name=node.name, output=name)
-    return dialect.clip(context, result, out, plan.output.low, plan.output.high) if tight else result
+    return dialect.clip(context, result, out, plan.output.low, high=plan.output.high) if tight else result
 
 
 def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -57,7 +57,7 @@ def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel
     return context.builder.op("MatMulInteger", *operands, *zeros, name=node.name, output=output)
 
 
-def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel: Kernel, wide: bool) -> ir.Value:
+def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel: Kernel, *, wide: bool) -> ir.Value:
     """ConvTranspose of stored integers with bias, as int32 (`wide`: int64): Cast, take the zero point off, exact
     float32 sums."""
     plan = context.plan.kernels[node.name]
@@ -80,7 +80,7 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
             "Sub", real, dialect.constant(context, f"{weight.tensor}_zero_float", offset), name=f"{name}/centred"
         )
 
-    acc = tr.accumulate(context, node, data, weight.values, tr.parts_of(context.plan, plan, kernel), write)
+    acc = tr.accumulate(context, node, data, weight.values, parts=tr.parts_of(context.plan, plan, kernel), write=write)
     integers = DType.INT64 if wide else DType.INT32
     acc = b.op("Cast", acc, name=f"{node.name}/{integers}", to=int(ir_dtype(integers)))
     if plan.bias is None:
@@ -93,17 +93,17 @@ def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) ->
     """ConvTranspose for the forms that requantize in float32."""
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
-    acc = transposed_accumulator(dialect, context, node, kernel, plan.bound > DType.INT32.qmax)
+    acc = transposed_accumulator(dialect, context, node, kernel, wide=plan.bound > DType.INT32.qmax)
     real = context.builder.op("Cast", acc, name=f"{node.name}/acc", to=int(ir.DataType.FLOAT))
     if plan.output is None:
         scale = fr.along_channels(plan.acc_scale, context.graph, node.outputs[0])
         parameter = dialect.constant(context, f"{node.name}_acc_scale", scale)
         return context.builder.op("Mul", real, parameter, name=f"{node.name}/scaled", output=kernel.output, claim=True)
-    return requantized(dialect, context, node, kernel, plan.output, real)
+    return requantized(dialect, context, node, kernel, r=plan.output, acc=real)
 
 
 def requantized(
-    dialect: Stored, context: Context, node: Node, kernel: Kernel, r: Requantize, acc: ir.Value
+    dialect: Stored, context: Context, node: Node, kernel: Kernel, *, r: Requantize, acc: ir.Value
 ) -> ir.Value:
     """clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored."""
     b, tensor = context.builder, kernel.output
@@ -111,11 +111,11 @@ def requantized(
     multiplier = fr.along_channels(r.multiplier, context.graph, node.outputs[0])
     scaled = b.op("Mul", acc, dialect.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
     rounded = b.op("Round", scaled, name=f"{tensor}/round")
-    return fitted(dialect, context, kernel, r, rounded, r.zero_point)
+    return fitted(dialect, context, kernel, r, rounded=rounded, zero_point=r.zero_point)
 
 
 def fitted(
-    dialect: Stored, context: Context, kernel: Kernel, r: Requantize, rounded: ir.Value, zero_point: int
+    dialect: Stored, context: Context, kernel: Kernel, r: Requantize, *, rounded: ir.Value, zero_point: int
 ) -> ir.Value:
     """Whole numbers in float32, plus a zero point, clipped and stored."""
     b, tensor = context.builder, kernel.output
@@ -139,6 +139,6 @@ def difference(dialect: Stored, context: Context, node: Node, kernel: Kernel) ->
         raise no_accumulators(node.name)
     kernels_only(plan.output, context.plan.quantizers[kernel.output], node.name)
     operands = [context.get(t.tensor, t.form) for t in plan.terms]
-    total = fr.free_sum(context, node, plan, operands, lambda name, v: dialect.constant(context, name, v))
+    total = fr.free_sum(context, node, plan, operands, constants=lambda name, v: dialect.constant(context, name, v))
     rounded = context.builder.op("Round", total, name=f"{node.name}/round")
-    return fitted(dialect, context, kernel, plan.output, rounded, 0)
+    return fitted(dialect, context, kernel, plan.output, rounded=rounded, zero_point=0)

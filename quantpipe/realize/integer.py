@@ -2,7 +2,7 @@
 multiplier behind its array (VTA) can do, op by op.
 
 Hardware with float multipliers gets Mul and Round in float32 in place of the shift, hardware with fixed-point ones a
-multiplication in int64 (`rendering/integers.py` says how ONNX shifts signed integers).
+multiplication in int64 (`lowering/integers.py` says how ONNX shifts signed integers).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import onnx_ir as ir
 
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering import Context, Lowering
+from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.fixedpoint import fixed_sum, multiplied
+from quantpipe.lowering.integers import NARROW, WIDE, IntegerWriter, round_real
+from quantpipe.lowering.pairs import pair_excess
+from quantpipe.lowering.products import exact_accumulator, int32_accumulator, limited, needs_parts, window_sum
 from quantpipe.oprules import Family, rule_of
 from quantpipe.realize import functions
 from quantpipe.realize.stored import PADS, Stored
-from quantpipe.rendering import Context, Lowering
-from quantpipe.rendering import fragments as fr
-from quantpipe.rendering.fixedpoint import fixed_sum, multiplied
-from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, round_real
-from quantpipe.rendering.pairs import pair_excess
-from quantpipe.rendering.products import exact_accumulator, int32_accumulator, limited, needs_parts, window_sum
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -70,7 +70,9 @@ class Integer(Stored):
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         wide, bound = tensor in self._wide_sums, 1 << NARROW.lift
-        return self._requantize(context, context.plan.narrowings[tensor], value, tensor, None, bound, wide)
+        return self._requantize(
+            context, context.plan.narrowings[tensor], value, tensor, layout=None, bound=bound, wide=wide
+        )
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = context.plan.raw_scales[tensor]
@@ -95,26 +97,30 @@ class Integer(Stored):
             acc = functions.integer_matmul(self, context, node, kernel)
             if plan.output is None:
                 return acc
-            return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
+            return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         data = kernel.operands[0].tensor
         weight = context.plan.weights[plan.weight]
         q = context.plan.quantizers[data]
         if needs_parts(plan, q.dtype, weight, context.topology.weight_of[weight.tensor].channel_axis):
-            acc = exact_accumulator(context, self._writer(context), node, plan, q, context.get(data, Form.QUANTIZED))
-            return self._accumulated(context, node, kernel, plan, acc, wide=True)
+            acc = exact_accumulator(
+                context, self._writer(context), node, plan, q=q, stored=context.get(data, Form.QUANTIZED)
+            )
+            return self._accumulated(context, node, kernel, plan, acc=acc, wide=True)
         values = self.weight(context, weight, fr.matrix_weight(node, weight.values))
         zero = self._zero(context, context.plan.quantizers[data])
         stored = context.get(data, Form.QUANTIZED)
-        acc = int32_accumulator(context, self._writer(context).constants, node, stored, zero, values, weight)
+        acc = int32_accumulator(
+            context, self._writer(context).constants, node, stored, zero=zero, values=values, weight=weight
+        )
         if plan.bias is not None:
             bias = fr.along_channels(plan.bias.astype(np.int32), context.graph, node.outputs[0])
             parameter = self.constant(context, f"{node.name}_bias_q", bias)
             acc = context.builder.op("Add", acc, parameter, name=f"{node.name}/bias", output=f"{node.outputs[0]}_acc")
-        return self._accumulated(context, node, kernel, plan, acc, wide=False)
+        return self._accumulated(context, node, kernel, plan, acc=acc, wide=False)
 
     def _accumulated(
-        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, acc: ir.Value, wide: bool
+        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, *, acc: ir.Value, wide: bool
     ) -> ir.Value:
         """From exact sums (int32, or int64 where `wide`) to what the kernel gives."""
         writer, bound = self._writer(context), plan.bound
@@ -124,7 +130,7 @@ class Integer(Stored):
                 self._wide(context, tensor, Form.QUANTIZED, f"{node.name}/pairs"), np.float32, f"{node.name}/pairs/real"
             )
             zero_point = context.plan.quantizers[tensor].zero_point
-            excess = pair_excess(context, writer.constants, node, plan, centred, zero_point)
+            excess = pair_excess(context, writer.constants, node, plan, centred=centred, zero_point=zero_point)
             lost = writer.cast(excess, np.int64 if wide else np.int32, f"{node.name}/pairs/lost")
             acc = context.builder.op("Sub", acc, lost, name=f"{node.name}/less_pairs")
         if plan.limit is not None:
@@ -136,14 +142,16 @@ class Integer(Stored):
             self._wide_sums.add(kernel.output)
         if plan.output is None:
             return acc
-        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0], bound, wide)
+        return self._requantize(
+            context, plan.output, acc, kernel.output, layout=node.outputs[0], bound=bound, wide=wide
+        )
 
     def _transposed(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Accumulate)  # noqa: S101
         wide = plan.bound > DType.INT32.qmax
-        acc = functions.transposed_accumulator(self, context, node, kernel, wide)
-        return self._accumulated(context, node, kernel, plan, acc, wide)
+        acc = functions.transposed_accumulator(self, context, node, kernel, wide=wide)
+        return self._accumulated(context, node, kernel, plan, acc=acc, wide=wide)
 
     def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -156,7 +164,7 @@ class Integer(Stored):
         for number, term in enumerate(plan.terms):
             value = self._wide(context, term.tensor, term.form, f"{node.name}/term{number}")
             name = f"{node.name}/term{number}"
-            shifted = self._shift(context, value, -term.shift, name, plan.bound, plan.rounding)
+            shifted = self._shift(context, value, -term.shift, name, bound=plan.bound, rounding=plan.rounding)
             terms.append(fr.signed(context, plan, number, shifted))
         acc = context.builder.op(fr.SUM, *terms, name=node.name, output=f"{node.outputs[0]}_acc")
         bound = plan.bound
@@ -165,16 +173,16 @@ class Integer(Stored):
             bound = -plan.limit.dtype.qmin
         if plan.output is None:
             return acc
-        return self._requantize(context, plan.output, acc, kernel.output, None, bound)
+        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=bound)
 
     def _add_free(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
         assert plan.output is not None  # noqa: S101
         operands = [context.get(t.tensor, t.form) for t in plan.terms]
         writer = self._writer(context)
-        total = fr.free_sum(context, node, plan, operands, writer.constants)
+        total = fr.free_sum(context, node, plan, operands, constants=writer.constants)
         rounding = Rounding(plan.output.rounding)
-        rounded = round_real(context.builder, writer.constants, total, rounding, kernel.output)
-        return self._fit(context, rounded, plan.output, kernel.output, np.dtype(np.float32))
+        rounded = round_real(context.builder, writer.constants, total, rounding, name=kernel.output)
+        return self._fit(context, rounded, plan.output, kernel.output, dtype=np.dtype(np.float32))
 
     def _add_fixed(self, context: Context, node: Node, kernel: Kernel, plan: Sum) -> ir.Value:
         assert plan.output is not None  # noqa: S101
@@ -182,17 +190,19 @@ class Integer(Stored):
         for number, term in enumerate(plan.terms):
             name = f"{node.name}/term{number}"
             values.append(writer.cast(self._wide(context, term.tensor, term.form, name), np.int64, f"{name}/int64"))
-        acc = fixed_sum(context, writer, node.name, plan, values)
-        return self._store_fixed(context, plan.output, acc, kernel.output, None)
+        acc = fixed_sum(context, writer, node.name, plan, values=values)
+        return self._store_fixed(context, plan.output, acc, kernel.output, layout=None)
 
-    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+    def _store_fixed(
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None
+    ) -> ir.Value:
         """An int64 accumulator times a fixed-point number, stored."""
-        scaled = multiplied(context, self._writer(context), r, acc, layout or tensor, tensor)
+        scaled = multiplied(context, self._writer(context), r, acc, layout=layout or tensor, name=tensor)
         if r.zero_point:
             zero = self.constant(context, f"{tensor}_zero_int64", np.int64(r.zero_point))
             scaled = context.builder.op("Add", scaled, zero, name=f"{tensor}/zero")
         real = self._writer(context).cast(scaled, np.float64, f"{tensor}/double")
-        return self._fit(context, real, r, tensor, np.dtype(np.float64), layout)
+        return self._fit(context, real, r, tensor, dtype=np.dtype(np.float64), layout=layout)
 
     def _writer(self, context: Context) -> IntegerWriter:
         return IntegerWriter(context.builder, lambda name, value: self.constant(context, name, value))
@@ -204,7 +214,7 @@ class Integer(Stored):
             self._wide(context, o.tensor, o.form, f"{node.name}/operand{n}") for n, o in enumerate(kernel.operands)
         ]
         acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
-        return self._requantize(context, plan.output, acc, kernel.output, None, 1 << 16)
+        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=1 << 16)
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -226,7 +236,7 @@ class Integer(Stored):
             axes = self.constant(context, f"{node.name}_axes", fr.map_axes(context, node))
             wide = self._wide(context, tensor, Form.QUANTIZED, node.name)
             acc = b.op("ReduceSum", wide, axes, name=node.name, output=output, keepdims=1)
-        return self._requantize(context, plan.output, acc, kernel.output, None, plan.bound)
+        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound)
 
     def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         if kernel.form is Form.QUANTIZED:
@@ -262,6 +272,7 @@ class Integer(Stored):
         r: Requantize,
         acc: ir.Value,
         tensor: str,
+        *,
         layout: str | None,
         bound: int,
         wide: bool = False,
@@ -271,12 +282,12 @@ class Integer(Stored):
         b = context.builder
         if r.kind is RequantizeKind.SHIFT:
             if wide:
-                return self._shift_wide(context, acc, r, tensor, layout)
-            shifted = self._shift(context, acc, r.shift, tensor, bound, r.rounding)
-            return self._fit(context, shifted, r, tensor, np.dtype(np.int32), layout)
+                return self._shift_wide(context, acc, r, tensor, layout=layout)
+            shifted = self._shift(context, acc, r.shift, tensor, bound=bound, rounding=r.rounding)
+            return self._fit(context, shifted, r, tensor, dtype=np.dtype(np.int32), layout=layout)
         if r.kind is RequantizeKind.FIXED_POINT:
             acc64 = acc if wide else self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
-            return self._store_fixed(context, r, acc64, tensor, layout)
+            return self._store_fixed(context, r, acc64, tensor, layout=layout)
         real = b.op("Cast", acc, name=f"{tensor}/cast", to=int(ir.DataType.FLOAT))
         multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
         scaled = b.op("Mul", real, self.constant(context, f"{tensor}_multiplier", multiplier), name=f"{tensor}/scaled")
@@ -284,10 +295,10 @@ class Integer(Stored):
         constants, rounding = self._writer(context).constants, Rounding(r.rounding)
         if r.zero_first:
             moved = b.op("Add", scaled, zero, name=f"{tensor}/zero")
-            rounded = round_real(b, constants, moved, rounding, tensor)
+            rounded = round_real(b, constants, moved, rounding, name=tensor)
         else:
-            rounded = b.op("Add", round_real(b, constants, scaled, rounding, tensor), zero, name=f"{tensor}/zero")
-        return self._fit(context, rounded, r, tensor, np.dtype(np.float32), layout)
+            rounded = b.op("Add", round_real(b, constants, scaled, rounding, name=tensor), zero, name=f"{tensor}/zero")
+        return self._fit(context, rounded, r, tensor, dtype=np.dtype(np.float32), layout=layout)
 
     def _fit(
         self,
@@ -295,6 +306,7 @@ class Integer(Stored):
         value: ir.Value,
         r: Requantize,
         tensor: str,
+        *,
         dtype: np.dtype[np.int32 | np.float64 | np.float32],
         layout: str | None = None,
     ) -> ir.Value:
@@ -317,6 +329,7 @@ class Integer(Stored):
         value: ir.Value,
         shift: int,
         name: str,
+        *,
         bound: int,
         rounding: str = Rounding.HALF_UP,
     ) -> ir.Value:
@@ -331,21 +344,23 @@ class Integer(Stored):
             return b.op("Cast", left, name=f"{name}/shifted", to=int(ir.DataType.INT32))
         writer = self._writer(context)
         if shift <= NARROW.lift and bound + (1 << (shift - 1)) < 1 << NARROW.lift:
-            return writer.right_shift(value, shift, Rounding(rounding), name, NARROW)
+            return writer.right_shift(value, shift, Rounding(rounding), name, width=NARROW)
         value = writer.cast(value, np.int64, f"{name}/wide")
-        shifted = writer.right_shift(value, shift, Rounding(rounding), name, WIDE)
+        shifted = writer.right_shift(value, shift, Rounding(rounding), name, width=WIDE)
         return writer.cast(shifted, np.int32, f"{name}/int32")
 
-    def _shift_wide(self, context: Context, acc: ir.Value, r: Requantize, tensor: str, layout: str | None) -> ir.Value:
+    def _shift_wide(
+        self, context: Context, acc: ir.Value, r: Requantize, tensor: str, *, layout: str | None
+    ) -> ir.Value:
         """The same on int64, clipped in float64."""
         writer = self._writer(context)
         if r.shift > 0:
-            acc = writer.right_shift(acc, r.shift, Rounding(r.rounding), tensor, WIDE)
+            acc = writer.right_shift(acc, r.shift, Rounding(r.rounding), tensor, width=WIDE)
         real = writer.cast(acc, np.float64, f"{tensor}/double")
         if r.shift < 0:
             factor = self.constant(context, f"{tensor}_left", np.float64(2.0**-r.shift))
             real = context.builder.op("Mul", real, factor, name=f"{tensor}/left")
-        return self._fit(context, real, r, tensor, np.dtype(np.float64), layout)
+        return self._fit(context, real, r, tensor, dtype=np.dtype(np.float64), layout=layout)
 
     def _wide(self, context: Context, tensor: str, form: Form, name: str) -> ir.Value:
         """A stored tensor as int32 q - z; an accumulator as it is."""

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.optimized import fused
+from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Kernel, QuantPlan, Requantize, Sum, Topology
 
 INTEGER = "integer"

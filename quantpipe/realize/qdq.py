@@ -16,11 +16,11 @@ import onnx_ir as ir
 
 from quantpipe.graph.session_options import INT8_KERNELS
 from quantpipe.graph.view import Node
+from quantpipe.lowering import Context, Lowering
+from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
-from quantpipe.rendering import Context, Lowering
-from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup, Requantize, Sum
 
 
@@ -88,7 +88,7 @@ class Qdq(Stored):
             return functions.gathered(self, context, node, kernel)
         inputs = [self._real(context, node.inputs[0]), *(context.real(t) for t in node.inputs[1:])]
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
-        return self.store(context, real, context.plan.quantizers[kernel.output], plan.low, plan.high)
+        return self.store(context, real, context.plan.quantizers[kernel.output], plan.low, high=plan.high)
 
     def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -128,14 +128,14 @@ class Qdq(Stored):
         real = context.builder.copy(node, inputs, [_unrounded(node)])[0]
         q = context.plan.quantizers[kernel.output]
         if any(o.rescaled for o in kernel.operands):
-            return self.store(context, real, q, q.qmin, q.qmax)
+            return self.store(context, real, q, q.qmin, high=q.qmax)
         # Values only moved: they are inside their bits already, so the full storage bounds are enough.
-        return self.store(context, real, q, q.dtype.qmin, q.dtype.qmax)
+        return self.store(context, real, q, q.dtype.qmin, high=q.dtype.qmax)
 
     def _finish(self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize) -> ir.Value:
         q = context.plan.quantizers[kernel.output]
         kernels_only(output, q, kernel.node)
-        return self.store(context, real, q, output.low, output.high)
+        return self.store(context, real, q, output.low, high=output.high)
 
     def _real(self, context: Context, tensor: str) -> ir.Value:
         """A data operand behind DequantizeLinear, also where the tensor exists as a constant or in float already."""

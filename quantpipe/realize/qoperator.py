@@ -10,11 +10,11 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.view import MS_DOMAIN, Node
+from quantpipe.lowering import Context, Lowering
+from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
 from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
-from quantpipe.rendering import Context, Lowering
-from quantpipe.rendering import fragments as fr
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantizer, Requantize, Sum
 
 
@@ -169,7 +169,7 @@ class QOperator(Stored):
     def _finish(self, context: Context, q: Quantizer, output: Requantize, result: ir.Value) -> ir.Value:
         kernels_only(output, q, q.tensor)
         tight = self._tight(q, output)
-        return self.clip(context, result, q, output.low, output.high) if tight else result
+        return self.clip(context, result, q, output.low, high=output.high) if tight else result
 
     def _result_name(self, q: Quantizer, output: Requantize) -> str:
         return f"{q.tensor}_wide" if self._tight(q, output) else f"{q.tensor}_q"

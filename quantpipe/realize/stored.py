@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import ir_dtype
-from quantpipe.graph.outside import is_mapped
+from quantpipe.graph.external_weights import is_mapped
 from quantpipe.graph.view import Node
-from quantpipe.rendering import Context
-from quantpipe.rendering import fragments as fr
+from quantpipe.lowering import Context
+from quantpipe.lowering import fragments as fr
 from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
 
 
@@ -27,7 +27,7 @@ class Stored:
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
-        return self.store(context, value, q, q.qmin, q.qmax)
+        return self.store(context, value, q, q.qmin, high=q.qmax)
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         q = context.plan.quantizers[tensor]
@@ -51,7 +51,7 @@ class Stored:
         source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
         name = f"{tensor}/to/{target}"
         real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")
-        return self.store(context, real, out, out.qmin, out.qmax)
+        return self.store(context, real, out, out.qmin, high=out.qmax)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
@@ -73,16 +73,16 @@ class Stored:
             self.constant(context, f"{q.tensor}_zero_point", zero),
         )
 
-    def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, high: int) -> ir.Value:
+    def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
         """QuantizeLinear, then a clip in integers where the bits or a swallowed clamp are tighter than the storage."""
         tight = low > q.dtype.qmin or high < q.dtype.qmax
         output = f"{q.tensor}_wide" if tight else f"{q.tensor}_q"
         stored = context.builder.op(
             "QuantizeLinear", value, *self.grid(context, q), name=f"{q.tensor}/quantize", output=output
         )
-        return self.clip(context, stored, q, low, high) if tight else stored
+        return self.clip(context, stored, q, low, high=high) if tight else stored
 
-    def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, high: int) -> ir.Value:
+    def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
         long = q.dtype.bits == 16  # onnxruntime clips no 16-bit integers
         dtype = np.dtype(np.int32) if long else q.dtype.numpy
         bounds = [
@@ -92,7 +92,7 @@ class Stored:
         if long:
             wide = self._cast(context, stored, DType.INT32, f"{q.tensor}/int32")
             clipped = context.builder.op("Clip", wide, *bounds, name=f"{q.tensor}/clip")
-            return self._cast(context, clipped, q.dtype, f"{q.tensor}/narrow", f"{q.tensor}_q")
+            return self._cast(context, clipped, q.dtype, f"{q.tensor}/narrow", output=f"{q.tensor}_q")
         return context.builder.op("Clip", stored, *bounds, name=f"{q.tensor}/clip", output=f"{q.tensor}_q")
 
     def move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -113,9 +113,11 @@ class Stored:
             inputs[2] = self.constant(context, f"{q.tensor}_pad", zero) if long else self.grid(context, q)[1]
         name = fr.stored_name(kernel)
         moved = context.builder.copy(node, inputs, [f"{name}_float" if long else name])[0]
-        return self._cast(context, moved, q.dtype, f"{node.name}/int16", name) if long else moved
+        return self._cast(context, moved, q.dtype, f"{node.name}/int16", output=name) if long else moved
 
-    def _cast(self, context: Context, value: ir.Value, dtype: DType, name: str, output: str | None = None) -> ir.Value:
+    def _cast(
+        self, context: Context, value: ir.Value, dtype: DType, name: str, *, output: str | None = None
+    ) -> ir.Value:
         return context.builder.op("Cast", value, name=name, output=output, to=int(ir_dtype(dtype)))
 
     def clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -128,7 +130,7 @@ class Stored:
         stored = context.operand(kernel.operands[0], kernel.output)
         low = q.qmin if plan.low is None else plan.low
         high = q.qmax if plan.high is None else plan.high
-        return self.clip(context, stored, q, low, high)
+        return self.clip(context, stored, q, low, high=high)
 
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
         """Integer weights (`values`: in another layout). Four bits are stored as such, two to the byte, and cast to
@@ -142,7 +144,9 @@ class Stored:
             packed = ir.tensor(array.astype(ir_dtype(weight.dtype).numpy()))
             stored = context.builder.constant(f"{weight.tensor}_q{weight.dtype.bits}", packed)
             byte = DType.INT8 if weight.dtype.signed else DType.UINT8
-            self._packed[key] = self._cast(context, stored, byte, f"{weight.tensor}/unpack", f"{weight.tensor}_q")
+            self._packed[key] = self._cast(
+                context, stored, byte, f"{weight.tensor}/unpack", output=f"{weight.tensor}_q"
+            )
         return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:

@@ -1,42 +1,43 @@
 """Recover: better integer weights, biases and ranges, from unlabeled samples and without gradients.
 
-Steps, each a pure function from one state of the network to the next (`steps`), each kept only if it helps (`ladder`):
-channels in other units (`links`, `changed`, `equalize`, `absorb`, `smooth`), a walk from layer to layer (`walk`:
-moments of the layer's float and quantized input -> target -> scale -> rounding -> bias), other ranges (`ranges`).
+Steps (`steps`), each a pure function from one state of the network to the next, are tried in order and kept only if
+they help on samples they were not fitted to (`accept_steps`). `rescale`: exact rewrites of channels (cross-layer
+equalization, bias absorption, smoothing, rotation). `reconstruct`: layer by layer, moments of the float and the
+quantized input, then target, scale, GPTQ rounding, bias. `ranges`: other ranges of activations.
 """
 
-from quantpipe.recover.changed import changed
-from quantpipe.recover.float_moments import float_moments
-from quantpipe.recover.ladder import Climbed, climb
-from quantpipe.recover.layer import LayerOptions
-from quantpipe.recover.moments import Moments
+from quantpipe.recover.accept_steps import RecoveryResult, accept_steps
 from quantpipe.recover.options import RecoverOptions, StepItem
-from quantpipe.recover.partial import Kept, KeptLayers, NothingKept
+from quantpipe.recover.reconstruct.checkpoint import Kept, LayerCheckpoint, NoCheckpoint
+from quantpipe.recover.reconstruct.float_moments import float_moments
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.reconstruct.layerwise import Recovery, recover
+from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.recover.reconstruct.variants import Variants
+from quantpipe.recover.rescale.rescale_channels import rescale_channels
 from quantpipe.recover.steps import STEPS
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
-from quantpipe.recover.variants import Variants
-from quantpipe.recover.walk import Recovery, recover
 from quantpipe.recover.work import NotApplicable, State, Work
 
 __all__ = [
     "STEPS",
-    "Climbed",
     "Kept",
-    "KeptLayers",
+    "LayerCheckpoint",
     "LayerOptions",
     "Moments",
+    "NoCheckpoint",
     "NotApplicable",
-    "NothingKept",
     "RecoverOptions",
     "Recovery",
+    "RecoveryResult",
     "State",
     "StepItem",
     "Variants",
     "Work",
-    "changed",
-    "climb",
+    "accept_steps",
     "float_moments",
     "overrides_arrays",
     "overrides_from_arrays",
     "recover",
+    "rescale_channels",
 ]

@@ -8,9 +8,11 @@ from math import inf
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.parameters import KEY, SEARCHED
+from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.steps import STEPS, Walk, layer_options
+
+WHEN = ("always", "missed")
 
 
 @dataclass(frozen=True)
@@ -29,30 +31,42 @@ class StepItem:
 @dataclass(frozen=True)
 class RecoverOptions:
     """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
-    `rows`, `rounding`, `ridge`, `damping`, `growth`: those of every step that walks and does not say otherwise.
-    `enough`: the KL at which no walk is repeated in other units. `holdout`: the share of the search samples that judge
-    the steps, and that a search does not see whose candidates have recovered weights."""
+    `rows`, `rounding`, `ridge`, `damping`, `shrinkage_factor`: those of every step that walks and does not say
+    otherwise. `kl_target`: the KL at which no walk is repeated in other units. `holdout`: the share of the search
+    samples that judge the steps, and that a search does not see whose candidates have recovered weights. `when`:
+    `always`, or `missed` for recovery only where the search missed its objective."""
 
     steps: Sequence[str | Mapping[str, Any]] = ()
     rows: int = 16384
-    rounding: str = "hessian"
+    rounding: str = "gptq"
     ridge: float = 0.5
     damping: float = 0.05
-    growth: float = 10.0
-    enough: float = 0.02
+    shrinkage_factor: float = 10.0
+    kl_target: float = 0.02
     holdout: float = 0.5
+    when: str = "always"
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps) if isinstance(self.steps, Sequence) and not isinstance(self.steps, str) else None
         if steps is None:
             raise ConfigError(f"is {self.steps!r}; legal is a list of steps, such as [rounding,propagation]", where=KEY)
         object.__setattr__(self, "steps", steps)
+        if self.when not in WHEN:
+            raise ConfigError(
+                f"is {self.when!r}{nearest(str(self.when), WHEN)}; legal are {', '.join(WHEN)}", where="recover.when"
+            )
         if self.rounding not in SEARCHED:
             raise ConfigError(
                 f"is {self.rounding!r}{nearest(str(self.rounding), SEARCHED)}; legal are {', '.join(SEARCHED)}",
                 where="recover.rounding",
             )
-        for name, least in (("rows", 64), ("ridge", 1e-6), ("damping", 1e-6), ("growth", 0), ("enough", 0)):
+        for name, least in (
+            ("rows", 64),
+            ("ridge", 1e-6),
+            ("damping", 1e-6),
+            ("shrinkage_factor", 0),
+            ("kl_target", 0),
+        ):
             value = getattr(self, name)
             if not least <= value < inf:
                 raise ConfigError(f"is {value}; at least {least}, and finite", where=f"recover.{name}")
@@ -70,7 +84,7 @@ class RecoverOptions:
 
     @property
     def _walk(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("rows", "rounding", "ridge", "damping", "growth")}
+        return {name: getattr(self, name) for name in ("rows", "rounding", "ridge", "damping", "shrinkage_factor")}
 
     def items(self) -> tuple[StepItem, ...]:
         """The steps with their parameters. ConfigError for what no step is called, or takes."""

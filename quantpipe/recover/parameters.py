@@ -8,7 +8,7 @@ from math import inf
 from quantpipe.errors import ConfigError, nearest
 
 KEY = "recover.steps"
-SEARCHED = ("hessian", "coordinate")
+SEARCHED = ("gptq", "coordinate_descent")
 """Roundings that look at a layer's output error."""
 
 

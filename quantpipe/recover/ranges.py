@@ -72,7 +72,7 @@ def chosen_ranges(work: Work, state: State, options: Ranges) -> State:
     return replace(_with_ranges(state, found), note=f"{len(found)} of {len(strategy.ranges)} ranges")
 
 
-def squared_error(stats: TensorStats, found: Range, bits: int, dtype: DType, schema: TensorSchema) -> float:
+def squared_error(stats: TensorStats, found: Range, bits: int, dtype: DType, *, schema: TensorSchema) -> float:
     """Σ over the histogram's elements of (Q(x) - x)², each at the middle of its bin."""
     scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
     edges = np.linspace(-stats.limit, stats.limit, len(stats.histogram) + 1)
@@ -92,18 +92,18 @@ def _candidates(work: Work, state: State, options: Ranges) -> list[_Candidate]:
     found = []
     for group in groups:
         bits, present = strategy.bits[group.key], strategy.ranges[group.key]
-        before = _error(profile.tensors, group, present, bits, schema)
+        before = _error(profile.tensors, group, present, bits, schema=schema)
         for factor in factors:
-            after = _error(profile.tensors, group, _times(present, factor), bits, schema)
+            after = _error(profile.tensors, group, _times(present, factor), bits, schema=schema)
             if before > 0 and after <= options.tolerance * before:
                 found.append(_Candidate(group, factor, after / before))
     return sorted(found, key=lambda c: c.ratio)
 
 
 def _error(
-    tensors: Mapping[str, TensorStats], group: ScaleGroup, found: Range, bits: int, schema: TensorSchema
+    tensors: Mapping[str, TensorStats], group: ScaleGroup, found: Range, bits: int, *, schema: TensorSchema
 ) -> float:
-    return sum(squared_error(tensors[s], found, bits, group.dtype, schema) for s in group.sources)
+    return sum(squared_error(tensors[s], found, bits, group.dtype, schema=schema) for s in group.sources)
 
 
 def _with_ranges(state: State, ranges: Mapping[str, Range]) -> State:

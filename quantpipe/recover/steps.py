@@ -6,30 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantpipe.recover.absorb import Absorption, absorbed
-from quantpipe.recover.equalize import Equalization, equalized
-from quantpipe.recover.layer import LayerOptions
 from quantpipe.recover.parameters import SEARCHED, at_least, flag, one_of, whole
 from quantpipe.recover.ranges import Ranges, chosen_ranges
-from quantpipe.recover.rotate import Rotation, rotations
-from quantpipe.recover.smooth import Smoothing, smoothed
-from quantpipe.recover.threads import one_thread_each
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.reconstruct.threads import one_thread_each
+from quantpipe.recover.rescale.absorb import Absorption, absorbed
+from quantpipe.recover.rescale.equalize import Equalization, equalized
+from quantpipe.recover.rescale.rotate import Rotation, rotations
+from quantpipe.recover.rescale.smooth import Smoothing, smoothed
 from quantpipe.recover.work import NotApplicable, State, Work
 from quantpipe.types import Granularity
 
 
 @dataclass(frozen=True)
 class Walk:
-    """`rows`: most sampled rows per layer. `rounding`: hessian | coordinate. `ridge`, `damping`: regularization of
-    regression and rounding, as shares of the mean second moment; `growth`: how both grow where samples are few for a
-    layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer of few bits answers for the error of
-    what its result is added to."""
+    """`rows`: most sampled rows per layer. `rounding`: gptq | coordinate_descent. `ridge`, `damping`: regularization of
+    regression and rounding, as shares of the mean second moment; `shrinkage_factor`: how both grow where samples are
+    few for a layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer of few bits answers for the
+    error of what its result is added to."""
 
     rows: int = 16384
-    rounding: str = "hessian"
+    rounding: str = "gptq"
     ridge: float = 0.5
     damping: float = 0.05
-    growth: float = 10.0
+    shrinkage_factor: float = 10.0
     shortcuts: bool = True
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Walk:
         one_of("rounding", self.rounding, SEARCHED)
         at_least("ridge", self.ridge, 1e-6)
         at_least("damping", self.damping, 1e-6)
-        at_least("growth", self.growth, 0)
+        at_least("shrinkage_factor", self.shrinkage_factor, 0)
         flag("shortcuts", self.shortcuts)
 
 
@@ -54,13 +54,13 @@ def layer_options(step: str, options: Walk) -> LayerOptions:
     """How single layers are solved in a step that walks."""
     plain = step == "bias"
     return LayerOptions(
-        propagate=step == "propagation",
+        propagate=step == "gptq_compensated",
         rounding="nearest" if plain else options.rounding,
         scale_search=not plain,
-        own_bias=step == "rounding",
+        own_bias=step == "gptq",
         ridge=options.ridge,
         damping=options.damping,
-        growth=options.growth,
+        shrinkage_factor=options.shrinkage_factor,
         shortcuts=options.shortcuts,
     )
 
@@ -83,7 +83,9 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
     if work.schema.weights.granularity is Granularity.PER_CHANNEL and not options.per_channel:
         raise NotApplicable("weights have a scale per channel, so the range of one row costs the others nothing")
     extremes = work.extremes(state, pairs, moments=False)
-    changes = equalized(state.graph, state.topology, pairs, extremes, work.spec.channel_bounds, options)
+    changes = equalized(
+        state.graph, state.topology, pairs, extremes, channel_bounds=work.spec.channel_bounds, options=options
+    )
     if not changes:
         raise NotApplicable("all channels have equal ranges already, or meet a clamp that cannot move")
     found = work.rescaled(state, changes, work.ranges_for(state, changes))
@@ -98,13 +100,13 @@ def _absorb(work: Work, state: State, options: Absorption) -> State:
             _why("every tensor is padded, has no bias around it, or is not between two layers", reasons)
         )
     extremes, schema = work.extremes(state, movable, moments=True), work.schema.activations
-    rough = absorbed(state.graph, movable, extremes, schema, work.spec, options, {})
+    rough = absorbed(state.graph, movable, extremes, schema, spec=work.spec, options=options, steps={})
     if not rough:
         raise NotApplicable("no range would shrink")
     ranges = work.ranges_for(state, rough)
     steps = {tensor: work.step_of(tensor, ranges) for tensor in rough}
     moved = [link for link in movable if link.tensor in rough]
-    changes = absorbed(state.graph, moved, extremes, schema, work.spec, options, steps)
+    changes = absorbed(state.graph, moved, extremes, schema, spec=work.spec, options=options, steps=steps)
     found = work.rescaled(state, changes, ranges)
     return replace(found, note=f"{len(changes)} of {len(movable)} tensors")
 
@@ -117,7 +119,7 @@ def _smooth(work: Work, state: State, options: Smoothing) -> State:
     extremes = work.extremes(state, behind, moments=False)
     best: tuple[float, float, State] | None = None
     for alpha in options.alphas:
-        changes = smoothed(state.graph, state.topology, behind, extremes, alpha)
+        changes = smoothed(state.graph, state.topology, behind, extremes, alpha=alpha)
         found = work.rescaled(state, changes, work.ranges_for(state, changes))
         value = work.fitted(None)(found.graph, found.topology, work.plan(found))
         if best is None or value < best[0]:
@@ -134,7 +136,7 @@ def _rotate(work: Work, state: State, options: Rotation) -> State:
     if not free:
         raise NotApplicable("the channels of all streams are in other units already; rotate stands in front of those")
     with one_thread_each() as pool:
-        made = rotations(state.graph, state.topology, free, options, pool.map)
+        made = rotations(state.graph, state.topology, free, options, apply=pool.map)
     if not made:
         raise NotApplicable("the weights around all streams are as even as a rotation makes them")
     state = work.rotated(state, {name: turned.matrix for name, turned in made.items()})
@@ -155,8 +157,8 @@ def _why(what: str, reasons: Mapping[str, str]) -> str:
 
 STEPS: Mapping[str, StepKind] = {
     "bias": _walk("bias"),
-    "rounding": _walk("rounding"),
-    "propagation": _walk("propagation"),
+    "gptq": _walk("gptq"),
+    "gptq_compensated": _walk("gptq_compensated"),
     "equalize": StepKind(Equalization, _equalize, rescales=True),
     "absorb": StepKind(Absorption, _absorb, rescales=True),
     "smooth": StepKind(Smoothing, _smooth, rescales=True),

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.calibrate.estimators import Estimator
-from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import lacking
 from quantpipe.calibrate.table import ThresholdTable, WeightMethod
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS, along
-from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Planner
-from quantpipe.recover.changed import changed, compose
-from quantpipe.recover.channel_stats import ChannelExtremes, channel_extremes
-from quantpipe.recover.layer import LayerOptions
-from quantpipe.recover.links import Link, links
-from quantpipe.recover.partial import Kept, NothingKept
-from quantpipe.recover.streams import Stream, streams
-from quantpipe.recover.walk import recover
+from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem
+from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.reconstruct.layerwise import Effort, recover
+from quantpipe.recover.rescale.channel_regions import Link, links
+from quantpipe.recover.rescale.channel_stats import ChannelExtremes, channel_extremes
+from quantpipe.recover.rescale.rescale_channels import compose, rescale_channels
+from quantpipe.recover.rescale.residual_streams import Stream, streams
 from quantpipe.types import HardwareSpec, Profile, QuantPlan, Range, Samples, ScaleGroup, Schema, Strategy, Topology
 
 VALUES = 16384
@@ -78,7 +78,7 @@ class Work:
     seed: int
     fitted: Callable[[int | None], Measure]
     progress: Progress = lambda done, total, note: None
-    kept: Kept = NothingKept()  # noqa: RUF009  (without state)
+    kept: Kept = NoCheckpoint()  # noqa: RUF009  (without state)
     profile: Profile | None = None
 
     def start(self, overrides: Overrides = NO_OVERRIDES, walk: tuple[LayerOptions, int] | None = None) -> State:
@@ -87,25 +87,19 @@ class Work:
 
     def plan(self, state: State) -> QuantPlan:
         """Raises HardwareError when the device cannot express the state."""
-        planner = Planner(state.graph, state.topology, self.spec, self.schema)
-        return planner.plan(self.strategy, state.overrides)
+        return Problem(state.graph, state.topology, self.spec, self.schema).plan(self.strategy, state.overrides)
 
     def walked(self, state: State, layer: LayerOptions, rows: int) -> State:
         """Integer weights and biases by a walk that starts from the state's float weights."""
         bare = replace(state.overrides, weights={}, biases={})
         found = recover(
-            state.graph,
-            state.topology,
-            self.schema,
+            Problem(state.graph, state.topology, self.spec, self.schema),
             bare.applied(self.strategy),
-            Planner(state.graph, state.topology, self.spec, self.schema),
             self.samples,
             layer,
-            rows,
-            self.memory_mb,
-            self.seed,
-            self.progress,
-            self.kept,
+            effort=Effort(rows, self.memory_mb, self.seed),
+            progress=self.progress,
+            kept=self.kept,
         )
         overrides = replace(bare, weights=found.overrides.weights, biases=found.overrides.biases)
         return replace(state, overrides=overrides, walk=(layer, rows), layers=found.layers)
@@ -113,7 +107,7 @@ class Work:
     def ranges_for(self, state: State, changes: Mapping[str, ChannelChange]) -> dict[str, Range]:
         """Ranges of the scale groups that changes of channels touch, estimated from the calibration samples; what the
         search had made of the estimates is made of these, too."""
-        network = changed(self.graph, self.topology, _composed(state, changes), state.overrides.rotations)
+        network = rescale_channels(self.graph, self.topology, _composed(state, changes), state.overrides.rotations)
         return self._ranges(*network, {t for c in changes for t in self.links[0][c].tensors})
 
     def _ranges(self, graph: Graph, topology: Topology, touched: Collection[str]) -> dict[str, Range]:
@@ -133,19 +127,19 @@ class Work:
         """Channels in other units, with new ranges, thresholds of the changed weights, and the last walk repeated."""
         nodes = {n for c in changes for n in (self.links[0][c].maker, *self.links[0][c].readers)}
         overrides = replace(state.overrides, channels=_composed(state, changes))
-        network = changed(self.graph, self.topology, overrides.channels, overrides.rotations)
-        return self._renewed(state, *network, overrides, nodes, ranges)
+        graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
+        return self._renewed(state, graph, topology, overrides, nodes=nodes, ranges=ranges)
 
     def rotated(self, state: State, rotations: Mapping[str, NDArray[np.float64]]) -> State:
         """Streams rotated, behind what they were rotated by already, with new ranges and thresholds, and the last walk
         repeated."""
         before, known = state.overrides.rotations, self.streams[0]
         composed = {**before, **{name: m @ before[name] if name in before else m for name, m in rotations.items()}}
-        graph, topology = changed(self.graph, self.topology, state.overrides.channels, composed)
+        graph, topology = rescale_channels(self.graph, self.topology, state.overrides.channels, composed)
         nodes = {n for name in rotations for n in (*known[name].makers, *known[name].readers)}
         ranges = self._ranges(graph, topology, {t for name in rotations for t in known[name].tensors})
         overrides = replace(state.overrides, rotations=composed)
-        return self._renewed(state, graph, topology, overrides, nodes, ranges)
+        return self._renewed(state, graph, topology, overrides, nodes=nodes, ranges=ranges)
 
     def _renewed(
         self,
@@ -153,6 +147,7 @@ class Work:
         graph: Graph,
         topology: Topology,
         overrides: Overrides,
+        *,
         nodes: Collection[str],
         ranges: Mapping[str, Range],
     ) -> State:
@@ -223,7 +218,8 @@ class Work:
         """Statistics on the samples; histograms of the VALUES that suffice for a range."""
         if not tensors:
             return _NOTHING
-        return measure(graph, list(tensors), self.samples, self.memory_mb, most=VALUES, timed=False)
+        detail = Detail(most=VALUES, timed=False)
+        return measure(graph, list(tensors), self.samples, self.memory_mb, detail=detail)
 
     def _table(
         self, graph: Graph, topology: Topology, groups: Collection[ScaleGroup], known: Profile = _NOTHING
@@ -232,7 +228,9 @@ class Work:
         missing = lacking(graph, known.tensors, sources, extremes_only=not self.estimator.needs_histogram)
         if known is _NOTHING or missing:
             known = self.measured(graph, sources)
-        return ThresholdTable(graph, topology, self.schema, known, self.estimator, self.weight_method)
+        return ThresholdTable(
+            graph, topology, self.schema, known, estimator=self.estimator, weight_method=self.weight_method
+        )
 
 
 def _composed(state: State, changes: Mapping[str, ChannelChange]) -> dict[str, ChannelChange]:

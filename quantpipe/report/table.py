@@ -19,7 +19,11 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
-    parts: list[Text | Table] = [*doubts, _models(report), *([_recovery(steps)] if steps else [])]
+    parts: list[Text | Table] = [
+        *doubts,
+        _models(report),
+        *([_recovery(steps, _part(report, "recovery"))] if steps else []),
+    ]
     return Group(*parts) if len(parts) > 1 else _models(report)
 
 
@@ -42,8 +46,14 @@ def _models(report: Mapping[str, Any]) -> Table:
         _add(table, "top-1 accuracy", *(text.percent(column.get("top1")) for column in metrics))
         intervals = report.get("intervals") or {}
         _add(table, "  95 % interval", *(text.interval(intervals.get(n)) for n in ("float", "simulated", "realized")))
-    _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
+    if (error := text.squared_error(report)) is not None:  # KL means nothing where there are no class scores
+        _add(table, "squared error / variance", "", "", text.number(error))
+    else:
+        _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
     _add(table, "SQNR to float", *(text.decibel(column.get("sqnr_db")) for column in metrics))
+    _add(table, "cosine similarity to float", *(text.number(column.get("cosine")) for column in metrics))
+    for row in text.several_outputs(report.get("outputs")):
+        _add(table, f"  output {row['output']}", "", "", text.nearness(row))
     if free := _part(report, "free_running"):
         _add(table, "KL divergence, its own states carried", "", "", text.number(free.get("kl")))
     table.add_section()
@@ -72,19 +82,21 @@ def _candidates(search: Mapping[str, Any]) -> str:
     return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
 
 
-def _recovery(steps: Sequence[Mapping[str, Any]]) -> Table:
-    """A row per step: KL before and after, the gain, whether it was kept, seconds, and what it changed or why not."""
-    table = Table(title="recovery, judged on samples that it was not fitted to")
+def _recovery(steps: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> Table:
+    """A row per step: the loss before and after, the gain, whether it was kept, seconds, and what it changed or why
+    not; below them what all of it cost and gained, where it ran for a missed objective."""
+    table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
+    table.caption = Text(text.recovery_gain(gain)) if gain else None
     table.add_column("step")
-    for name in ("KL before", "KL after", "gain", "kept", "time"):
+    for name in ("loss before", "loss after", "gain", "kept", "time"):
         table.add_column(name, justify="right")
     table.add_column("on")
     for step in steps:
-        kl = (text.number(step.get(key)) for key in ("kl_before", "kl_after", "gain"))
+        losses = (text.number(step.get(key)) for key in ("kl_before", "kl_after", "gain"))
         _add(
             table,
             text.number(step.get("step")),
-            *kl,
+            *losses,
             text.yes(step.get("kept")),
             text.seconds(step.get("seconds")),
             str(step.get("on") or step.get("reason") or ""),

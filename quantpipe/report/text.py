@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 DASH = "–"
@@ -45,6 +46,40 @@ def interval(value: Any) -> str:
 
 def decibel(value: Any) -> str:
     return f"{value:.1f} dB" if _is_number(value) else _other(value)
+
+
+def several_outputs(rows: Any) -> list[dict[str, Any]]:
+    """The rows of a model's outputs, where there are several: of a single one the metrics say all."""
+    found = [row for row in rows or () if isinstance(row, dict) and row.get("output") is not None]
+    return found if len(found) > 1 else []
+
+
+def squared_error(report: Mapping[str, Any]) -> float | None:
+    """The realized model's squared error at the output that metrics are about, as a share of its variance, where that
+    is what the output was judged by; None where it holds class scores."""
+    losses = {row["output"]: row.get("kind") for row in _named(_mapping(report.get("search")).get("losses"))}
+    rows = {row["output"]: row for row in _named(report.get("outputs"))}
+    name = _mapping(report.get("run")).get("output")
+    name = name if isinstance(name, str) else next(iter(rows), None)
+    error = rows[name].get("mse") if name in rows and losses.get(name) == "mse" else None
+    return error if _is_number(error) else None
+
+
+def _named(rows: Any) -> list[dict[str, Any]]:
+    """Rows of outputs."""
+    found = rows if isinstance(rows, list | tuple) else ()
+    return [row for row in found if isinstance(row, dict) and isinstance(row.get("output"), str)]
+
+
+def _mapping(part: Any) -> Mapping[str, Any]:
+    return part if isinstance(part, Mapping) else {}
+
+
+def nearness(row: dict[str, Any]) -> str:
+    """An output's SQNR and cosine; of integers, the share of equal ones."""
+    if _is_number(row.get("equal")):
+        return f"{percent(row['equal'])} equal"
+    return f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
 
 
 def size(value: Any) -> str:
@@ -158,3 +193,19 @@ def _is_number(value: Any) -> bool:
 def _other(value: Any) -> str:
     # jinja2's undefined values print as nothing, and mean the same as None here.
     return DASH if value is None or str(value) == "" else str(value)
+
+
+def recovery_gain(gain: Mapping[str, Any]) -> str:
+    """What recovery for a missed objective cost and gained, in words."""
+    metric = gain["metric"]
+    sign = -1 if metric in ("auto", "kl", "mse") else 1  # losses, whose values are negative
+    before, after, least = (number(sign * gain[key]) for key in ("before", "after", "least_value"))
+    name = "loss" if metric == "auto" else metric
+    made = f"{name} from {before} to {after}" if gain["kept"] else f"{name} stays at {before}"
+    top1 = (gain["accuracy_before"], gain["accuracy_after"])
+    known = gain["kept"] and metric != "accuracy" and None not in top1
+    points = f", accuracy from {100 * top1[0]:.2f} % to {100 * top1[1]:.2f} %" if known else ""
+    return (
+        f"{made} ({'objective met' if gain['met'] else 'objective still missed'}, allowed is {least}){points}; "
+        f"{gain['seconds']:.1f} s, {gain['evaluations']} evaluations"
+    )

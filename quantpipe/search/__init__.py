@@ -4,24 +4,24 @@ Nothing here knows what a point means; the caller gives a `ChoiceSpace` and a fu
 """
 
 from quantpipe.search.algorithm import Algorithm, Evaluate, Measure
-from quantpipe.search.annealing import Annealing
+from quantpipe.search.algorithms.annealing import Annealing
+from quantpipe.search.algorithms.evolutionary import Evolutionary
+from quantpipe.search.algorithms.greedy import Greedy
+from quantpipe.search.algorithms.greedy_backward import GreedyBackward
+from quantpipe.search.algorithms.greedy_edge import GreedyEdge
+from quantpipe.search.algorithms.grid import Grid
+from quantpipe.search.algorithms.knapsack import Knapsack
+from quantpipe.search.algorithms.random_search import RandomSearch
+from quantpipe.search.algorithms.surrogate import Surrogate
+from quantpipe.search.algorithms.tpe import Tpe
+from quantpipe.search.algorithms.uniform import Uniform
 from quantpipe.search.evaluator import Evaluator
-from quantpipe.search.evolutionary import Evolutionary
 from quantpipe.search.finalists import finalists
-from quantpipe.search.greedy import Greedy
-from quantpipe.search.greedy_backward import GreedyBackward
-from quantpipe.search.greedy_edge import GreedyEdge
-from quantpipe.search.grid import Grid
-from quantpipe.search.knapsack import Knapsack
 from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial
-from quantpipe.search.objective import CostKind, Form, Metric, Objective
+from quantpipe.search.objective import CostKind, Form, Metric, Objective, reaches
 from quantpipe.search.origin import search_origin
 from quantpipe.search.pareto import Pick, front
-from quantpipe.search.random_search import RandomSearch
 from quantpipe.search.run import SearchResult, Stopped, run_search
-from quantpipe.search.surrogate import Surrogate
-from quantpipe.search.tpe import Tpe
-from quantpipe.search.uniform import Uniform
 
 __all__ = [
     "Algorithm",
@@ -52,6 +52,7 @@ __all__ = [
     "finalists",
     "find_trial",
     "front",
+    "reaches",
     "run_search",
     "search_origin",
 ]

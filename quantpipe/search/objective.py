@@ -6,8 +6,9 @@
 `pareto`: all that nothing else beats in both; a rule picks one afterwards (`search/pareto.py`). Searches that need one
 order take the weighted one, with the tolerance as weight: so much value is worth the whole cost.
 
-`Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error, or what a
-function of the user's gives; so the float model's value is its accuracy, or 0, or what that function gives it. KL to
+`Score.value` is higher-is-better: the accuracy, or minus the KL divergence, or minus the mean squared error, or minus
+the greatest loss of all outputs (auto), or what a function of the user's gives; so the float model's value is its
+accuracy, or 0, or what that function gives it. KL to
 the float output ranks candidates best and needs no labels (Spearman 0.92 to 0.97 against true accuracy, where accuracy
 on the same samples reaches 0.72 to 0.91).
 """
@@ -15,6 +16,7 @@ on the same samples reaches 0.72 to 0.91).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,10 +31,15 @@ _SLACK = 1e-9
 class Metric(StrEnum):
     """What `Score.value` is made of."""
 
+    AUTO = "auto"
     ACCURACY = "accuracy"
     KL = "kl"
     MSE = "mse"
     CALLABLE = "callable"
+
+
+LOSSES = (Metric.AUTO, Metric.KL, Metric.MSE)
+"""Whose value is a loss with a minus: the float model's is 0."""
 
 
 class Form(StrEnum):
@@ -55,8 +62,8 @@ class CostKind(StrEnum):
 
 @dataclass(frozen=True)
 class Objective:
-    """An order over scores. `metric`, `target` and `cost` say what the caller measures; only the log's origin depends
-    on them.
+    """An order over scores. `metric`, `target`, `outputs` (their weights), `all_outputs` and `cost` say what the caller
+    measures; only the log's origin depends on them.
 
     `tolerance`, `weight` and `reference_value` are in units of the value, `cost_limit` and `cost_unit` in units of the
     cost.
@@ -73,6 +80,8 @@ class Objective:
     target: str | None = None
     latency_runs: int = 20
     latency_seconds: float = 2.0
+    outputs: tuple[tuple[str, float], ...] = ()
+    all_outputs: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", member("objective.metric", self.metric, Metric))
@@ -101,6 +110,10 @@ class Objective:
             )
         if self.metric is not Metric.CALLABLE and self.target is not None:
             raise _meaningless("target", f"objective.metric={self.metric}", "objective.metric=callable")
+        if not isinstance(self.all_outputs, bool):
+            raise illegal("objective.all_outputs", self.all_outputs, "true or false")
+        if self.metric is not Metric.CALLABLE and self.all_outputs:
+            raise _meaningless("all_outputs", f"objective.metric={self.metric}", "objective.metric=callable", "false")
 
     @classmethod
     def from_config(
@@ -115,6 +128,8 @@ class Objective:
         target: str | None = None,
         latency_runs: int = 20,
         latency_seconds: float = 2.0,
+        outputs: Mapping[str, float] | None = None,
+        all_outputs: bool = False,
         float_accuracy: float | None = None,
         float_value: float | None = None,
         start_cost: float | None = None,
@@ -154,6 +169,8 @@ class Objective:
             target=target,
             latency_runs=latency_runs,
             latency_seconds=latency_seconds,
+            outputs=weights(outputs),
+            all_outputs=all_outputs,
         )
 
     @property
@@ -182,7 +199,7 @@ class Objective:
             return not math.isnan(score.value)
         if self.cost_limit is not None:
             return score.cost <= self.cost_limit * (1 + _SLACK)
-        return _value(score) >= self.reference_value - self.tolerance - _SLACK
+        return reaches(score.value, self.reference_value - self.tolerance)
 
     def key(self, score: Score) -> tuple[bool, float, float]:
         """A tuple that compares as the objective does: greater is better. A NaN value is the worst value."""
@@ -226,7 +243,7 @@ class Objective:
             return score.cost <= (target * self.cost_unit if target <= 1 else target) * (1 + _SLACK)
         if self.form is Form.WEIGHTED:
             return self.utility(score) >= target
-        return score.value >= (-target if self.metric in (Metric.KL, Metric.MSE) else target) - _SLACK
+        return score.value >= (-target if self.metric in LOSSES else target) - _SLACK
 
     def __str__(self) -> str:
         limit = "none" if self.cost_limit is None else repr(self.cost_limit)
@@ -235,13 +252,31 @@ class Objective:
             f"cost={self.cost} limit={limit}"
         )
         text += f" target={self.target}" if self.target is not None else ""
+        text += " all outputs" if self.all_outputs else ""
+        text += f" outputs={dict(self.outputs)!r}" if self.outputs else ""
         if self.cost is CostKind.LATENCY:
             text += f" runs={self.latency_runs} seconds={self.latency_seconds!r}"
         return text + (f" weight={self.weight!r} unit={self.cost_unit!r}" if self.open_ended else "")
 
 
-def _meaningless(name: str, here: str, there: str) -> ConfigError:
-    return ConfigError(f"has no meaning with {here}; give null, or {there}", stage="search", where=f"objective.{name}")
+def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
+    """The weights of outputs (`objective.outputs`), by name. ConfigError for what is none."""
+    if given is None:
+        return ()
+    if not isinstance(given, Mapping):
+        raise illegal("objective.outputs", given, "null, or weights by output such as {boxes: 2, scores: 1}")
+    return tuple((str(name), real(f"objective.outputs: {name}", value, least=0.0)) for name, value in given.items())
+
+
+def _meaningless(name: str, here: str, there: str, idle: str = "null") -> ConfigError:
+    return ConfigError(
+        f"has no meaning with {here}; give {idle}, or {there}", stage="search", where=f"objective.{name}"
+    )
+
+
+def reaches(value: float, least: float) -> bool:
+    """Whether a value is at least so great, up to round-off; NaN is the worst value."""
+    return value >= least - _SLACK
 
 
 def _value(score: Score) -> float:

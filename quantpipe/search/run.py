@@ -48,7 +48,7 @@ class SearchResult:
 
 
 def run_search(
-    algorithm: Algorithm, space: ChoiceSpace, evaluator: Evaluator, objective: Objective, seed: int
+    algorithm: Algorithm, space: ChoiceSpace, evaluator: Evaluator, objective: Objective, *, seed: int
 ) -> SearchResult:
     """Run the algorithm until it is done, the budget is used up, or KeyboardInterrupt.
 

@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
-from quantpipe.rendering import Context
-from quantpipe.rendering import fragments as fr
-from quantpipe.rendering.fixedpoint import multiplied
-from quantpipe.rendering.integers import IntegerWriter, round_real
+from quantpipe.lowering import Context
+from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.fixedpoint import multiplied
+from quantpipe.lowering.integers import IntegerWriter, round_real
 from quantpipe.types import Limit, Overflow, Requantize, RequantizeKind, Rounding
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ class Arithmetic:
         self._wide: set[str] = set()
 
     def _limit(
-        self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, tensor: str, node: Node
+        self, context: Context, acc: ir.Value, limit: Limit | None, bound: int, *, tensor: str, node: Node
     ) -> ir.Value:
         """What the accumulator's type leaves of exact sums; both are remembered, to be counted.
 
@@ -47,7 +47,9 @@ class Arithmetic:
             acc = self._double(context, acc, f"{tensor}/whole")
         wide = self._is_wide(acc)
         if limit.overflow is Overflow.SATURATE:
-            result = self._clip(context, acc, limit.dtype.qmin, limit.dtype.qmax, f"{tensor}/accumulator", output)
+            result = self._clip(
+                context, acc, limit.dtype.qmin, limit.dtype.qmax, name=f"{tensor}/accumulator", output=output
+            )
         else:
             dtype: type[Any] = np.float64 if wide else np.float32
             suffix = "64" if wide else ""
@@ -63,13 +65,15 @@ class Arithmetic:
         return result
 
     def _requantize(
-        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None = None
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None = None
     ) -> ir.Value:
         """`layout`: the tensor whose channel axis a per-channel multiplier follows (`tensor` when not given)."""
-        stored = self._narrowed(context, r, acc, tensor, layout)
-        return stored if r.by_channel is None else self._clip_channels(context, r, stored, tensor, layout or tensor)
+        stored = self._narrowed(context, r, acc, tensor, layout=layout)
+        return (
+            stored if r.by_channel is None else self._clip_channels(context, r, stored, tensor, layout=layout or tensor)
+        )
 
-    def _clip_channels(self, context: Context, r: Requantize, value: ir.Value, tensor: str, layout: str) -> ir.Value:
+    def _clip_channels(self, context: Context, r: Requantize, value: ir.Value, tensor: str, *, layout: str) -> ir.Value:
         """Each channel of q - z between bounds of its own."""
         for bound, op, side in zip(r.by_channel or (), ("Max", "Min"), ("low", "high"), strict=True):
             centred = fr.along_channels((bound - r.zero_point).astype(np.float32), context.graph, layout)
@@ -77,16 +81,16 @@ class Arithmetic:
             value = context.builder.op(op, value, parameter, name=f"{tensor}/channel_{side}")
         return value
 
-    def _narrowed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+    def _narrowed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None) -> ir.Value:
         b, low, high = context.builder, r.low - r.zero_point, r.high - r.zero_point
         if r.kind is RequantizeKind.SHIFT:
             wide = self._is_wide(acc)
-            value = self._shift(context, acc, r.shift, tensor, r.rounding)
-            clipped = self._clip(context, value, low, high, tensor, f"{tensor}/wide" if wide else None)
+            value = self._shift(context, acc, r.shift, tensor, rounding=r.rounding)
+            clipped = self._clip(context, value, low, high, name=tensor, output=f"{tensor}/wide" if wide else None)
             return self._single(context, clipped, tensor, f"{tensor}_q") if wide else clipped
         if r.kind is RequantizeKind.FIXED_POINT:
             wide_acc = self._writer(context).cast(acc, np.int64, f"{tensor}/int64")
-            return self._store_fixed(context, r, wide_acc, tensor, layout)
+            return self._store_fixed(context, r, wide_acc, tensor, layout=layout)
         multiplier = fr.along_channels(r.multiplier, context.graph, layout or tensor)
         scaled = b.op(
             "Mul",
@@ -95,31 +99,33 @@ class Arithmetic:
             name=f"{tensor}/scaled",
         )
         if not r.zero_first:
-            return self._clip(context, self._round(context, scaled, r, tensor), low, high, tensor)
+            return self._clip(context, self._round(context, scaled, r, tensor), low, high, name=tensor)
         zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
         offset = b.op("Add", scaled, zero, name=f"{tensor}/offset")
         return self._centre(context, self._round(context, offset, r, tensor), r, tensor)
 
-    def _store_fixed(self, context: Context, r: Requantize, acc: ir.Value, tensor: str, layout: str | None) -> ir.Value:
+    def _store_fixed(
+        self, context: Context, r: Requantize, acc: ir.Value, tensor: str, *, layout: str | None
+    ) -> ir.Value:
         """An int64 accumulator times a fixed-point number, between its bounds, as q - z in float32."""
         writer = self._writer(context)
-        scaled = multiplied(context, writer, r, acc, layout or tensor, tensor)
+        scaled = multiplied(context, writer, r, acc, layout=layout or tensor, name=tensor)
         clipped = writer.clip(scaled, r.low - r.zero_point, r.high - r.zero_point, tensor)
         return writer.cast(clipped, np.float32, f"{tensor}/single", f"{tensor}_q")
 
     def _round(self, context: Context, value: ir.Value, r: Requantize, name: str) -> ir.Value:
-        return round_real(context.builder, self._writer(context).constants, value, Rounding(r.rounding), name)
+        return round_real(context.builder, self._writer(context).constants, value, Rounding(r.rounding), name=name)
 
     def _writer(self, context: Context) -> IntegerWriter:
         return IntegerWriter(context.builder, lambda name, value: self._scalar(context, name, value))
 
     def _centre(self, context: Context, rounded: ir.Value, r: Requantize, tensor: str) -> ir.Value:
         """Clip q, then take the zero point off."""
-        clipped = self._clip(context, rounded, r.low, r.high, f"{tensor}/q", f"{tensor}/clipped")
+        clipped = self._clip(context, rounded, r.low, r.high, name=f"{tensor}/q", output=f"{tensor}/clipped")
         zero = self._scalar(context, f"{tensor}.zero", np.float32(r.zero_point))
         return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
 
-    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, rounding: str) -> ir.Value:
+    def _shift(self, context: Context, value: ir.Value, shift: int, name: str, *, rounding: str) -> ir.Value:
         """v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on. Such quotients are
         exact in float. shift <= 0 multiplies by 2^-shift; nothing is left to round."""
         b, wide = context.builder, self._is_wide(value)
@@ -141,7 +147,14 @@ class Arithmetic:
         return result
 
     def _clip(
-        self, context: Context, value: ir.Value, low: int | None, high: int | None, name: str, output: str | None = None
+        self,
+        context: Context,
+        value: ir.Value,
+        low: int | None,
+        high: int | None,
+        *,
+        name: str,
+        output: str | None = None,
     ) -> ir.Value:
         wide = self._is_wide(value)
         dtype: type[Any] = np.float64 if wide else np.float32

@@ -16,14 +16,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.build import ir_dtype
-from quantpipe.graph.outside import is_mapped
+from quantpipe.graph.external_weights import is_mapped
 from quantpipe.graph.view import Node
+from quantpipe.lowering import Context, Lowering
+from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.fixedpoint import fixed_sum
+from quantpipe.lowering.pairs import pair_excess
+from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
-from quantpipe.rendering import Context, Lowering
-from quantpipe.rendering import fragments as fr
-from quantpipe.rendering.fixedpoint import fixed_sum
-from quantpipe.rendering.pairs import pair_excess
-from quantpipe.rendering.products import window_sum
 from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import EXACT, Arithmetic
 from quantpipe.simulate.digits import digits_for
@@ -70,7 +70,7 @@ class Simulated(Arithmetic):
         scale = self._scalar(context, f"{tensor}.scale", q.scale)
         steps = context.builder.op("Div", value, scale, name=f"{tensor}/steps")
         rounded = context.builder.op("Round", steps, name=f"{tensor}/round")
-        return self._clip(context, rounded, q.low, q.high, tensor)
+        return self._clip(context, rounded, q.low, q.high, name=tensor)
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         scale = self._scalar(context, f"{tensor}.scale", context.plan.quantizers[tensor].scale)
@@ -86,7 +86,7 @@ class Simulated(Arithmetic):
         return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        return functions.rescaled(self, context, tensor, target, value)
+        return functions.rescaled(self, context, tensor, target, value=value)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
         q = context.plan.quantizers[tensor]
@@ -123,11 +123,11 @@ class Simulated(Arithmetic):
         else:
             acc = self._split_accumulate(context, node, kernel, plan)
         if plan.pairs is not None:
-            acc = self._saturate_pairs(context, node, kernel, plan, acc)
-        acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
+            acc = self._saturate_pairs(context, node, kernel, plan, acc=acc)
+        acc = self._limit(context, acc, plan.limit, plan.bound, tensor=kernel.output, node=node)
         if plan.output is None:
             return acc
-        return self._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+        return self._requantize(context, plan.output, acc, kernel.output, layout=node.outputs[0])
 
     def _add(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -140,14 +140,16 @@ class Simulated(Arithmetic):
         if plan.bound >= EXACT or any(self._is_wide(t) for t in terms):
             terms = [self._double(context, t, f"{node.name}/term{n}") for n, t in enumerate(terms)]
         shifted = [
-            self._shift(context, value, -term.shift, f"{node.name}/term{n}", plan.rounding) if term.shift else value
+            self._shift(context, value, -term.shift, f"{node.name}/term{n}", rounding=plan.rounding)
+            if term.shift
+            else value
             for n, (term, value) in enumerate(zip(plan.terms, terms, strict=True))
         ]
         shifted = self._signed(context, plan, shifted)
         acc = context.builder.op(fr.SUM, *shifted, name=node.name, output=f"{node.outputs[0]}_acc")
         if self._is_wide(shifted[0]):
             self._wide.add(acc.name or "")
-        acc = self._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
+        acc = self._limit(context, acc, plan.limit, plan.bound, tensor=kernel.output, node=node)
         return acc if plan.output is None else self._requantize(context, plan.output, acc, kernel.output)
 
     def _signed(self, context: Context, plan: Sum, terms: list[ir.Value]) -> list[ir.Value]:
@@ -172,7 +174,7 @@ class Simulated(Arithmetic):
                 value = context.builder.op("Add", value, zero, name=f"{kernel.node}/q{number}")
             operands.append(value)
         node = context.graph.by_name[kernel.node]
-        total = fr.free_sum(context, node, plan, operands, self._writer(context).constants)
+        total = fr.free_sum(context, node, plan, operands, constants=self._writer(context).constants)
         return self._centre(
             context, self._round(context, total, plan.output, kernel.output), plan.output, kernel.output
         )
@@ -184,8 +186,8 @@ class Simulated(Arithmetic):
         for number, term in enumerate(plan.terms):
             value = context.get(term.tensor, term.form)
             values.append(writer.cast(value, np.int64, f"{kernel.node}/term{number}/int64"))
-        acc = fixed_sum(context, writer, kernel.node, plan, values)
-        return self._store_fixed(context, plan.output, acc, kernel.output, None)
+        acc = fixed_sum(context, writer, kernel.node, plan, values=values)
+        return self._store_fixed(context, plan.output, acc, kernel.output, layout=None)
 
     def _multiply(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
@@ -234,7 +236,7 @@ class Simulated(Arithmetic):
         zero = context.plan.quantizers[kernel.output].zero_point if kernel.form is Form.QUANTIZED else 0
         low = plan.low - zero if plan.low is not None else None
         high = plan.high - zero if plan.high is not None else None
-        return self._clip(context, value, low, high, f"{kernel.output}/clamp", fr.stored_name(kernel))
+        return self._clip(context, value, low, high, name=f"{kernel.output}/clamp", output=fr.stored_name(kernel))
 
     # --- sums of products --------------------------------------------------------------------------------------------
 
@@ -283,13 +285,18 @@ class Simulated(Arithmetic):
         return acc
 
     def _saturate_pairs(
-        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, acc: ir.Value
+        self, context: Context, node: Node, kernel: Kernel, plan: Accumulate, *, acc: ir.Value
     ) -> ir.Value:
         """Less what pairs of products lose to saturation, on CPUs that add them in int16."""
         b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
         centred = context.get(q.tensor, Form.QUANTIZED)
         excess = pair_excess(
-            context, lambda n, v: self._weight(context, n, np.asarray(v)), node, plan, centred, q.zero_point
+            context,
+            lambda n, v: self._weight(context, n, np.asarray(v)),
+            node,
+            plan,
+            centred=centred,
+            zero_point=q.zero_point,
         )
         if self._is_wide(acc):
             excess = self._double(context, excess, f"{node.name}/pairs")

@@ -7,9 +7,9 @@ import onnx_ir as ir
 
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.view import Node
-from quantpipe.rendering import Context
-from quantpipe.rendering import fragments as fr
-from quantpipe.rendering import transpose as tr
+from quantpipe.lowering import Context
+from quantpipe.lowering import fragments as fr
+from quantpipe.lowering import transpose as tr
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup
 
@@ -53,7 +53,7 @@ def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) 
         acc = dialect._double(context, product, node.outputs[0])
     if plan.output is None:
         return acc
-    return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+    return dialect._requantize(context, plan.output, acc, kernel.output, layout=node.outputs[0])
 
 
 def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -67,7 +67,7 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
     def write(name: str, values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
         return dialect._weight(context, name, values)
 
-    acc = tr.accumulate(context, node, data, weight.centred(), parts, write)
+    acc = tr.accumulate(context, node, data, weight.centred(), parts=parts, write=write)
     if plan.bias is not None:
         bias = fr.along_channels(plan.bias, context.graph, node.outputs[0])
         dtype = np.float32 if len(parts) == 1 else np.float64
@@ -76,20 +76,20 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
         )
     if len(parts) > 1:
         dialect._wide.add(acc.name or "")
-    acc = dialect._limit(context, acc, plan.limit, plan.bound, kernel.output, node)
+    acc = dialect._limit(context, acc, plan.limit, plan.bound, tensor=kernel.output, node=node)
     if plan.output is None:
         return acc
-    return dialect._requantize(context, plan.output, acc, kernel.output, node.outputs[0])
+    return dialect._requantize(context, plan.output, acc, kernel.output, layout=node.outputs[0])
 
 
-def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, *, value: ir.Value) -> ir.Value:
     """clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear."""
     b, source, out = context.builder, context.plan.quantizers[tensor], context.plan.quantizers[target]
     name = f"{tensor}/to/{target}"
     real = b.op("Mul", value, dialect._scalar(context, f"{tensor}.scale", source.scale), name=f"{name}/real")
     steps = b.op("Div", real, dialect._scalar(context, f"{target}.scale", out.scale), name=f"{name}/steps")
     rounded = b.op("Round", steps, name=f"{name}/round")
-    return dialect._clip(context, rounded, out.low, out.high, name, f"{name}/q")
+    return dialect._clip(context, rounded, out.low, out.high, name=name, output=f"{name}/q")
 
 
 INDEX = ir.DataType.INT32

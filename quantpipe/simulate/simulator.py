@@ -19,10 +19,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
-from quantpipe.graph.outside import copied, hollow, is_heavy
+from quantpipe.graph.external_weights import copied, hollow, is_heavy
 from quantpipe.graph.structure import structure_digest
 from quantpipe.graph.view import Graph
-from quantpipe.rendering import Rendered, render
+from quantpipe.lowering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
 from quantpipe.types import QuantPlan, Topology, WeightTensor
@@ -49,7 +49,7 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
     """Render the simulated graph of a plan. Its inputs are the graph's own (those in `stored` carry integers), then
     every number of the plan by name."""
     dialect = Simulated()
-    rendered = render(graph, topology, plan, dialect, stored)
+    rendered = render(graph, topology, plan, dialect, stored=stored)
     return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits, dialect.centred)
 
 
@@ -80,6 +80,7 @@ class Simulator:
         topology: Topology,
         stored: Collection[str] = (),
         sessions: int = SESSIONS,
+        *,
         threads: int | None = None,
     ) -> None:
         self._graph, self._topology, self._stored = graph, topology, stored

@@ -66,6 +66,7 @@ class MlflowTracker:
         experiment: str = "quantpipe",
         run_name: str | None = None,
         log_model: bool = True,
+        *,
         launch_folder: str | os.PathLike[str] = ".",
         parent_key: str | None = None,
     ) -> None:
@@ -133,7 +134,7 @@ class MlflowTracker:
             return
         if self.config.parent_key is not None:
             folder = Path(self.config.parent_key)
-            parent = outer or join_parent(self._client, store, str(experiment_id), folder, _standard_tags())
+            parent = outer or join_parent(self._client, store, str(experiment_id), folder, tags=_standard_tags())
             tags = tags | {"mlflow.parentRunId": parent}
         self._run = self._client.create_run(experiment_id, run_name=name, tags=tags)
         self._owned = True
@@ -215,7 +216,9 @@ class MlflowTracker:
         if self.config.log_model and store is not None:
             self._attempt(
                 "logging the model",
-                lambda: log_onnx(self._client, store.uri, self._run, onnx_path, self._params, input_example),
+                lambda: log_onnx(
+                    self._client, store.uri, self._run, onnx_path, params=self._params, example=input_example
+                ),
             )
 
     def _send_params(self, params: dict[str, str]) -> None:

@@ -22,6 +22,7 @@ def log_onnx(
     uri: str,
     run: Any,
     path: str | os.PathLike[str],
+    *,
     params: Mapping[str, str],
     example: Mapping[str, NDArray[Any]] | None,
 ) -> None:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _FILE = ".mlflow_parent.json"
 
 
-def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, tags: dict[str, str]) -> str:
+def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, *, tags: dict[str, str]) -> str:
     """The id of the sweep's parent run, made now if there is none yet in this store."""
     with FileLock(sweep_folder / ".mlflow_parent.lock", wait=True):
         known = _known(sweep_folder)

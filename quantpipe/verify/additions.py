@@ -16,7 +16,7 @@ from quantpipe.verify.monotone import expect_rising
 from quantpipe.verify.numbers import limits, storage
 from quantpipe.verify.ops import target
 from quantpipe.verify.scales import expect_fixed, expect_same, fits_double
-from quantpipe.verify.written import Written, expect_constants, expect_equal, narrowing_equal
+from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal, narrowing_equal
 
 Array = NDArray[Any]
 ENUMERATED = 1 << 18
@@ -68,7 +68,7 @@ class Addition(Written):
         expect_equal(found.astype(np.int64), sign * self._specified(term, centred, fixed), centred, self.node)
         if fixed:
             numbers = {"kind": "fixed_point", "q31": term["q31"]}
-            expect_constants(self.model, value, {source}, numbers, self.node)
+            expect_constants(self.model, value, {source}, numbers, where=self.node)
 
     def _before_negation(self, value: str) -> str:
         node = self.model.producer.get(value)
@@ -130,7 +130,15 @@ class Addition(Written):
             self._handed_on(types, (low, high), bounds)
             return
         claim = self.numbers.claims[self.node].get("requantize", {})
-        narrowing_equal(self.model, self.result, types, self.plan["requantize"], (low, high), bounds, claim, self.node)
+        narrowing_equal(
+            self.model,
+            self.result,
+            types,
+            self.plan["requantize"],
+            reach=Reach(low, high, bounds),
+            claim=claim,
+            where=self.node,
+        )
 
     def _cast_of(self, value: str, accumulator: str) -> dict[str, np.dtype[Any]]:
         kind = storage(accumulator)

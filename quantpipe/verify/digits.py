@@ -16,7 +16,7 @@ from quantpipe.verify.numbers import EXACT
 Array = NDArray[Any]
 
 
-def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any], where: str) -> None:
+def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any], *, where: str) -> None:
     """Every pair of digits of data (up to `peak`) and weights has sums that float32 holds."""
     count, bits = (int(v) for v in carried["data"])
     first = _round_half_even(peak, (count - 1) * bits)
@@ -44,7 +44,9 @@ def _round_half_even(value: int, count: int) -> int:
     return next(iter(digits(np.array([value]), 2, count)))[0].item() if count else value
 
 
-def expect_parts(weight: Array, peaks: Array, peak: int, parts: Sequence[Sequence[int]], half: int, where: str) -> None:
+def expect_parts(
+    weight: Array, peaks: Array, peak: int, parts: Sequence[Sequence[int]], *, half: int, where: str
+) -> None:
     """A transposed convolution whose input channels are cut into parts: they are all of them, and each one's sums (with
     the bias, where there is one part) are below 2^24."""
     edges = [0, *(int(p[1]) for p in parts)]

@@ -90,7 +90,9 @@ class KernelCheck(Pieces):
         self._operand(found.operands[0], data)
         own = found.operands[1]
         entry = self.numbers.plan["weights"][self.plan["weight"]]
-        weight = checked_weight(self.numbers, self.plan["weight"], self.node, None, self.model.constant(own.value))
+        weight = checked_weight(
+            self.numbers, self.plan["weight"], self.node, None, stored=self.model.constant(own.value)
+        )
         expect_same(entry["scale"], own.scale, self.node, "weights' scale")
         zeros = [np.asarray(v, np.int64).reshape(-1).tolist() for v in (entry["zero_point"], own.zero)]
         expect(zeros[0] == zeros[1], self.node, "the zero points of its weights are not those of plan.json")
@@ -295,7 +297,7 @@ class KernelCheck(Pieces):
         scale, zero = self.numbers.grid(tensor)
         (step, offset), (least, most) = self.numbers.grid(made), self.plan["range"]
         data, out = (codes - zero, float(scale)), (float(step), offset, int(least), int(most))
-        expect_table(table, claim["function"], data, out, self.node)
+        expect_table(table, claim["function"], data, out, where=self.node)
         fed = self.numbers.codes(tensor)
         found = self.model.run(self.result, {self.numbers.value(tensor): fed}).astype(np.int64)
         expected = table[:, fed[0].astype(np.int64) - low]

@@ -47,7 +47,13 @@ class Sums:
     device models by wrapping, so that a cast to it is no part of the sum."""
 
     def __init__(
-        self, model: Model, result: str, stops: set[str], heads: dict[str, np.dtype[Any]], wraps: np.dtype[Any] | None
+        self,
+        model: Model,
+        result: str,
+        stops: set[str],
+        heads: dict[str, np.dtype[Any]],
+        *,
+        wraps: np.dtype[Any] | None,
     ) -> None:
         self._model, self._stops, self._heads, self._wraps = model, stops, heads, wraps
         self._known: dict[str, Linear | None] = {}

@@ -89,7 +89,7 @@ def limits(name: str) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | None, stored: Array | None) -> Array:
+def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | None, *, stored: Array | None) -> Array:
     """Integer weights less their zero points, int64, in the layout of the float weight. Given as they lie in the model
     (`stored`), or with the zero points taken off already (`centred`). Wrong where they are not those of plan.json."""
     entry = numbers.plan["weights"].get(name)

@@ -14,7 +14,7 @@ from quantpipe.verify.fused import Fused, Operand
 from quantpipe.verify.numbers import EXACT, limits
 from quantpipe.verify.scales import expect_multiplier, expect_same
 from quantpipe.verify.steps import Narrowing
-from quantpipe.verify.written import Written, expect_claim, narrowing_equal
+from quantpipe.verify.written import Reach, Written, expect_claim, narrowing_equal
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -142,10 +142,10 @@ class Pieces(Written):
             most = int(np.max(peaks)) + self._half()
             expect(most < EXACT, self.node, f"its sums reach {most}, which float32 does not hold exactly")
         elif carried["by"] == "digits":
-            expect_digits(weight, axis, self.numbers.peak(data), carried, self.node)
+            expect_digits(weight, axis, self.numbers.peak(data), carried, where=self.node)
             expect(int(np.max(peaks)) < 1 << 53, self.node, "its sums are too large for float64")
         elif carried["by"] == "parts":
-            expect_parts(weight, peaks, self.numbers.peak(data), carried["inputs"], self._half(), self.node)
+            expect_parts(weight, peaks, self.numbers.peak(data), carried["inputs"], half=self._half(), where=self.node)
         else:
             raise Wrong(self.node, f"sums carried by {carried['by']!r} are unknown")
 
@@ -171,7 +171,15 @@ class Pieces(Written):
         result, peak = self.numbers.value(tensor), np.array([self.numbers.raw[tensor]], np.int64)
         dtype = self._raw_type()
         types = {self.numbers.value(tensor, "raw"): dtype}
-        narrowing_equal(self.model, result, types, numbers, (-peak, peak), None, claim, f"{tensor} (narrowed)")
+        narrowing_equal(
+            self.model,
+            result,
+            types,
+            numbers,
+            reach=Reach(-peak, peak, None),
+            claim=claim,
+            where=f"{tensor} (narrowed)",
+        )
         scale, zero = self.numbers.grid(tensor)
         common = np.asarray(self.numbers.plan["accumulators"][tensor], np.float64)
         expect_multiplier(numbers, common, scale, f"{tensor} (narrowed)")

@@ -20,7 +20,7 @@ BLOCK = 1 << 16
 BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
-def steps(function: Function, levels: Ints, low: Ints, high: Ints, near: NDArray[np.float64]) -> Ints:
+def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDArray[np.float64]) -> Ints:
     """The least argument in [low, high] at which a rising function reaches each level (high + 1 where it does not).
     `low`, `high`: `[C, 1]`; `levels`: `[K]`; `near`: where to look first, `[C or 1, K]`."""
     shape = (len(low), len(levels))
@@ -56,7 +56,7 @@ class Narrowing:
     @cached_property
     def steps(self) -> Ints:
         """The least accumulator of each level, `[C, K]`."""
-        return steps(self.specified, self.levels, self.low, self.high, self._near)
+        return steps(self.specified, self.levels, self.low, self.high, near=self._near)
 
     @cached_property
     def blocks(self) -> list[tuple[slice, Narrowing]]:
@@ -110,6 +110,6 @@ class Narrowing:
     def departing(self) -> tuple[Ints, Ints]:
         """Between its step and that of the exact product, of each level."""
         exact = steps(
-            lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, self._near
+            lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, near=self._near
         )
         return np.minimum(self.steps, exact), np.maximum(self.steps, exact)

@@ -22,7 +22,7 @@ SLACK = 2.0**-19
 
 
 def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, float], out: tuple[float, int, int, int],
-                 where: str) -> None:  # fmt: skip
+                 *, where: str) -> None:  # fmt: skip
     """Wrong unless `[rows, codes]` holds the function of each code. `data`: q - z of each code, and its scale; `out`:
     scale, zero point, least and greatest entry."""
     scale, zero, low, high = out

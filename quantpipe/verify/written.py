@@ -4,7 +4,7 @@ accumulator beside a step of the specification."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -51,7 +51,7 @@ class Written:
             factor = along(factors[node.output[0]], axis if heads[0].op_type != "ConvTranspose" else 1, weight.ndim)
             groups.setdefault(table.tobytes(), (table, []))[1].append(factor * weight)
         weight = self._joined(heads, groups, self.numbers.centred(data)[0])
-        weight = checked_weight(self.numbers, self.plan["weight"], self.node, weight, None)
+        weight = checked_weight(self.numbers, self.plan["weight"], self.node, weight, stored=None)
         entry = self.numbers.plan["weights"][self.plan["weight"]]
         peaks = self._with_bias(reach(weight, entry["channel_axis"], self.numbers.peak(data)), self._bias(bias))
         self._expect_held(heads, shares)
@@ -73,7 +73,7 @@ class Written:
     def _sums(self, heads: list[onnx.NodeProto]) -> tuple[dict[str, Ints], Ints]:
         overflow = self.plan.get("overflow")
         wraps = storage(overflow["accumulator"]) if overflow and overflow["overflow"] == "wrap" else None
-        self.read = Sums(self.model, self.result, self.stops, self._types(heads), wraps)
+        self.read = Sums(self.model, self.result, self.stops, self._types(heads), wraps=wraps)
         form = next(iter(self.read.frontier.values()))
         return form.factors, form.constant
 
@@ -176,7 +176,13 @@ class Written:
         if "requantize" in self.plan:
             claim = self.numbers.claims[self.node].get("requantize", {})
             narrowing_equal(
-                self.model, self.result, types, self.plan["requantize"], (low, high), bounds, claim, self.node
+                self.model,
+                self.result,
+                types,
+                self.plan["requantize"],
+                reach=Reach(low, high, bounds),
+                claim=claim,
+                where=self.node,
             )
         else:
             self._handed_on(types, (low, high), bounds)
@@ -208,31 +214,40 @@ class Written:
         expect(np.array_equal(found, expected), self.node, "what it hands on is not its sum")
 
 
+class Reach(NamedTuple):
+    """The sums that an accumulator may hold, `[C]` each, and what they saturate to, if to anything."""
+
+    low: Ints
+    high: Ints
+    bounds: tuple[int, int] | None
+
+
 def narrowing_equal(
     model: Model,
     result: str,
     types: Mapping[str, Any],
     numbers: Mapping[str, Any],
-    ends: tuple[Ints, Ints],
-    bounds: tuple[int, int] | None,
+    *,
+    reach: Reach,
     claim: Mapping[str, Any],
     where: str,
 ) -> None:
     """Wrong unless `result`, as a function of the accumulators `types`, equals a `requantize` entry on all of [low,
-    high], `[C]` each, first saturated to `bounds`, and departs from the exact product as claimed."""
-    low, high = (np.asarray(v, np.int64).reshape(-1) for v in ends)
+    high], `[C]` each, first saturated to the bounds of `reach`, and departs from the exact product as claimed."""
+    bounds = reach.bounds
+    low, high = (np.asarray(v, np.int64).reshape(-1) for v in (reach.low, reach.high))
     inside = (low, high) if bounds is None else (np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
     narrowing = Narrowing(numbers, *inside)
     far = [np.broadcast_to(v.reshape(-1, 1), narrowing.low.shape) for v in (low, high)]
     expect_rising(model, result, {v: tuple(e.astype(t) for e in far) for v, t in types.items()})  # type: ignore[misc]
     for rows, block in narrowing.blocks:
-        _block_equal(model, result, types, block, [e[rows] for e in far], rows, where)
-    expect_constants(model, result, set(types), numbers, where)
+        _block_equal(model, result, types, block, far=[e[rows] for e in far], rows=rows, where=where)
+    expect_constants(model, result, set(types), numbers, where=where)
     expect_claim(claim, narrowing.departures(), where)
 
 
 def _block_equal(
-    model: Model, result: str, types: Mapping[str, Any], block: Narrowing, far: list[Ints], rows: slice, where: str
+    model: Model, result: str, types: Mapping[str, Any], block: Narrowing, *, far: list[Ints], rows: slice, where: str
 ) -> None:
     """The same of some channels, whose sums lie between the ends `far`."""
 
@@ -247,10 +262,10 @@ def _block_equal(
     expected = block.specified(np.clip(points, block.low, block.high))
     if own is not None:
         expected = spec.clamp(expected, [np.asarray(v)[rows] for v in own])
-    expect_equal(found(points), expected, points, where, rows.start or 0)
+    expect_equal(found(points), expected, points, where, channel=rows.start or 0)
 
 
-def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapping[str, Any], where: str) -> None:
+def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapping[str, Any], *, where: str) -> None:
     """Wrong where the model narrows by another multiplier than plan.json names, even if no accumulator that can be
     reached shows it."""
     key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
@@ -268,7 +283,7 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
     expect(found, where, f"its {key} in the model is not that of plan.json")
 
 
-def expect_equal(found: Array, expected: Array, points: Array, where: str, channel: int = 0) -> None:
+def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
     """Wrong with the first point at which two functions differ; `channel`: that of the first row."""
     found, expected, points = np.broadcast_arrays(found, expected, points)
     wrong = np.argwhere(found != expected)

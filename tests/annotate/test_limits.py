@@ -27,8 +27,8 @@ def test_nothing_given_nothing_changed() -> None:
     assert pinned(SPACE, SPACE) == {}, "a choice with one option was not pinned by anybody"
 
 
-def test_pin_restrict_and_freeze() -> None:
-    limits = ChoiceLimits(pin={"bits:conv1.w*": 3}, restrict={"bits:*": [4, 8, 3]}, freeze=["step:*"])
+def test_fix_restrict_and_freeze() -> None:
+    limits = ChoiceLimits(fix={"bits:conv1.w*": 3}, restrict={"bits:*": [4, 8, 3]}, freeze=["step:*"])
     assert options(limits) == {
         "bits:conv1": (8, 4),
         "step:conv1": (0,),
@@ -42,15 +42,15 @@ def test_pin_restrict_and_freeze() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pin": {"bits:conv2": 8}}, r"choices\.pin.*'bits:conv2' matches no choice \(did you mean 'bits:conv1'"),
-        ({"pin": {"bits:head": 8}}, r"matches no choice \(did you mean 'bits:Head'"),
-        ({"pin": {"bits:conv1": 9}}, r"choices\.pin.*wants 9 and leaves bits:conv1 nothing; it has 8, 7, 6, 5, 4"),
+        ({"fix": {"bits:conv2": 8}}, r"choices\.fix.*'bits:conv2' matches no choice \(did you mean 'bits:conv1'"),
+        ({"fix": {"bits:head": 8}}, r"matches no choice \(did you mean 'bits:Head'"),
+        ({"fix": {"bits:conv1": 9}}, r"choices\.fix.*wants 9 and leaves bits:conv1 nothing; it has 8, 7, 6, 5, 4"),
         ({"restrict": {"*conv1*": [4, 8]}}, r"choices\.restrict.*wants 4, 8 and leaves step:conv1 nothing"),
-        ({"pin": {"*Head": 8}, "restrict": {"*": [4]}}, r"leaves step:conv1 nothing"),
+        ({"fix": {"*Head": 8}, "restrict": {"*": [4]}}, r"leaves step:conv1 nothing"),
         ({"freeze": ["nope*"]}, r"choices\.freeze.*'nope\*' matches no choice"),
-        ({"pin": {"*": "8"}}, r"choices\.pin: \*.*'8'.*a whole number"),
-        ({"pin": {"*": True}}, r"choices\.pin.*a whole number"),
-        ({"pin": ["bits:*"]}, r"choices\.pin.*legal is \{pattern"),
+        ({"fix": {"*": "8"}}, r"choices\.fix: \*.*'8'.*a whole number"),
+        ({"fix": {"*": True}}, r"choices\.fix.*a whole number"),
+        ({"fix": ["bits:*"]}, r"choices\.fix.*legal is \{pattern"),
         ({"restrict": {"*": 8}}, r"choices\.restrict.*a list of options"),
         ({"restrict": {"*": []}}, r"choices\.restrict.*a list of options"),
         ({"freeze": "bits:*"}, r"choices\.freeze.*a list of patterns"),

@@ -121,15 +121,15 @@ def test_a_layer_runs_in_integers_whatever_feeds_it() -> None:
 
 def test_limits_take_words() -> None:
     space = Mixed(line(residual(), "mixed_npu")).space
-    limits = ChoiceLimits(pin={"float:head": "float"}, restrict={"add:*": ["none", "both"]}, freeze=["granularity:*"])
+    limits = ChoiceLimits(fix={"float:head": "float"}, restrict={"add:*": ["none", "both"]}, freeze=["granularity:*"])
     narrowed = limits.narrowed(space)
     left = {c.key: c.options for c in narrowed}
     assert left["float:head"] == ("float",) and left["add:first"] == ("both", "none")
     assert pinned(space, narrowed)["float:head"] == "float"
     with pytest.raises(ConfigError, match="wants flot and leaves float:head nothing; it has integer, float"):
-        ChoiceLimits(pin={"float:head": "flot"}).narrowed(space)
+        ChoiceLimits(fix={"float:head": "flot"}).narrowed(space)
     with pytest.raises(ConfigError, match="one option, a whole number or a word such as float"):
-        ChoiceLimits(pin={"float:head": 1.5})  # type: ignore[dict-item]
+        ChoiceLimits(fix={"float:head": 1.5})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize(

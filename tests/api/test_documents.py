@@ -48,7 +48,9 @@ def test_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     onnx.save(small_net(), "model.onnx")
     np.save("images.npy", images())
     np.save("labels.npy", np.arange(48) % CLASSES)
-    (code,) = blocks("README.md")
-    result = run([code], "README.md")["result"]
-    assert result.report["agreement"]["differing"] == 0
+    code = blocks("README.md")
+    assert len(code) == 2
+    found = run(code, "README.md")
+    assert found["result"].report["agreement"]["differing"] == 0
+    assert found["session"].get_inputs()[0].shape[1:] == [3, 8, 8]
     assert "top-1 accuracy" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.app.main import asset, folder_of, search_path
 from quantpipe.app.settings import GROUPS, build_settings
-from quantpipe.settings import Settings
+from quantpipe.pipeline.settings import Settings
 from tests.ops.line import schemas
 
 

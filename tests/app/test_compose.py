@@ -43,7 +43,7 @@ def test_mappings_change_what_they_name_and_nothing_is_remembered() -> None:
     config, names = composed({}, changes)
     assert (names["search"], config.seed) == ("greedy", 3)
     assert (config.search.max_evaluations, config.search.algorithm.order) == (9, "topological")
-    assert config.search.algorithm._target_ == "quantpipe.search.greedy.Greedy"
+    assert config.search.algorithm._target_ == "quantpipe.search.algorithms.greedy.Greedy"
     another = {"threshold": {"activations": {"_target_": "quantpipe.calibrate.estimators.MaxRange"}}}
     assert dict(composed({}, another)[0].threshold.activations) == another["threshold"]["activations"]
     assert composed({}, {"search": "greedy"})[0].search.max_evaluations == 400

@@ -13,7 +13,7 @@ from quantpipe.errors import ConfigError
 
 
 def test_functions_of_quantpipe_need_no_permission() -> None:
-    found = load_function("quantpipe.data.digits:digits_arrays", "dataset.target")
+    found = load_function("quantpipe.data.sources.digits:digits_arrays", "dataset.target")
     assert len(found()[0]) == 1797
 
 
@@ -36,7 +36,7 @@ def test_a_package_must_be_allowed_by_name(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "target", ["os.system", "quantpipe.data.digits", "quantpipe:", ":x", 3, "a b:c", "os:path.join(1)"]
+    "target", ["os.system", "quantpipe.data.sources.digits", "quantpipe:", ":x", 3, "a b:c", "os:path.join(1)"]
 )
 def test_what_is_no_name_of_a_function(target: object) -> None:
     with pytest.raises(ConfigError, match=r"legal is package\.module:function"):

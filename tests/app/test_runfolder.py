@@ -8,8 +8,8 @@ import pytest
 
 from quantpipe.artifacts import Origin, write_bytes, write_json
 from quantpipe.errors import ArtifactError
-from quantpipe.reporting import shortfall
-from quantpipe.runfolder import RunFolder
+from quantpipe.pipeline.build_report import shortfall
+from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.search import Objective
 from quantpipe.types import Score
 

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from quantpipe.app import settings
 from quantpipe.app.instances import make
 from quantpipe.errors import ConfigError
-from quantpipe.settings import CalibrateSettings, EvaluateSettings, SearchSettings
+from quantpipe.pipeline.settings import CalibrateSettings, EvaluateSettings, SearchSettings
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from typing import Any
 
 import onnx
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
 
-from quantpipe.app.compose import OPTION, composed, option_names, schemas
-from quantpipe.app.settings import GROUPS, Launch, settings_of
+from quantpipe.app.compose import option_names
+from quantpipe.app.settings import GROUPS
 from quantpipe.errors import ConfigError
-from quantpipe.settings import Settings
+from quantpipe.pipeline.settings import Settings
 from tests.api.nets import small_net
+from tests.documents.composing import settings as settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "SKILL.md").read_text(encoding="utf-8")
@@ -26,42 +25,13 @@ REMEDIES = [cell for row in TABLE.splitlines() if row.startswith("| ") for cell 
 OVERRIDES = [text for cell in REMEDIES for text in re.findall(r"`([^`]+)`", cell) if "=" in text]
 
 
-def given(overrides: list[str]) -> list[dict[str, Any]]:
-    """What the words of a command line ask of each run of it, as mappings by group and key."""
-    found: list[dict[str, Any]] = [{}]
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key, value = override.key_or_group, override.value()
-        if key.startswith("hydra."):
-            continue
-        values = value.list if isinstance(value, ChoiceSweep) else [value]
-        found = [_with(one, key, v) for one in found for v in values]
-    return found
-
-
-def _with(one: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    top, *rest = key.split(".")
-    if not rest:
-        return {**one, top: {**one.get(top, {}), OPTION: str(value)} if top in GROUPS else value}
-    inner = _with({}, ".".join(rest), value)
-    return {**one, top: _merge(one.get(top, {}), inner)}
-
-
-def _merge(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **a,
-        **{k: _merge(a[k], v) if isinstance(v, dict) and isinstance(a.get(k), dict) else v for k, v in b.items()},
-    }
-
-
 def settings(words: str, folder: Path) -> list[Settings]:
     """The settings of a command line, checked like those of a run."""
-    found = []
-    for one in given([w for w in shlex.split(words) if "=" in w and not w.startswith("-")]):
-        if "dataset" in one and OPTION not in one["dataset"]:
-            one["dataset"][OPTION] = "npz"  # the table speaks of data sets of the user's
-        config, names = composed({}, one)
-        found.append(settings_of(config, Launch(folder, folder / "run", names, ""), schemas()))
-    return found
+    arguments = shlex.split(words)
+    about_data = any(word.startswith("dataset.") for word in arguments)
+    if about_data and not any(word.startswith("dataset=") for word in arguments):
+        arguments.append("dataset=npz")  # the table speaks of data sets of the user's
+    return settings_of(arguments, folder)
 
 
 def test_every_command_and_every_remedy_is_legal(tmp_path: Path) -> None:
@@ -84,7 +54,7 @@ def test_what_it_says_of_groups_files_and_keys(tmp_path: Path) -> None:
     listed = re.search(r"^- Groups: (.*?)\. The options", TEXT, re.M)
     assert listed is not None and tuple(re.findall(r"`(\w+)`", listed[1])) == GROUPS
     assert all(option_names(group) for group in GROUPS)
-    filled: dict[str, Any] = {"recover": {"steps": ["equalize"]}, "annotate": {"skip_first": True}}
+    filled: dict[str, Any] = {"recover": {"option": "default", "steps": ["equalize"]}, "annotate": {"skip_first": True}}
     result = quantpipe.quantize(small_net(), images(), folder=tmp_path, evaluate=QUICK, **filled)
     table = TEXT.split("## What to read")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]

@@ -29,7 +29,7 @@ DEPTH = 3
 def modules_of_quantpipe() -> list[ModuleType]:
     found = []
     for info in pkgutil.walk_packages(quantpipe.__path__, "quantpipe."):
-        if info.name != "quantpipe.assets.train_digits":  # needs torch
+        if not info.name.startswith("quantpipe.assets.train_"):  # they need torch
             found.append(importlib.import_module(info.name))
     return found
 
@@ -94,10 +94,10 @@ def test_known_ways_out_are_closed(target: str) -> None:
 
 
 def test_what_quantpipe_defines_may_be_named_also_where_it_is_imported() -> None:
-    assert load_function("quantpipe.data.digits:digits_arrays", "dataset.target")
+    assert load_function("quantpipe.data.sources.digits:digits_arrays", "dataset.target")
     assert load_dotted("quantpipe.executors.Process", "executor", ()).__name__ == "Process"
     assert load_dotted("quantpipe.data.NpzDataset", "dataset", ()).__name__ == "NpzDataset"
-    assert load_dotted("quantpipe.settings.Splits", "dataset", ()).__name__ == "Splits"  # defined in quantpipe.data
+    assert load_dotted("quantpipe.pipeline.settings.Splits", "dataset", ()).__name__ == "Splits"
 
 
 def test_the_parts_of_quantpipe_that_run_what_they_are_given_are_no_targets(tmp_path: Path) -> None:
@@ -170,3 +170,17 @@ def test_plugins_are_said_on_the_command_line_and_are_no_part_of_python() -> Non
     for name in ("os", "subprocess", "importlib.util", "builtins"):
         with pytest.raises(ConfigError, match="a module of Python itself"):
             refuse_plugins([name], [f"plugins=[{name}]"])
+
+
+def test_targets_of_earlier_versions_go_on_working_with_one_note(caplog: pytest.LogCaptureFixture) -> None:
+    package, before = "quantpipe", "search.greedy.Greedy"
+    algorithm = load_dotted(f"{package}.{before}", "search.algorithm", ())
+    assert algorithm is load_dotted("quantpipe.search.algorithms.greedy.Greedy", "search.algorithm", ())
+    assert load_function(f"{package}.data.digits:digits_arrays", "dataset.target") is load_function(
+        "quantpipe.data.sources.digits:digits_arrays", "dataset.target"
+    )
+    assert load_dotted(f"{package}.{before}", "search.algorithm", ()) is algorithm
+    notes = [r.getMessage() for r in caplog.records if "deprecated" in r.getMessage()]
+    assert len([n for n in notes if "Greedy" in n]) == 1 and "algorithms.greedy.Greedy" in notes[0]
+    with pytest.raises(ConfigError, match=r"cannot be imported|is not allowed|no attribute"):
+        load_dotted("quantpipe.search.greedier.Greedy", "search.algorithm", ())

@@ -6,7 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from quantpipe.app.instances import make
-from quantpipe.data.npz import NpzDataset
+from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.errors import ConfigError
 from tests.app.configured import settings_of
 
@@ -34,7 +34,7 @@ UNKNOWN = {
     "+profile.laod=x": "profile.laod: is no option (did you mean 'load'?); legal is load",
     "+evaluate.outputs=x": "evaluate.outputs: is no option (did you mean 'output'",
     "+check.formt=json": "check.formt: is no option (did you mean 'format'",
-    "+choices.pins=1": "choices.pins: is no option (did you mean 'pin'",
+    "+choices.fixed=1": "choices.fixed: is no option (did you mean 'fix'",
     "+replay.forced=1": "replay.forced: is no option (did you mean 'force'",
     "+stage=[]": "stage: is no key (did you mean 'stages'",
 }

@@ -19,7 +19,7 @@ OP_TABLES = (
     "oprules/",
     "realize/",
     "simulate/",
-    "rendering/",
+    "lowering/",
     "graph/normalize.py",
     "graph/fold.py",
     "graph/integer_ops.py",

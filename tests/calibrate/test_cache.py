@@ -13,7 +13,7 @@ import pytest
 from quantpipe.artifacts import Origin
 from quantpipe.calibrate import cache as module
 from quantpipe.calibrate.cache import StatsCache, cache_folder, merged
-from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.partial import Partial
 from quantpipe.graph.view import Graph
 from quantpipe.types import Profile
@@ -32,7 +32,7 @@ SAMPLES = normal_samples(GRAPH, 6)
 
 
 def profile(*tensors: str, extremes_only: bool = False, by_channel: tuple[str, ...] = ()) -> Profile:
-    return measure(GRAPH, tensors, SAMPLES, 64, extremes_only=extremes_only, by_channel=by_channel)
+    return measure(GRAPH, tensors, SAMPLES, 64, detail=Detail(extremes_only=extremes_only, by_channel=by_channel))
 
 
 @pytest.fixture

@@ -137,8 +137,10 @@ def test_both_forms_of_the_expected_error_agree(counts: list[int], bits: int, sc
     if narrow_bins(edges).any():
         return
     half = 1 << (bits - 1)
-    arguments = (occupied_counts, edges, np.asarray([scale]), np.asarray([-half - zero]), np.asarray([half - 1 - zero]))
-    assert errors_by_integer(*arguments) == pytest.approx(expected_errors(*arguments), rel=1e-9, abs=1e-13)
+    arguments = (occupied_counts, edges, np.asarray([scale]), np.asarray([-half - zero]))
+    greatest = np.asarray([half - 1 - zero])
+    expected = expected_errors(*arguments, greatest=greatest)
+    assert errors_by_integer(*arguments, greatest=greatest) == pytest.approx(expected, rel=1e-9, abs=1e-13)
 
 
 def kl_on_raw_samples(data: NDArray[np.float32], bins: int, limit: float, levels: int, stride: int) -> float:

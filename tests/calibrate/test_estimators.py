@@ -52,7 +52,7 @@ def error(data: NDArray[np.float32], range_: Range, bits: int, schema: TensorSch
     """Mean squared error of really quantizing the raw samples."""
     dtype = signed_storage(bits)
     scale, zero, qmin, qmax = scale_zero_point(range_, bits, dtype, schema)
-    back = dequantize(quantize(data, scale, zero, qmin, qmax, dtype), scale, zero)
+    back = dequantize(quantize(data, scale, zero, qmin=qmin, qmax=qmax, dtype=dtype), scale, zero)
     return float(np.mean((data.astype(np.float64) - back) ** 2))
 
 
@@ -177,7 +177,7 @@ def test_expected_error_is_the_integral() -> None:
     rng = np.random.default_rng(1)
     counts, edges = rng.integers(0, 50, 40), np.linspace(-2.0, 3.0, 41)
     scale, least, greatest = np.asarray([0.3, 0.05, 1.7]), np.asarray([-3, -8, -1]), np.asarray([3, 7, 0])
-    got = expected_errors(counts, edges, scale, least, greatest)
+    got = expected_errors(counts, edges, scale, least, greatest=greatest)
     fine = (np.arange(20000) + 0.5) / 20000
     for j in range(3):
         x = edges[:-1, None] + np.diff(edges)[:, None] * fine[None, :]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from quantpipe.calibrate import measure as module
-from quantpipe.calibrate.measure import measure
+from quantpipe.calibrate.measure import Detail, measure
 from quantpipe.calibrate.passes import channel_axis, execution_order, lacking, per_channel_tensors, plan_passes
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.graph.io import model_bytes
@@ -96,7 +96,7 @@ def test_statistics_are_those_of_all_samples_at_once(
     graph: Graph, samples: ArraySamples, small_batches: int, memory_mb: int, extremes_only: bool
 ) -> None:
     tensors = all_tensors(graph)
-    profile = measure(graph, tensors, samples, memory_mb, extremes_only=extremes_only)
+    profile = measure(graph, tensors, samples, memory_mb, detail=Detail(extremes_only=extremes_only))
     assert list(profile.tensors) == tensors and profile.samples == COUNT
     check(graph, samples, profile, moments=not extremes_only)
 
@@ -129,7 +129,7 @@ def test_the_fixed_batch_of_a_model_is_kept() -> None:
     assert {p.size for memory in (0, 1024) for p in plan_passes(fixed, all_tensors(fixed), memory)} == {3}
     samples = normal_samples(fixed, COUNT)
     for extremes_only in (False, True):
-        profile = measure(fixed, ["relu"], samples, 0, extremes_only=extremes_only)
+        profile = measure(fixed, ["relu"], samples, 0, detail=Detail(extremes_only=extremes_only))
         values = np.concatenate([whole(fixed, _cut(samples, i, 3))["relu"] for i in range(0, COUNT, 3)])
         assert profile.tensors["relu"].maximum == values.max() and profile.tensors["relu"].count == values.size
 
@@ -187,7 +187,7 @@ def test_values_that_are_not_finite_are_named_where_they_begin(extremes_only: bo
     tensors = all_tensors(graph)[::-1]
     origin = "root" if bad == -1.0 else "ratio"  # 1/0 is infinite, the root of -1 is NaN
     with pytest.raises(DataError, match=f"the tensor {origin} holds 1 values .* sample 17 of {COUNT}"):
-        measure(graph, tensors, ArraySamples({"x": array}), 1024, extremes_only=extremes_only)
+        measure(graph, tensors, ArraySamples({"x": array}), 1024, detail=Detail(extremes_only=extremes_only))
 
 
 def test_extremes_survive_a_sum_that_overflows() -> None:
@@ -196,7 +196,7 @@ def test_extremes_survive_a_sum_that_overflows() -> None:
     graph = load(net)
     array = np.full((5, 3, 4, 4), 2e38, np.float32)
     array[3, 0, 0, 0] = -3e38
-    stats = measure(graph, ["x"], ArraySamples({"x": array}), 1024, extremes_only=True).tensors["x"]
+    stats = measure(graph, ["x"], ArraySamples({"x": array}), 1024, detail=Detail(extremes_only=True)).tensors["x"]
     assert (stats.minimum, stats.maximum, stats.count) == (array.min(), array.max(), array.size)
 
 
@@ -211,7 +211,9 @@ def test_constant_tensors_and_tensors_of_zeros(extremes_only: bool, constant: fl
     net.output(net.conv(net.node("Identity", made, output="flatline"), 3, 2))
     graph = load(net)
     tensor = next(t for t in all_tensors(graph)[1:] if np.all(graph.shapes[t] == graph.shapes["x"]))
-    stats = measure(graph, all_tensors(graph), normal_samples(graph, 9), 1024, extremes_only=extremes_only).tensors
+    stats = measure(
+        graph, all_tensors(graph), normal_samples(graph, 9), 1024, detail=Detail(extremes_only=extremes_only)
+    ).tensors
     found = [s for t, s in stats.items() if s.minimum == s.maximum == constant]
     assert found and tensor in stats
     assert all(s.limit == (abs(constant) or 1.0) for s in found)
@@ -219,7 +221,7 @@ def test_constant_tensors_and_tensors_of_zeros(extremes_only: bool, constant: fl
 
 def test_channels_are_those_of_numpy(graph: Graph, samples: ArraySamples, small_batches: int) -> None:
     values = whole(graph, samples)
-    profile = measure(graph, ["relu", "gate", "flat"], samples, 0, by_channel=["relu", "flat"])
+    profile = measure(graph, ["relu", "gate", "flat"], samples, 0, detail=Detail(by_channel=["relu", "flat"]))
     assert profile.tensors["gate"].channels is None
     for name in ("relu", "flat"):
         channels = profile.tensors[name].channels
@@ -227,7 +229,9 @@ def test_channels_are_those_of_numpy(graph: Graph, samples: ArraySamples, small_
         rows = np.moveaxis(values[name].astype(np.float64), 1, 0).reshape(values[name].shape[1], -1)
         expected = [rows.min(axis=1), rows.max(axis=1), rows.mean(axis=1), rows.var(axis=1)]
         np.testing.assert_allclose(channels.table.T, expected, rtol=1e-5, atol=1e-6)
-    only = measure(graph, ["relu", "gate"], samples, 1024, extremes_only=True, by_channel=["relu"]).tensors
+    only = measure(
+        graph, ["relu", "gate"], samples, 1024, detail=Detail(extremes_only=True, by_channel=["relu"])
+    ).tensors
     assert only["relu"].full and only["relu"].channels is not None and not only["gate"].full
 
 
@@ -247,11 +251,11 @@ def test_patterns_and_what_is_lacking(graph: Graph, samples: ArraySamples) -> No
     with pytest.raises(ConfigError, match=r"calibrate.per_channel: 'nix' matches none of the 3"):
         per_channel_tensors(tensors, ["r*", "nix"])
     full = measure(graph, ["relu"], samples, 1024).tensors
-    extremes = measure(graph, ["gate"], samples, 1024, extremes_only=True).tensors
+    extremes = measure(graph, ["gate"], samples, 1024, detail=Detail(extremes_only=True)).tensors
     known: Mapping[str, TensorStats] = {**full, **extremes}
     assert lacking(graph, known, tensors) == ["gate", "flat"]
     assert lacking(graph, known, tensors, extremes_only=True) == ["flat"]
-    assert lacking(graph, known, tensors, True, ["relu"]) == ["relu", "flat"]
+    assert lacking(graph, known, tensors, True, by_channel=["relu"]) == ["relu", "flat"]
 
 
 def test_tensors_are_watched_in_the_order_of_execution(graph: Graph) -> None:
@@ -293,20 +297,20 @@ def test_an_interrupted_measurement_goes_on_bit_for_bit(
 ) -> None:
     """After each group, and (with a clock that always says it is time) after each batch inside a group."""
     tensors = all_tensors(graph)
-    options: dict[str, Any] = {"extremes_only": extremes_only, "by_channel": ["gate"]}
-    expected = measure(graph, tensors, samples, 0, **options).tensors
+    detail = Detail(extremes_only=extremes_only, by_channel=["gate"])
+    expected = measure(graph, tensors, samples, 0, detail=detail).tensors
     monkeypatch.setattr(module, "CHECKPOINT_SECONDS", 0.0)
     every = Stopping(-1)
-    measure(graph, tensors, samples, 0, checkpoint=every, **options)
+    measure(graph, tensors, samples, 0, checkpoint=every, detail=detail)
     assert every.writes == len(plan_passes(graph, tensors, 0)) * 4 - 1, (
         "3 batches and the end of each pass but the last"
     )
     for stop in range(1, every.writes + 1, 3):
         first = Stopping(stop)
         with pytest.raises(KeyboardInterrupt):
-            measure(graph, tensors, samples, 0, checkpoint=first, **options)
+            measure(graph, tensors, samples, 0, checkpoint=first, detail=detail)
         shown = Shown()
-        resumed = measure(graph, tensors, samples, 0, shown, checkpoint=first, **options)
+        resumed = measure(graph, tensors, samples, 0, progress=shown, checkpoint=first, detail=detail)
         assert all(same(resumed.tensors[t], expected[t]) for t in tensors)
         kept = stop // 4 * COUNT + min(8 * (stop % 4), COUNT)
         assert [*shown.done, len(plan_passes(graph, tensors, 0)) * COUNT + 1][0] == kept + 1, (
@@ -345,7 +349,7 @@ def test_what_a_sub_graph_reads_stays_in_a_pass() -> None:
 def test_a_measurement_that_is_not_timed(graph: Graph, samples: ArraySamples, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = measure(graph, all_tensors(graph), samples, 64)
     monkeypatch.delattr("quantpipe.calibrate.measure.float_pass_seconds")
-    found = measure(graph, all_tensors(graph), samples, 64, timed=False)
+    found = measure(graph, all_tensors(graph), samples, 64, detail=Detail(timed=False))
     assert found.float_pass_seconds == 0.0 < timed.float_pass_seconds
     assert all(same(found.tensors[t], timed.tensors[t]) for t in timed.tensors)
 
@@ -354,7 +358,7 @@ def test_extremes_make_no_histograms(graph: Graph, samples: ArraySamples, monkey
     tensors = all_tensors(graph)
     full = measure(graph, tensors, samples, 64)
     monkeypatch.delattr("quantpipe.calibrate.measure.StatsCollector")
-    found = measure(graph, tensors, samples, 64, extremes_only=True)
+    found = measure(graph, tensors, samples, 64, detail=Detail(extremes_only=True))
     for tensor in tensors:
         assert found.tensors[tensor].minimum == full.tensors[tensor].minimum
         assert found.tensors[tensor].maximum == full.tensors[tensor].maximum

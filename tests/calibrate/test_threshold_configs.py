@@ -29,7 +29,7 @@ def test_the_file_builds_an_estimator(file: Path) -> None:
     conf = OmegaConf.load(file)
     estimator = hydra.utils.instantiate(conf.activations)
     assert 0 < estimator(stats_of(samples("normal")), 8, TensorSchema()).threshold < 10
-    assert len(weight_ranges(np.eye(3), 0, 8, TensorSchema(), conf.weights.method)) == 3
+    assert len(weight_ranges(np.eye(3), 0, 8, TensorSchema(), method=conf.weights.method)) == 3
     # Every option has its line of explanation.
     assert all("#" in line for line in file.read_text().splitlines() if not line.endswith(":"))
 

@@ -33,7 +33,7 @@ def weights(shape: tuple[int, ...] = (6, 5, 3, 3), seed: int = 0) -> NDArray[np.
 def error(values: NDArray[np.float32], range_: Range, bits: int, schema: TensorSchema) -> float:
     dtype = signed_storage(bits)
     scale, zero, qmin, qmax = scale_zero_point(range_, bits, dtype, schema)
-    back = dequantize(quantize(values, scale, zero, qmin, qmax, dtype), scale, zero)
+    back = dequantize(quantize(values, scale, zero, qmin=qmin, qmax=qmax, dtype=dtype), scale, zero)
     return float(np.sum((values.astype(np.float64) - back) ** 2))
 
 
@@ -44,13 +44,13 @@ def error(values: NDArray[np.float32], range_: Range, bits: int, schema: TensorS
 def test_max_range_is_the_extremes(weight: NDArray[np.float32], data: st.DataObject) -> None:
     axis = data.draw(st.one_of(st.none(), st.integers(0, weight.ndim - 1)))
     parts = [weight] if axis is None else [np.take(weight, c, axis) for c in range(weight.shape[axis])]
-    for r, part in zip(weight_ranges(weight, axis, 8, TensorSchema(), "max_range"), parts, strict=True):
+    for r, part in zip(weight_ranges(weight, axis, 8, TensorSchema(), method="max_range"), parts, strict=True):
         largest = float(np.abs(part).max())
         assert r == (Range(-largest, largest) if largest else Range(-127, 127))
         if not largest:
             assert scale_zero_point(r, 8, signed_storage(8), TensorSchema())[0] == 1.0
     asymmetric = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
-    for r, part in zip(weight_ranges(weight, axis, 8, asymmetric, "max_range"), parts, strict=True):
+    for r, part in zip(weight_ranges(weight, axis, 8, asymmetric, method="max_range"), parts, strict=True):
         assert r == Range(part.min(), part.max())
 
 
@@ -60,8 +60,8 @@ def test_max_range_is_the_extremes(weight: NDArray[np.float32], data: st.DataObj
 @pytest.mark.parametrize("axis", [0, 1, None])
 def test_mse_is_the_best_candidate(schema: TensorSchema, bits: int, axis: int | None) -> None:
     weight = weights()
-    full = weight_ranges(weight, axis, bits, schema, "max_range")
-    best = weight_ranges(weight, axis, bits, schema, "mse")
+    full = weight_ranges(weight, axis, bits, schema, method="max_range")
+    best = weight_ranges(weight, axis, bits, schema, method="mse")
     steps = 2 ** (bits - 1)
     stretch = steps / (steps - 1) if schema.denominator is Denominator.RANGE else 1.0
     shares = SHRINK * stretch if schema.power_of_two is PowerOfTwo.NONE else EXPONENTS
@@ -88,13 +88,16 @@ def test_a_channel_of_zeros_has_scale_one(method: str, schema: TensorSchema) -> 
     weight = weights()
     weight[2] = 0.0
     for tensor in (weight, np.zeros((2, 3), np.float32)):
-        ranges = weight_ranges(tensor, 0, 8, schema, method)  # type: ignore[arg-type]
+        ranges = weight_ranges(tensor, 0, 8, schema, method=method)  # type: ignore[arg-type]
         low, high = [r.low for r in ranges], [r.high for r in ranges]
-        scale, zero, qmin, qmax = scales_zero_points(low, high, 8, signed_storage(8), schema)
+        scale, zero, qmin, qmax = scales_zero_points(low, high, 8, signed_storage(8), schema=schema)
         c = 2 if tensor is weight else 0
         assert scale[c] == 1.0
         assert (
-            dequantize(quantize(tensor, scale, zero, qmin, qmax, signed_storage(8), 0), scale, zero, 0)[c] == 0
+            dequantize(
+                quantize(tensor, scale, zero, qmin=qmin, qmax=qmax, dtype=signed_storage(8), axis=0), scale, zero, 0
+            )[c]
+            == 0
         ).all()
 
 
@@ -126,7 +129,7 @@ def test_every_estimator_serves_every_channel(estimator: Estimator, axis: int | 
                 bin_ = largest / 2048
                 assert r.high <= np.percentile(np.abs(part), 99, method="higher") + bin_
             if isinstance(estimator, MSE):
-                best = weight_ranges(part, None, bits, TensorSchema(), "mse")[0]
+                best = weight_ranges(part, None, bits, TensorSchema(), method="mse")[0]
                 ours, other = (error(part, x, bits, TensorSchema()) for x in (r, best))
                 assert ours**0.5 <= other**0.5 * 1.05 + (largest / 2048) * part.size**0.5
 
@@ -147,4 +150,4 @@ def test_refusals() -> None:
     with pytest.raises(ModelError, match="NaN"):
         weight_ranges(np.asarray([[1.0, np.nan]]), 0, 8, TensorSchema())
     with pytest.raises(ConfigError, match="legal"):
-        weight_ranges(weights(), 0, 8, TensorSchema(), "kl")  # type: ignore[arg-type]
+        weight_ranges(weights(), 0, 8, TensorSchema(), method="kl")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from tests.verify.folders import digits_line
 
 def claims_of(made: Line, form: str) -> dict[str, object]:
     plan = made.plan()
-    return certificate(made.graph, made.topology, plan, made.spec, made.realize(plan, form), form=form)
+    return certificate(made.graph, made.topology, plan, made.spec, realized=made.realize(plan, form), form=form)
 
 
 def test_writer_and_checker_know_the_same_functions() -> None:
@@ -54,12 +54,12 @@ def test_a_wrong_entry_of_a_table_is_found() -> None:
     function = {"op": "Sigmoid", "attributes": {}, "parameters": []}
     table = np.clip(np.rint(1 / (1 + np.exp(-(codes - 128) * 0.05)) / scale), 0, 255).reshape(1, -1).astype(np.int64)
     out = (np.float32(scale), 0, 0, 255)
-    expect_table(table, function, (codes - 128, 0.05), out, "node")
+    expect_table(table, function, (codes - 128, 0.05), out, where="node")
     for code in (0, 77, 128, 255):
         other = table.copy()
         other[0, code] += 1 if other[0, code] < 255 else -1
         with pytest.raises(Wrong, match=f"entry {code} of row 0"):
-            expect_table(other, function, (codes - 128, 0.05), out, "node")
+            expect_table(other, function, (codes - 128, 0.05), out, where="node")
 
 
 def test_the_report_says_what_is_proved_and_what_is_checked() -> None:

@@ -122,6 +122,6 @@ def test_a_model_that_the_made_up_sample_does_not_fit(tmp_path: Path) -> None:
     onnx.save(net.proto(), tmp_path / "net.onnx")
     spec = hardware("ort_cpu")
     with pytest.raises(ModelError, match=r"check\.shapes"):
-        check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), {})
-    found = check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), {"x": [1, 10]})
+        check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), shapes={})
+    found = check_model(tmp_path / "net.onnx", spec, schema_for(spec), AnnotateOptions(), shapes={"x": [1, 10]})
     assert found.verdict is Verdict.FITS

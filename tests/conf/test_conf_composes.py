@@ -77,11 +77,12 @@ def test_the_defaults_list_names_every_option() -> None:
         assert option in line.partition(":")[2], f"{group}={option}"
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option(group: str, option: str) -> None:
     fitting = {
         ("schema", "symmetric_with_power2_scale"): ["hardware=vta"],
-        ("objective", "callable"): ["objective.target='quantpipe.evaluate.metrics:kl_divergence'"],
+        ("objective", "callable"): ["objective.target='quantpipe.metrics.outputs:kl_divergence'"],
     }.get((group, option), [])
     build(composed(f"{group}={option}", *fitting))
 
@@ -93,6 +94,7 @@ def test_every_option_begins_with_what_it_is(group: str, option: str) -> None:
     assert len(first) > 20
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if needs_zoo(name):

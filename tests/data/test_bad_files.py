@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantpipe.data.arrays import ArrayFile
 from quantpipe.data.labels import as_labels, read_labels
-from quantpipe.data.npz import NpzDataset
+from quantpipe.data.sources.arrays import ArrayFile
+from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.errors import DataError
 from quantpipe.types import TensorInfo
 

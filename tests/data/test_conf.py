@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from quantpipe.data import (
     CallableDataset,
+    DigitsColumnsDataset,
     ImageFolderDataset,
     NpzDataset,
     TableDataset,
@@ -38,6 +39,13 @@ def test_digits() -> None:
     splits = configured("digits").splits(GREY8, 10, 0)
     assert [len(s) for s in (splits.calibrate, splits.search, splits.evaluate)] == [128, 128, 607]
     assert next(splits.search.batches(128)).inputs["image"].max() == 1
+
+
+def test_digits_columns() -> None:
+    ports = [TensorInfo("columns", (None, None, 8), "float32"), TensorInfo("attention_mask", (None, None), "int64")]
+    by_yaml, by_class = configured("digits_columns").splits(ports, 10, 0), DigitsColumnsDataset().splits(ports, 10, 0)
+    assert [len(s) for s in (by_yaml.calibrate, by_yaml.search, by_yaml.evaluate)] == [128, 128, 607]
+    assert [s.digest for s in by_yaml.roles.values()] == [s.digest for s in by_class.roles.values()]
 
 
 @pytest.mark.parametrize("name", ["npz", "image_folder", "table", "wav_folder", "text", "callable"])

@@ -8,7 +8,7 @@ import pytest
 
 import quantpipe
 from quantpipe.data import DigitsDataset
-from quantpipe.data.digits import digits_arrays, digits_parts
+from quantpipe.data.sources.digits import digits_arrays, digits_parts
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import Samples, TensorInfo
 from tests.data.helpers import GREY8, RGB8, count_right

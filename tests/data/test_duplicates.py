@@ -16,7 +16,7 @@ from quantpipe.data.few import ENOUGH, FEWEST, few_notes, refuse_few
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, DataError
-from quantpipe.inputs import record_of
+from quantpipe.pipeline.inputs import record_of
 from quantpipe.types import TensorInfo
 from tests.data.helpers import write_pictures
 

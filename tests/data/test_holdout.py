@@ -17,7 +17,7 @@ from quantpipe.data import CallableDataset, Splits
 from quantpipe.data.carry import carry
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.subset import First
-from quantpipe.inputs import load
+from quantpipe.pipeline.inputs import load
 from quantpipe.types import Samples, TensorInfo
 
 INPUTS = [TensorInfo("x", (None, 2), "float32")]
@@ -123,6 +123,8 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         seed=0,
         holdout=0.5,
         evaluate=SimpleNamespace(output=None),
+        objective={"metric": "auto"},
+        value_of=None,
         resident_mb=0,
         fixed={},
         isolate=True,

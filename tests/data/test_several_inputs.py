@@ -12,7 +12,7 @@ from quantpipe.data import ImageFolderDataset, NpzDataset
 from quantpipe.data.samples import ranges
 from quantpipe.data.subset import First
 from quantpipe.errors import QuantpipeError
-from quantpipe.inputs import record_of
+from quantpipe.pipeline.inputs import record_of
 from quantpipe.types import TensorInfo
 from tests.data.helpers import FLAT, RGB8, labels_of, write_pictures
 

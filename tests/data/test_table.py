@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from quantpipe.data import TableDataset
-from quantpipe.data.tablefile import ROWS
+from quantpipe.data.sources.tablefile import ROWS
 from quantpipe.errors import DataError, QuantpipeError
 from quantpipe.types import Samples, TensorInfo
 from tests.data.helpers import assert_disjoint, labels_of

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.data import TextDataset
-from quantpipe.data.text import Lengths
+from quantpipe.data.sources.text import Lengths
 from quantpipe.errors import QuantpipeError
 from quantpipe.types import TensorInfo
 from tests.data.helpers import labels_of

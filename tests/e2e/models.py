@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from tests.e2e.program import ROOT
 
 DIGITS = ROOT / "quantpipe" / "assets" / "digits.onnx"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from tests.e2e.models import DIGITS, SCALED, npz, with_op
 from tests.e2e.program import ROOT, Program
 

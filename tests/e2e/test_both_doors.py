@@ -48,7 +48,7 @@ def test_a_search_on_arrays_and_recovery_on_arrays(program: Program) -> None:
             "snpe",
             ("recover=default", "recover.steps=[propagation,equalize]", "threshold=percentile", "seed=3"),
             {
-                "recover": {"option": "default", "steps": ["propagation", "equalize"]},
+                "recover": {"option": "default", "steps": ["gptq_compensated", "equalize"]},
                 "threshold": "percentile",
                 "seed": 3,
             },

@@ -31,7 +31,7 @@ LAYOUT = (
     "evaluate/report.html",
     "config.yaml",
 )
-pytestmark = [pytest.mark.smoke, pytest.mark.xdist_group("default run")]  # one run serves all
+pytestmark = pytest.mark.smoke
 
 KEYS = {
     "agreement": {"tensors", "elements", "differing", "behind_float", "max_lsb", "first_tensor"},
@@ -78,7 +78,7 @@ def test_every_artifact_carries_its_origin(default_run: DefaultRun) -> None:
 def test_the_report_has_every_key_and_sane_values(default_run: DefaultRun) -> None:
     report = default_run.result.report
     for part in ("float", "simulated", "realized"):
-        assert set(report["metrics"][part]) == {"top1", "kl", "sqnr_db"}
+        assert set(report["metrics"][part]) == {"top1", "kl", "sqnr_db", "cosine"}
     for part, keys in KEYS.items():
         assert keys <= set(report[part]), part
     top1 = {part: report["metrics"][part]["top1"] for part in report["metrics"]}
@@ -148,7 +148,7 @@ def test_config_yaml_is_the_resolved_configuration(default_run: DefaultRun) -> N
     assert config["hardware"]["name"] == "ort_cpu"
     assert config["schema"]["name"] == "asymmetric"  # what `auto` came to
     assert config["realize"] == {"backend": "qdq"}
-    assert config["search"]["algorithm"]["_target_"] == "quantpipe.search.uniform.Uniform"
+    assert config["search"]["algorithm"]["_target_"] == "quantpipe.search.algorithms.uniform.Uniform"
     assert config["seed"] == 0
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from quantpipe.data.digits import digits_arrays
-from quantpipe.evaluate.interval import wilson
+from quantpipe.data.sources.digits import digits_arrays
+from quantpipe.metrics.interval import wilson
 from tests.e2e.models import SCALED, npz
 from tests.e2e.program import Program, read
 

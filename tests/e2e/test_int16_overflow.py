@@ -10,7 +10,8 @@ from tests.zoo import requires_zoo
 
 
 def both(program: Program, *arguments: str, evaluations: int) -> tuple[Result, Result]:
-    """8 bits everywhere, and searched; equal integers in both."""
+    """8 bits everywhere, and searched, both as rounded to the nearest; equal integers in both."""
+    arguments = (*arguments, "recover=none")
     budget = f"search.max_evaluations={evaluations}"
     uniform = program.run("hardware=hago_int16_acc", *arguments, folder="uniform")
     searched = program.run("experiments=int16_overflow", budget, *arguments, folder="searched")

@@ -123,3 +123,12 @@ def test_the_seed_is_all_that_a_random_search_follows(program: Program, tmp_path
     points = [[line.partition('"choices"')[0] for line in lines] for lines in trials]
     assert points[0] == points[1]
     assert points[0] != points[2]
+
+
+@pytest.mark.parametrize("options", [("model=digits_vit",), ("model=digits_vit_masked", "dataset=digits_columns")])
+def test_the_embedded_transformers(program: Program, options: tuple[str, ...]) -> None:
+    result = program.run(*options)
+    assert result.code == 0, result.err
+    assert result.report["agreement"]["differing"] == 0
+    assert result.report["run"]["samples"] == 607
+    assert result.report["metrics"]["float"]["top1"] > 0.97

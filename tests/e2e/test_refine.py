@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 import quantpipe
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from tests.e2e.program import Program, Result
 
 NARROW = ("hardware=int4_weights", "annotate.min_bits=2", "search=knapsack", "search.max_evaluations=12")
@@ -148,7 +148,7 @@ def test_the_best_finalist_after_recovery_is_taken(program: Program) -> None:
 
 
 def test_refining_without_recovery_is_refused(program: Program) -> None:
-    result = program.run("search.refine=true")
+    result = program.run("search.refine=true", "recover=none")
     assert result.code == 2
     assert "search.refine" in result.err
     assert "recover=default" in result.err

@@ -116,7 +116,7 @@ def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Pro
 
 
 def test_limits_on_choices(program: Program) -> None:
-    limits = (r"choices.pin={bits\:stem*:4}", r"choices.restrict={bits\:*:[8,4]}", "choices.freeze=[bits:image]")
+    limits = (r"choices.fix={bits\:stem*:4}", r"choices.restrict={bits\:*:[8,4]}", "choices.freeze=[bits:image]")
     result = program.run("search=random", "search.max_evaluations=12", *limits)
     assert result.code == 0, result.err
     space = {c["key"]: c["options"] for c in read(result.folder / "annotate" / "choices.json")["choices"]}
@@ -130,8 +130,8 @@ def test_limits_on_choices(program: Program) -> None:
         assert all(row["choices"][k] == v for k, v in pinned.items())  # type: ignore[index]
     chosen = {f"bits:{c['key']}": c["value"] for c in result.report["choices"]}
     assert all(chosen[k] == v for k, v in pinned.items())
-    assert "matches no choice" in program.run(r"choices.pin={bits\:nope:4}", folder="x").paragraph
-    assert "leaves" in program.run(r"choices.pin={bits\:image:9}", folder="y").paragraph
+    assert "matches no choice" in program.run(r"choices.fix={bits\:nope:4}", folder="x").paragraph
+    assert "leaves" in program.run(r"choices.fix={bits\:image:9}", folder="y").paragraph
     assert "is no option" in program.run("+choices.pins=1", folder="z").paragraph
 
 
@@ -156,7 +156,7 @@ def test_a_function_of_the_users_own_in_other_processes(program: Program, execut
 
 def test_a_function_of_the_users_own(program: Program) -> None:
     """The package's own KL, negated nowhere: the function is called with (reference, outputs, labels)."""
-    target = "objective.target='quantpipe.evaluate.metrics:summary'"
+    target = "objective.target='quantpipe.metrics.outputs:summary'"
     failed = program.run("objective=callable", target, folder="x").paragraph
     assert "summary(reference_outputs, outputs, labels) must give a number" in failed
     assert "is not allowed" in program.run("objective=callable", "objective.target=os:getcwd", folder="y").paragraph

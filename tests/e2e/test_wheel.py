@@ -35,7 +35,8 @@ def test_the_wheel_holds_conf_and_experiments(tmp_path: Path) -> None:
         files = [p.relative_to(ROOT) for p in (ROOT / folder).rglob("*.yaml")]
         assert files
         assert {f"quantpipe/{p.as_posix()}" for p in files} <= names
-    assert {"quantpipe/assets/digits.onnx", "quantpipe/report/report.html.j2", "quantpipe/py.typed"} <= names
+    shipped = {f"quantpipe/assets/{name}.onnx" for name in ("digits", "digits_vit", "digits_vit_masked")}
+    assert {*shipped, "quantpipe/report/report.html.j2", "quantpipe/py.typed"} <= names
     assert not any(name.startswith(("tests/", "conf/")) for name in names)
     unpacked = tmp_path / "unpacked"
     zipfile.ZipFile(wheel).extractall(unpacked)

@@ -14,12 +14,12 @@ from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare
-from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind
-from quantpipe.evaluate.reference import reference_of
 from quantpipe.graph.execute import Session
+from quantpipe.lowering import render
+from quantpipe.metrics.reference import reference_of
 from quantpipe.plan import Planner
 from quantpipe.realize import BACKENDS
-from quantpipe.rendering import render
+from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import ChoiceSpace, OptionValue, Point, QuantPlan, Strategy, Topology
 from tests.ops.line import Line, Net
@@ -47,7 +47,13 @@ class Mixed:
         made = self.made
         profile = measure(made.graph, self.variants.measured, made.samples, 1024)
         return ThresholdTable(
-            made.graph, self.variants.base, made.schema, profile, MaxRange(), "max_range", self.variants
+            made.graph,
+            self.variants.base,
+            made.schema,
+            profile,
+            estimator=MaxRange(),
+            weight_method="max_range",
+            variants=self.variants,
         )
 
     @cached_property
@@ -87,7 +93,9 @@ class Mixed:
     def agreement(self, point: Point, backend: str | None = None) -> Agreement:
         made, (topology, plan) = self.made, self.planned(point)
         realized = render(made.graph, topology, plan, BACKENDS[backend or made.spec.realize]())
-        return compare(made.graph, topology, plan, simulate(made.graph, topology, plan), realized, made.samples)
+        return compare(
+            made.graph, topology, plan, simulate(made.graph, topology, plan), realized=realized, samples=made.samples
+        )
 
     def recipe(self, cost: str = "bits", kind: EvaluatorKind = EvaluatorKind.SIMULATED, **more: Any) -> CandidateRecipe:
         made = self.made

@@ -10,11 +10,11 @@ from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.metrics import summary
 from quantpipe.evaluate.watched import island_entries, watched
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.session_options import INT8_KERNELS, carried
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
+from quantpipe.metrics.outputs import summary
 from quantpipe.types import Form, QuantPlan
 from tests.ops.line import Line, Net, line
 from tests.ops.test_every_op import line_of
@@ -23,7 +23,7 @@ FORMS = [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("ort_cpu", "integer"), (
 
 
 def compared(made: Line, plan: QuantPlan, realized: Rendered) -> Agreement:
-    return compare(made.graph, made.topology, plan, made.simulate(plan), realized, made.samples)
+    return compare(made.graph, made.topology, plan, made.simulate(plan), realized=realized, samples=made.samples)
 
 
 def tamper(realized: Rendered, constant: str, by: int = 1) -> None:

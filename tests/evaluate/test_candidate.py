@@ -13,13 +13,13 @@ import pytest
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate import candidate as candidates
-from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, objective_value, runs_fast
-from quantpipe.evaluate.reference import output_metrics, outputs_of, reference_of
-from quantpipe.evaluate.sections import sections
 from quantpipe.graph.execute import Session
+from quantpipe.metrics.reference import objective_value, output_metrics, outputs_of, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
 from quantpipe.recover import LayerOptions, Variants, float_moments
+from quantpipe.scoring import candidate as candidates
+from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind, runs_fast
+from quantpipe.scoring.sections import sections
 from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import Form, Point, QuantPlan, Score, Strategy
 from tests.ops.line import ArraySamples, Line, Net, line
@@ -114,6 +114,7 @@ def whole(r: CandidateRecipe, point: Point) -> Score:
     return Score(objective_value(r.metric, metrics), r.make().cost(point), tuple(metrics.items()))
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample", "tvm_arm", "int4_weights"])
 @pytest.mark.parametrize("net", NETS)
 def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:
@@ -172,6 +173,7 @@ def test_auto_simulates_where_the_integer_form_computes_otherwise(monkeypatch: p
     assert score == whole(r, r.space.start)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("memory", [0, 40_000, 1 << 30])
 @pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
 def test_what_is_kept_changes_no_bit(memory: int, kind: EvaluatorKind) -> None:
@@ -244,7 +246,7 @@ def test_candidates_are_given_up_after_the_same_batch_however_many_run_at_once(t
 @pytest.mark.parametrize("count", [1, 3, 8, 100])
 def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None:
     made_line = made(net, spec)
-    parts = sections(made_line.graph, made_line.topology, made_line.graph.outputs[0].name, count)
+    parts = sections(made_line.graph, made_line.topology, made_line.graph.outputs[0].name, count=count)
     names = [n.name for p in parts for n in p.graph.nodes]
     assert len(names) == len(set(names))
     stored = {k.output for k in made_line.topology.kernels if k.form is Form.QUANTIZED}
@@ -326,11 +328,11 @@ def test_resnet20_in_integers_has_the_simulated_scores() -> None:
 def test_recovered_weights_score_alike_in_both_forms_and_in_another_process() -> None:
     """Scores of candidates whose weights are recovered: the whole simulated model's with these weights, in any form."""
     plain = recipe("residual", "ort_cpu")
-    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, 256, 0)
+    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, memory_mb=256, seed=0)
     r = replace(plain, moments=moments, layer=LayerOptions(propagate=False))
     asked = points(r, 6)
     planner = Planner(r.graph, r.topology, r.spec, r.schema)
-    variants = Variants(r.graph, r.topology, r.schema, planner, moments, r.layer)
+    variants = Variants(r.graph, r.topology, r.schema, planner, moments=moments, options=r.layer)
     expected = []
     for point in asked:
         strategy = r.table.strategy(r.space.decode(point))
@@ -347,7 +349,7 @@ def test_recovered_weights_score_alike_in_both_forms_and_in_another_process() ->
 
 def test_weights_that_the_device_cannot_express_are_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = recipe("residual", "ort_cpu")
-    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, 256, 0)
+    moments = float_moments(plain.graph, plain.topology, plain.samples, 2048, memory_mb=256, seed=0)
     made = replace(plain, moments=moments).make()
     whole = Planner.plan
 

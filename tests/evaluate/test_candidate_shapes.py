@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.evaluate.bound import Bound
-from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind, _Batches
 from quantpipe.evaluate.generalization import generalization
-from quantpipe.evaluate.reference import Reference, output_metrics, outputs_of, reference_of
-from quantpipe.evaluate.tensor_cache import TensorCache
 from quantpipe.graph.execute import LANES, Session
 from quantpipe.graph.normalize import with_varying
+from quantpipe.metrics.reference import Reference, output_metrics, outputs_of, reference_of
+from quantpipe.scoring.bound import PartialScoreBound
+from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind, _Batches
+from quantpipe.scoring.tensor_cache import TensorCache
 from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import Batch, Outputs, Score
 from tests.ops.line import Net, line
@@ -104,7 +104,7 @@ def test_a_bound_ends_at_the_value(metric: str) -> None:
     rng = np.random.default_rng(6)
     rows: Outputs = tuple(rng.standard_normal((3, width)) for width in WIDTHS)
     noisy = [row + 0.3 * rng.standard_normal(row.shape) for row in rows]
-    bound = Bound(metric, Reference(rows, None))
+    bound = PartialScoreBound(metric, Reference(rows, None))
     value = -output_metrics(Reference(rows, None), tuple(noisy))[metric]
     for row in noisy:
         assert bound.best() >= value

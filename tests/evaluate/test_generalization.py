@@ -7,7 +7,7 @@ import pytest
 from scipy.special import rel_entr, softmax
 
 from quantpipe.evaluate.generalization import Generalization, generalization
-from quantpipe.evaluate.reference import Reference
+from quantpipe.metrics.reference import Reference
 
 RNG = np.random.default_rng(0)
 

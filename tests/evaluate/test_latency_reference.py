@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from quantpipe.errors import DataError
-from quantpipe.evaluate.latency import latency
-from quantpipe.evaluate.reference import reference_of
 from quantpipe.graph.execute import Session
+from quantpipe.metrics.latency import latency
+from quantpipe.metrics.reference import reference_of
 from tests.ops.line import ArraySamples, Net, load
 from tests.ops.test_every_op import line_of
 

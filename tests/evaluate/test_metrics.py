@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from quantpipe.evaluate.metrics import is_distribution, kl_divergence, relative_mse, sqnr_db, summary, top1
+from quantpipe.metrics.outputs import is_distribution, kl_divergence, relative_mse, sqnr_db, summary, top1
 
 LOGITS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6),
                     elements=st.floats(-30, 30, width=32))  # fmt: skip
@@ -76,7 +76,12 @@ def test_relative_mse_of_predicting_the_mean_is_one() -> None:
 
 def test_summary_of_the_float_model_itself() -> None:
     outputs = np.array([[1.0, 2.0], [3.0, 0.0]])
-    assert summary(outputs, outputs, np.array([1, 1])) == {"top1": 0.5, "kl": 0.0, "sqnr_db": None}
+    assert summary(outputs, outputs, np.array([1, 1])) == {
+        "top1": 0.5,
+        "kl": 0.0,
+        "sqnr_db": None,
+        "cosine": pytest.approx(1.0),
+    }
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(0, 1000))

@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quantpipe.evaluate.candidate import EvaluatorKind, objective_value
-from quantpipe.evaluate.reference import output_metrics, outputs_of
 from quantpipe.hardware.cost import COSTS
+from quantpipe.metrics.reference import objective_value, output_metrics, outputs_of
+from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import Form, Point, Score
 from tests.evaluate.mixed import Mixed, layers, residual

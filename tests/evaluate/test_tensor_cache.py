@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quantpipe.evaluate.tensor_cache import TensorCache
+from quantpipe.scoring.tensor_cache import TensorCache
 
 
 def state(size: int, fill: int = 0) -> dict[str, np.ndarray]:

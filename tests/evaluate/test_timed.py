@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from quantpipe.evaluate.timed import TimedMeasure
 from quantpipe.graph.execute import Session
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
+from quantpipe.scoring.timed import TimedMeasure
 from quantpipe.types import Score
 from tests.ops.line import Net, line
 

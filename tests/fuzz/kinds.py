@@ -14,7 +14,7 @@ import onnx
 import yaml
 from PIL import Image
 
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from tests.e2e.models import DIGITS
 from tests.e2e.program import ROOT
 from tests.fuzz import mutate
@@ -165,7 +165,7 @@ KEYS = (
     "search.max_seconds", "search.target", "search.finalists", "objective", "objective.form", "objective.tolerance",
     "objective.cost", "objective.cost_limit", "recover", "recover.steps", "realize", "realize.backend", "executor",
     "executor.workers", "tracking", "command", "strategy", "pick", "stages", "seed", "strict", "verify", "plugins",
-    "replay", "replay.trial", "choices", "choices.pin", "choices.freeze", "annotate", "annotate.choices",
+    "replay", "replay.trial", "choices", "choices.fix", "choices.freeze", "annotate", "annotate.choices",
     "annotate.min_bits", "annotate.threshold_steps", "annotate.float_nodes", "annotate.constraints", "calibrate",
     "calibrate.memory_mb", "calibrate.statistics", "calibrate.cache", "profile", "profile.load", "evaluate",
     "evaluate.output", "evaluate.agreement_samples", "check", "check.format", "check.shapes", "hydra", "nope",
@@ -182,7 +182,7 @@ SANE = (
     "objective=mse", "objective=accuracy", "objective.cost=cycles", "objective.form=pareto", "search=greedy",
     "search=tpe", "search=knapsack", "search.max_evaluations=4", "executor=serial", "recover=default",
     "annotate.choices=[bits,float]", "annotate.float_nodes=[stem.conv]", "annotate.skip_first=true",
-    "annotate.threshold_steps=[0,-1]", "annotate.min_bits=2", "choices.pin={'bits:image':8}", "seed=7",
+    "annotate.threshold_steps=[0,-1]", "annotate.min_bits=2", "choices.fix={'bits:image':8}", "seed=7",
     "choices.freeze=['bits:*']", "calibrate.statistics=extremes", "calibrate.memory_mb=16", "verify=warn",
     "strict=true", "stages=[annotate,calibrate,search]", "search.refine=true", "evaluate.output=logits",
 )  # fmt: skip

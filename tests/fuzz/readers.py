@@ -21,9 +21,9 @@ import onnx
 from quantpipe.app.configfiles import check_file
 from quantpipe.calibrate.yaml_profile import profile_from_yaml, profile_yaml
 from quantpipe.check.sample import made_up
-from quantpipe.data.digits import digits_arrays
 from quantpipe.data.labels import read_labels
-from quantpipe.data.npz import NpzDataset
+from quantpipe.data.sources.digits import digits_arrays
+from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.normalize import load_graph
 from quantpipe.hardware.load import load_hardware

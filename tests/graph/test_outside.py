@@ -19,16 +19,18 @@ import pytest
 
 from quantpipe.artifacts import Origin
 from quantpipe.errors import ModelError, StorageError
-from quantpipe.graph import outside, store
-from quantpipe.graph.execute import Session
+from quantpipe.graph import external_weights as outside
+from quantpipe.graph import store
+from quantpipe.graph.execute import Kernels, Session
+from quantpipe.graph.external_weights import file_array, is_mapped, is_outside, model_size, place_of, skeleton, turned
 from quantpipe.graph.io import SMALL, model_bytes, read_model
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.outside import file_array, is_mapped, is_outside, model_size, place_of, skeleton, turned
 from quantpipe.graph.store import data_files, is_model_current, write_model
 from quantpipe.graph.view import Graph
 from quantpipe.plan import Planner
 from quantpipe.recover import LayerOptions
 from quantpipe.recover import recover as walk
+from quantpipe.recover.reconstruct.layerwise import Effort
 from quantpipe.simulate.simulator import Simulator, bind
 from quantpipe.types import QuantPlan
 from tests.graph.outside_nets import conv_net, dense_net, read, saved
@@ -162,7 +164,7 @@ def test_simulated_integers_equal_those_of_the_model_in_memory(net: Callable[[],
         simulation = one.simulate(one.planner.plan(strategy))
         integers = simulation.rendered.integers
         model = expose(bind(simulation.rendered.model, simulation.weights), list(integers.values()))
-        found = Session(model, optimize=False).run({**feeds, **simulation.scalars})
+        found = Session(model, kernels=Kernels.AS_WRITTEN).run({**feeds, **simulation.scalars})
         values.append({tensor: found[name] for tensor, name in integers.items()})
     casts = sum(node.op_type == "Cast" and node.name.endswith(".q") for node in model.graph)
     assert casts >= 1  # sums that float32 holds; the others take the integers as they are
@@ -178,8 +180,7 @@ def test_recovery_walks_the_same_layers(dense: tuple[Graph, Graph]) -> None:
     layers, strategy = [], line(dense[0]).strategy(4)
     for graph in dense:
         made = line(graph)
-        found = walk(graph, made.topology, made.schema, strategy, made.planner, made.samples, LayerOptions(),
-                     4096, 64, 0)  # fmt: skip
+        found = walk(made.problem, strategy, made.samples, LayerOptions(), effort=Effort(4096, 64))
         layers.append({str(entry["node"]): float(entry["error_recovered"]) for entry in found.layers})
         inside = replace(found.overrides, weights={t: replace(w, values=np.array(w.values))
                                                    for t, w in found.overrides.weights.items()})  # fmt: skip

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
+from quantpipe.graph.external_weights import place_of
 from quantpipe.graph.io import read_model
-from quantpipe.graph.outside import place_of
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
 
 RNG = np.random.default_rng(8)
@@ -105,7 +105,7 @@ def test_products_are_the_same(case: str, tmp_path: Path) -> None:
     if not accumulator:  # 0.125 / 400 of the sum, ties to the nearest even
         wanted = [[min(max(round(v / 3200) + 128, 0), 255) for v in row] for row in wanted]
     # The kernels that the runtime takes of its own accord would saturate with int8 weights on CPUs without VNNI.
-    (found,) = Session(made, exact=False).run({"x": X.reshape(shape)}).values()
+    (found,) = Session(made, kernels=Kernels.NATIVE).run({"x": X.reshape(shape)}).values()
     np.testing.assert_array_equal(found.reshape(3, N), wanted)
     (found,) = Session(model).run({"x": X.reshape(shape)}).values()
     np.testing.assert_array_equal(found.reshape(3, N), wanted)
@@ -122,7 +122,7 @@ def test_a_weight_of_several_layers_has_one_file_and_a_zero_point_for_each(tmp_p
     model = model_of(tmp_path, nodes, DENSE, [3, K], TensorProto.INT32)
     made = unsigned_weights(model)
     assert made.graph.initializers["w"].const_value.dtype == ir.DataType.UINT8
-    (found,) = Session(made, exact=False).run({"x": X}).values()
+    (found,) = Session(made, kernels=Kernels.NATIVE).run({"x": X}).values()
     x = X.astype(object) - ZERO
     w = DENSE.astype(object)
     np.testing.assert_array_equal(found, (x @ w + x @ WEIGHT_ZEROS.astype(object)[None].repeat(K, 0)).astype(np.int64))

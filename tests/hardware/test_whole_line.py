@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from quantpipe import assets
-from quantpipe.data.digits import DigitsDataset
+from quantpipe.data.sources.digits import DigitsDataset
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line
@@ -62,6 +62,7 @@ def check(made: Line, name: str) -> None:
         assert real >= whole - (0.3 if name == "int4_weights" else 0.05), (real, whole)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_digits(name: str) -> None:
     made = digits_line(name)
@@ -89,6 +90,7 @@ def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:
     assert made.agree(made.plan(5 if name in NARROW else 8), backend).differing == 0
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
     graph, samples = digits()

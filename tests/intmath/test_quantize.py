@@ -42,26 +42,26 @@ def test_quantize_is_exact(x: float, scale: float, dtype: DType, data: st.DataOb
         expected = dtype.qmax if quotient > 0 else dtype.qmin
     else:
         expected = min(max(round(Fraction(quotient)) + zero, dtype.qmin), dtype.qmax)
-    assert int(quantize(x, scale, zero, dtype.qmin, dtype.qmax, dtype)) == expected
+    assert int(quantize(x, scale, zero, qmin=dtype.qmin, qmax=dtype.qmax, dtype=dtype)) == expected
 
 
 @given(st.integers(-(2**20), 2**20), st.integers(-20, 20), st.integers(2, 16))
 def test_ties_go_to_even_and_narrow_bounds_hold(half_steps: int, exponent: int, bits: int) -> None:
     scale = 2.0**exponent
     bound = 2 ** (bits - 1) - 1
-    got = int(quantize(half_steps / 2 * scale, scale, 0, -bound, bound, DType.INT16))
+    got = int(quantize(half_steps / 2 * scale, scale, 0, qmin=-bound, qmax=bound, dtype=DType.INT16))
     assert got == min(max(round(Fraction(half_steps, 2)), -bound), bound)
 
 
 def test_int32_bounds_are_exact() -> None:
     low, high = DType.INT32.qmin, DType.INT32.qmax
-    got = quantize([-3e9, 3e9, np.inf, -np.inf, 2.0**30], 1.0, 0, low, high, DType.INT32)
+    got = quantize([-3e9, 3e9, np.inf, -np.inf, 2.0**30], 1.0, 0, qmin=low, qmax=high, dtype=DType.INT32)
     assert got.dtype == np.int32 and got.tolist() == [low, high, high, low, 2**30]
 
 
 def test_nan_is_refused() -> None:
     with pytest.raises(DataError, match="NaN"):
-        quantize([1.0, np.nan], 1.0, 0, -128, 127, DType.INT8)
+        quantize([1.0, np.nan], 1.0, 0, qmin=-128, qmax=127, dtype=DType.INT8)
 
 
 @given(
@@ -120,7 +120,7 @@ def test_equal_to_onnxruntime(dtype: DType, axis: int | None, power_of_two: bool
     )
     x = hard_values(rng, shape, spread)
     q = session(dtype, axis, "QuantizeLinear").run(None, {"x": x, "s": scale, "z": zero})[0]
-    mine = quantize(x, scale, zero, dtype.qmin, dtype.qmax, dtype, axis)
+    mine = quantize(x, scale, zero, qmin=dtype.qmin, qmax=dtype.qmax, dtype=dtype, axis=axis)
     assert mine.dtype == q.dtype
     np.testing.assert_array_equal(mine, q)
     r = session(dtype, axis, "DequantizeLinear").run(None, {"x": q, "s": scale, "z": zero})[0]

@@ -22,7 +22,7 @@ from quantpipe.intmath import (
 LEAST, GREATEST = -(2**31), 2**31 - 1
 
 accumulators = st.one_of(st.integers(LEAST, GREATEST), st.integers(-300, 300), st.sampled_from([LEAST, GREATEST, 0]))
-wide = (-(2**62), 2**62)
+LEAST_WIDE, GREATEST_WIDE = (-(2**62), 2**62)
 
 
 def clip(x: int, low: int, high: int) -> int:
@@ -33,30 +33,33 @@ def clip(x: int, low: int, high: int) -> int:
 def test_float_multiplier(acc: int, multiplier: float, zero: int, mode: Rounding) -> None:
     product = float(np.float32(acc) * np.float32(multiplier))
     expected = clip(rounded(Fraction(product), mode) + zero, -128, 127)
-    assert int(requantize_float(acc, multiplier, zero, -128, 127, rounding=mode)) == expected
+    assert int(requantize_float(acc, multiplier, zero, qmin=-128, qmax=127, rounding=mode)) == expected
 
 
 @given(st.integers(-(2**22), 2**22), st.integers(0, 20))
 def test_float_multiplier_is_exact_for_small_accumulators_and_powers_of_two(acc: int, shift: int) -> None:
-    got = int(requantize_float(acc, 2.0**-shift, 0, *wide))
+    got = int(requantize_float(acc, 2.0**-shift, 0, qmin=LEAST_WIDE, qmax=GREATEST_WIDE))
     assert got == round(Fraction(acc, 2**shift))
 
 
 @given(accumulators, st.integers(-20, 62), st.integers(-128, 127), st.sampled_from(Rounding))
 def test_shift(acc: int, shift: int, zero: int, mode: Rounding) -> None:
     exact = Fraction(acc) / Fraction(2) ** shift
-    got = int(requantize_shift(acc, shift, zero, *wide, rounding=mode))
+    got = int(requantize_shift(acc, shift, zero, qmin=LEAST_WIDE, qmax=GREATEST_WIDE, rounding=mode))
     assert got == rounded(exact, mode) + zero
 
 
 @given(accumulators, st.integers(1, 31))
 def test_shift_is_the_written_formula(acc: int, n: int) -> None:
-    assert int(requantize_shift(acc, n, 3, -128, 127)) == clip(((acc + 2 ** (n - 1)) >> n) + 3, -128, 127)
+    assert int(requantize_shift(acc, n, 3, qmin=-128, qmax=127)) == clip(((acc + 2 ** (n - 1)) >> n) + 3, -128, 127)
 
 
 def test_ties_of_a_shift() -> None:
     acc = np.arange(-6, 7)
-    got = {mode: requantize_shift(acc, 2, 0, *wide, rounding=mode).tolist() for mode in Rounding}
+    got = {
+        mode: requantize_shift(acc, 2, 0, qmin=LEAST_WIDE, qmax=GREATEST_WIDE, rounding=mode).tolist()
+        for mode in Rounding
+    }
     assert got == {m: [rounded(Fraction(int(a), 4), m) for a in acc] for m in Rounding}
 
 
@@ -80,15 +83,18 @@ multipliers = st.one_of(st.integers(2**30, GREATEST), st.integers(LEAST, GREATES
 def test_double_rounding_is_gemmlowps(acc: int, m: int, shift: int, zero: int) -> None:
     left = clip(acc << max(shift, 0), LEAST, GREATEST)
     expected = divide_by_power(doubling_high_multiply(left, m), max(-shift, 0)) + zero
-    assert int(requantize_fixed_point(acc, m, shift, zero, *wide)) == expected
-    assert int(requantize_fixed_point(acc, m, shift, zero, -128, 127)) == clip(expected, -128, 127)
+    assert int(requantize_fixed_point(acc, (m, shift), zero, qmin=LEAST_WIDE, qmax=GREATEST_WIDE)) == expected
+    assert int(requantize_fixed_point(acc, (m, shift), zero, qmin=-128, qmax=127)) == clip(expected, -128, 127)
 
 
 @given(accumulators, multipliers, st.integers(-31, 30), st.integers(-128, 127))
 def test_single_rounding_rounds_once_half_up(acc: int, m: int, shift: int, zero: int) -> None:
     exact = Fraction(acc * m) / 2 ** (31 - shift)
     expected = clip(rounded(exact, Rounding.HALF_UP), LEAST, GREATEST) + zero
-    assert int(requantize_fixed_point(acc, m, shift, zero, *wide, rounding="single")) == expected
+    assert (
+        int(requantize_fixed_point(acc, (m, shift), zero, qmin=LEAST_WIDE, qmax=GREATEST_WIDE, rounding="single"))
+        == expected
+    )
 
 
 @given(st.floats(2**-31, 2**29))
@@ -114,7 +120,7 @@ def test_fixed_point_follows_the_real_product(acc: int, m: float) -> None:
     q31, shift = quantize_multiplier(m)
     exact = Fraction(acc) * Fraction(m)
     for kind, slack in (("double", 2), ("single", 1)):
-        got = int(requantize_fixed_point(acc, q31, shift, 0, *wide, rounding=kind))  # type: ignore[arg-type]
+        got = int(requantize_fixed_point(acc, (q31, shift), 0, qmin=LEAST_WIDE, qmax=GREATEST_WIDE, rounding=kind))  # type: ignore[arg-type]
         assert abs(got - exact) <= slack + abs(exact) * Fraction(1, 2**30)
 
 
@@ -125,23 +131,25 @@ def test_per_channel_multipliers_and_shifts() -> None:
     pairs = [quantize_multiplier(m) for m in real]
     m, shift = np.asarray([p[0] for p in pairs]), np.asarray([p[1] for p in pairs])
     whole = {
-        "float": requantize_float(acc, real, 1, -128, 127, axis=1),
-        "shift": requantize_shift(acc, [3, 0, -2, 12], 1, -128, 127, axis=1),
-        "fixed": requantize_fixed_point(acc, m, shift, 1, -128, 127, axis=1),
+        "float": requantize_float(acc, real, 1, qmin=-128, qmax=127, axis=1),
+        "shift": requantize_shift(acc, [3, 0, -2, 12], 1, qmin=-128, qmax=127, axis=1),
+        "fixed": requantize_fixed_point(acc, (m, shift), 1, qmin=-128, qmax=127, axis=1),
     }
     for c in range(4):
         part = acc[:, c]
-        np.testing.assert_array_equal(whole["float"][:, c], requantize_float(part, real[c], 1, -128, 127))
-        np.testing.assert_array_equal(whole["shift"][:, c], requantize_shift(part, [3, 0, -2, 12][c], 1, -128, 127))
+        np.testing.assert_array_equal(whole["float"][:, c], requantize_float(part, real[c], 1, qmin=-128, qmax=127))
         np.testing.assert_array_equal(
-            whole["fixed"][:, c], requantize_fixed_point(part, int(m[c]), int(shift[c]), 1, -128, 127)
+            whole["shift"][:, c], requantize_shift(part, [3, 0, -2, 12][c], 1, qmin=-128, qmax=127)
+        )
+        np.testing.assert_array_equal(
+            whole["fixed"][:, c], requantize_fixed_point(part, (int(m[c]), int(shift[c])), 1, qmin=-128, qmax=127)
         )
 
 
 def test_illegal_shifts_are_refused() -> None:
     with pytest.raises(HardwareError, match="legal"):
-        requantize_shift(1, 63, 0, -128, 127)
+        requantize_shift(1, 63, 0, qmin=-128, qmax=127)
     with pytest.raises(HardwareError, match="legal"):
-        requantize_fixed_point(1, 2**30, 31, 0, -128, 127)
+        requantize_fixed_point(1, (2**30, 31), 0, qmin=-128, qmax=127)
     with pytest.raises(HardwareError, match="'single'"):
-        requantize_fixed_point(1, 2**30, 0, 0, -128, 127, rounding="triple")  # type: ignore[arg-type]
+        requantize_fixed_point(1, (2**30, 0), 0, qmin=-128, qmax=127, rounding="triple")  # type: ignore[arg-type]

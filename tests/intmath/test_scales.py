@@ -44,7 +44,7 @@ def test_every_legal_request(request_: tuple[Range, int, DType, TensorSchema]) -
     assert isinstance(scale, np.float32) and isinstance(zero, int)
     assert scale >= np.finfo(np.float32).tiny and np.isfinite(scale)
     assert dtype.qmin <= qmin <= zero <= qmax <= dtype.qmax
-    assert int(quantize(0.0, scale, zero, qmin, qmax, dtype)) == zero  # real 0 is exact
+    assert int(quantize(0.0, scale, zero, qmin=qmin, qmax=qmax, dtype=dtype)) == zero  # real 0 is exact
     if schema.power_of_two is not PowerOfTwo.NONE:
         assert math.frexp(float(scale))[0] == 0.5
 
@@ -141,7 +141,7 @@ def test_asymmetric_ends_survive_within_a_step(low: float, high: float, dtype: D
     schema = TensorSchema(symmetry="asymmetric")
     scale, zero, qmin, qmax = scale_zero_point(Range(low, high), 8, dtype, schema)
     ends_ = np.asarray([low, high], dtype=np.float32)
-    back = dequantize(quantize(ends_, scale, zero, qmin, qmax, dtype), scale, zero)
+    back = dequantize(quantize(ends_, scale, zero, qmin=qmin, qmax=qmax, dtype=dtype), scale, zero)
     assert np.abs(back - ends_).max() <= float(scale) * 1.01
 
 
@@ -152,7 +152,9 @@ def test_many_ranges_at_once_are_the_same_as_one_by_one(
     range_, bits, dtype, schema = request_
     assume(range_.high > 0)
     ranges = [Range(range_.low / 2**i, range_.high) for i in range(count)]
-    scale, zero, qmin, qmax = scales_zero_points([r.low for r in ranges], [r.high for r in ranges], bits, dtype, schema)
+    scale, zero, qmin, qmax = scales_zero_points(
+        [r.low for r in ranges], [r.high for r in ranges], bits, dtype, schema=schema
+    )
     assert list(zip(scale, zero, strict=True)) == [scale_zero_point(r, bits, dtype, schema)[:2] for r in ranges]
     assert (qmin, qmax) == scale_zero_point(ranges[0], bits, dtype, schema)[2:]
 

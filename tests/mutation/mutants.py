@@ -16,7 +16,7 @@ import onnx_ir as ir
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.sides import Simulated
-from quantpipe.rendering import Rendered
+from quantpipe.lowering import Rendered
 from quantpipe.types import QuantPlan
 from tests.ops.line import Line
 
@@ -46,7 +46,7 @@ def mutants(made: Line, plan: QuantPlan, backend: str, seed: int = 0) -> Iterato
     """Every constant of the realized model, changed in one element, up to `TRIES` until an output moves."""
     rng = np.random.default_rng(seed)
     realized = made.realize(plan, backend)
-    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized)
+    simulated = Simulated(made.graph, made.topology, plan, made.simulate(plan), realized=realized)
     kinds = [kind for kind in session_kinds(realized.model) if kind.decides]
     assert compare_with(simulated, realized, made.samples, kinds).differing == 0, "the unchanged model"
     before = _outputs(made, realized)

@@ -34,9 +34,9 @@ from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
-from quantpipe.plan import Planner
+from quantpipe.lowering import Rendered, render
+from quantpipe.plan import Planner, Problem
 from quantpipe.realize import BACKENDS
-from quantpipe.rendering import Rendered, render
 from quantpipe.simulate.simulator import Simulation, simulate
 from quantpipe.types import Batch, HardwareSpec, QuantPlan, Range, Samples, Schema, Strategy, Topology
 
@@ -134,11 +134,13 @@ class Net:
         # Outputs need a type: ask onnxruntime, which infers every op, its own included.
         options = ort.SessionOptions()
         options.log_severity_level = 4
+        types = {v.name: v.type.tensor_type.elem_type for v in onnx.shape_inference.infer_shapes(model).graph.output}
         for value in model.graph.output:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, None))
+            value.CopyFrom(helper.make_tensor_value_info(value.name, types[value.name] or TensorProto.FLOAT, None))
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         for value, found in zip(model.graph.output, session.get_outputs(), strict=True):
-            value.CopyFrom(helper.make_tensor_value_info(value.name, TensorProto.FLOAT, found.shape))
+            type_ = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(value.name, type_, found.shape))
         return model
 
     def _fresh(self, base: str) -> str:
@@ -235,11 +237,17 @@ class Line:
     @cached_property
     def table(self) -> ThresholdTable:
         profile = measure(self.graph, self.topology.measured, self.samples, 1024)
-        return ThresholdTable(self.graph, self.topology, self.schema, profile, MaxRange(), "max_range")
+        return ThresholdTable(
+            self.graph, self.topology, self.schema, profile, estimator=MaxRange(), weight_method="max_range"
+        )
 
     @cached_property
+    def problem(self) -> Problem:
+        return Problem(self.graph, self.topology, self.spec, self.schema)
+
+    @property
     def planner(self) -> Planner:
-        return Planner(self.graph, self.topology, self.spec, self.schema)
+        return self.problem.planner
 
     def strategy(self, bits: int | Sequence[int] = 8, seed: int = 0) -> Strategy:
         """Every choice at `bits`, or each at a random one of several."""
@@ -292,7 +300,7 @@ class Line:
     def agree(self, plan: QuantPlan, backend: str, everywhere: bool = False) -> Agreement:
         """The comparison in the sessions that decide, or in all of them."""
         realized, simulation = self.realize(plan, backend), self.simulate(plan)
-        simulated = Simulated(self.graph, self.topology, plan, simulation, realized)
+        simulated = Simulated(self.graph, self.topology, plan, simulation, realized=realized)
         kinds = [kind for kind in session_kinds(realized.model) if kind.decides or everywhere]
         return compare_with(simulated, realized, self.samples, kinds)
 

@@ -14,7 +14,7 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.check.sample import made_up
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.normalize import load_graph
-from quantpipe.strategyfile import read_strategy, results_of, strategy_payload
+from quantpipe.pipeline.strategy_file import read_strategy, results_of, strategy_payload
 from quantpipe.types import Range, Strategy
 from tests.e2e.models import DIGITS
 from tests.ops.line import hardware, schema_for
@@ -40,11 +40,13 @@ def made() -> tuple[Topologies, dict[str, Any]]:
         for w in topology.weights
     }
     strategy = Strategy(bits, {g.key: Range(-1.0, 2.0) for g in topology.groups}, weights)
-    return variants, json.loads(json.dumps(strategy_payload("m", SPEC, SCHEMA, topology, strategy, {})))
+    return variants, json.loads(
+        json.dumps(strategy_payload("m", SPEC, SCHEMA, topology, strategy=strategy, results={}))
+    )
 
 
 def read(variants: Topologies, payload: Any) -> Strategy:
-    return read_strategy(payload, "here", "m", SPEC, SCHEMA, variants)
+    return read_strategy(payload, "here", "m", SPEC, schema=SCHEMA, variants=variants)
 
 
 def test_the_file_as_written_is_taken(made: tuple[Topologies, dict[str, Any]]) -> None:

@@ -98,7 +98,7 @@ def test_a_transposed_convolution_overflows_like_any_other(overflow: str) -> Non
     assert np.any(kept != whole)
     np.testing.assert_array_equal(simulated[acc], kept)
     np.testing.assert_array_equal(realized[acc], kept)
-    (entry,) = (e for e in overflow_report(made.graph, made.topology, plan, made.simulate(plan), made.samples)
+    (entry,) = (e for e in overflow_report(made.graph, made.topology, plan, made.simulate(plan), samples=made.samples)
                 if e["node"] == "mid")  # fmt: skip
     assert entry["overflowed"] >= np.count_nonzero(kept != whole)
 
@@ -217,6 +217,14 @@ def test_products_of_signed_activations_on_avx2_are_refused() -> None:
     made = line(net, with_ops("ort_cpu", rows, isa="avx2"))
     with pytest.raises(HardwareError, match="can saturate on avx2"):
         made.plan(8)
+
+
+def test_products_of_unsigned_activations_on_avx2_are_widened_first_and_not_refused() -> None:
+    rows = {"MatMul": [{"in": ["uint8", "uint8"], "out": ["uint8"], "when": {"operands": "activations"}}]}
+    net = Net(seed=3)
+    x, y = net.input(None, 6, 16), net.input(None, 16, 5, name="y")
+    net.output(net.node("MatMul", x, y, name="mid"))
+    assert "mid" in line(net, with_ops("ort_cpu", rows, isa="avx2")).plan(8).kernels
 
 
 def test_products_of_activations_whose_shape_varies_are_refused() -> None:

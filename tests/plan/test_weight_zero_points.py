@@ -26,7 +26,7 @@ from quantpipe.graph.io import model_proto
 from quantpipe.graph.normalize import load_as_written
 from quantpipe.graph.view import Graph
 from quantpipe.lint.findings import lint
-from quantpipe.strategyfile import read_strategy, strategy_payload
+from quantpipe.pipeline.strategy_file import read_strategy, strategy_payload
 from quantpipe.types import DType, HardwareSpec, Strategy
 from tests.ops.line import Line, Net, hardware, hardware_data, line
 from tests.ops.test_every_op import graph_of
@@ -211,9 +211,9 @@ def test_the_strategy_file_gives_the_same_plan() -> None:
     for granularity in ("per_tensor", "per_channel"):
         made = line(graph_of("residual_projection"), device("ort_cpu", "int8", granularity))
         strategy = made.strategy(8)
-        payload = strategy_payload("m", made.spec, made.schema, made.topology, strategy, {})
+        payload = strategy_payload("m", made.spec, made.schema, made.topology, strategy=strategy, results={})
         variants = Topologies(made.graph, made.spec, made.schema, AnnotateOptions())
-        again = read_strategy(payload, "here", "m", made.spec, made.schema, variants)
+        again = read_strategy(payload, "here", "m", made.spec, schema=made.schema, variants=variants)
         for tensor, limits in strategy.weights.items():
             np.testing.assert_array_equal(again.weights[tensor], limits)
             entry = payload["strategy"]["thresholds"][tensor]
@@ -224,7 +224,7 @@ def test_the_strategy_file_gives_the_same_plan() -> None:
 def test_every_way_to_choose_ranges(method: Any) -> None:
     made = line(graph_of("conv_asymmetric_pads"), device("ort_cpu", "int8", "per_channel"))
     profile = measure(made.graph, made.topology.measured, made.samples, 1024)
-    table = ThresholdTable(made.graph, made.topology, made.schema, profile, MaxRange(), method)
+    table = ThresholdTable(made.graph, made.topology, made.schema, profile, estimator=MaxRange(), weight_method=method)
     for site in made.topology.weights:
         limits = table.weight_thresholds(site.tensor, 8)
         assert limits.shape == (made.graph.shapes[site.tensor][0], 2) and np.all(limits[:, 0] <= 0)

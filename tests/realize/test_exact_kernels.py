@@ -15,11 +15,11 @@ import pytest
 from quantpipe.artifacts import Origin
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder
+from quantpipe.graph.external_weights import file_array, layout, packed
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.outside import file_array, layout, packed
 from quantpipe.graph.store import write_model
+from quantpipe.lowering import Rendered
 from quantpipe.realize import BACKENDS
-from quantpipe.rendering import Rendered
 from tests.ops.line import CONF, Array, Line, Net, line, load
 
 TARGETS = sorted(path.stem for path in (CONF / "hardware").glob("*.yaml"))

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_proto
+from quantpipe.lowering import render
 from quantpipe.realize import BACKENDS
-from quantpipe.rendering import render
 from quantpipe.simulate.simulator import Simulator, bind
 from tests.ops.line import Net, hardware, line
 from tests.ops.test_every_op import graph_of, line_of

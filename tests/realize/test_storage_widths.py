@@ -13,7 +13,7 @@ import pytest
 from quantpipe.errors import HardwareError
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.normalize import load_graph
-from quantpipe.rendering import opset_for
+from quantpipe.lowering import opset_for
 from tests.ops.line import Net, hardware, line, normal_samples
 from tests.ops.test_every_op import graph_of
 from tests.simulate.test_against_interpreter import check
@@ -58,6 +58,7 @@ LONG = (
 )  # fmt: skip
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", LONG)
 def test_sixteen_bit_tensors_against_the_interpreter(name: str) -> None:
     made = line(graph_of(name), "mixed_npu")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.normalize import expose
 from tests.ops.test_every_op import line_of
@@ -39,7 +39,7 @@ def test_only_integer_ops_between_the_ends(name: str) -> None:
             assert made_by[node.input[0]].op_type != "QuantizeLinear" or node.input[0] in made_by
     batch = next(iter(made.samples.batches(made.graph.batch_size))).inputs
     inner = [o for n in nodes if n.op_type != "DequantizeLinear" for o in n.output if o]
-    values = Session(expose(model, inner), optimize=False).run(batch)
+    values = Session(expose(model, inner), kernels=Kernels.AS_WRITTEN).run(batch)
     for tensor in inner:
         assert values[tensor].dtype.kind in "iu", f"{tensor} is {values[tensor].dtype}"
     for initializer in model_proto(model).graph.initializer:
@@ -66,8 +66,8 @@ def test_stored_integers_are_int8_and_inside_their_bits(name: str) -> None:
 
 def test_shifts_round_to_nearest_and_reach_their_ends() -> None:
     """The rendered BitShift chain against Python's own shift, over accumulators near every border."""
+    from quantpipe.lowering import Context
     from quantpipe.realize.integer import Integer
-    from quantpipe.rendering import Context
     from quantpipe.types import QuantPlan
 
     made = line_of("conv_plain", "vta", "auto")
@@ -80,7 +80,7 @@ def test_shifts_round_to_nearest_and_reach_their_ends() -> None:
             inside = inside[inside << max(-shift, 0) < 1 << 31]
             context = Context(made.graph, made.topology, QuantPlan({}, {}, {}, {}), Integer())
             acc = context.builder.input("acc", "int32", [None])
-            result = Integer()._shift(context, acc, shift, "s", bound)
+            result = Integer()._shift(context, acc, shift, "s", bound=bound)
             if result is acc:
                 assert shift == 0
                 continue

@@ -7,9 +7,9 @@ import pytest
 
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
-from quantpipe.recover import changed
-from quantpipe.recover.channel_stats import channel_extremes
-from quantpipe.recover.links import links
+from quantpipe.recover import rescale_channels
+from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_stats import channel_extremes
 from tests.ops.line import Line, Net, line, normal_samples
 from tests.recover.test_recover_channels import norm, on, outputs, some_change
 
@@ -19,7 +19,7 @@ def same_function(made: Line, *, offsets: bool = True) -> None:
     found, _ = links(made.graph, made.topology)
     assert found
     changes = {t: some_change(k.channels, n, k.offsets and offsets) for n, (t, k) in enumerate(found.items())}
-    graph, topology = changed(made.graph, made.topology, changes)
+    graph, topology = rescale_channels(made.graph, made.topology, changes)
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
     other = on(made, graph, topology)
     assert other.agree(other.plan(), "integer" if made.spec.name == "vta" else "qdq").differing == 0

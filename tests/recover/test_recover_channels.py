@@ -12,9 +12,9 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.plan import ChannelChange, Overrides
-from quantpipe.recover import changed, overrides_arrays, overrides_from_arrays
-from quantpipe.recover.changed import compose
-from quantpipe.recover.links import links
+from quantpipe.recover import overrides_arrays, overrides_from_arrays, rescale_channels
+from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.rescale_channels import compose
 from quantpipe.types import Accumulate, Range, Topology
 from tests.ops.line import Line, Net, line, normal_samples
 
@@ -76,13 +76,13 @@ def test_the_network_computes_what_it_did(clamp: str, hw: str) -> None:
     found, _ = links(made.graph, made.topology)
     if hw == "vta":
         changes = {t: some_change(k.channels, n, k.offsets) for n, (t, k) in enumerate(found.items())}
-        graph, topology = changed(made.graph, made.topology, changes)
+        graph, topology = rescale_channels(made.graph, made.topology, changes)
         np.testing.assert_allclose(outputs(graph), before, rtol=1e-4, atol=1e-5)
         assert {k.node for k in topology.kernels} == {k.node for k in made.topology.kernels}
     for n, (tensor, link) in enumerate(found.items()):  # one at a time, offsets that are the same for all channels
         change = ChannelChange(np.ones(link.channels), np.full(link.channels, 0.25 * (n + 1)))
         if link.offsets:
-            graph, _ = changed(made.graph, made.topology, {tensor: change})
+            graph, _ = rescale_channels(made.graph, made.topology, {tensor: change})
             np.testing.assert_allclose(outputs(graph), before, rtol=1e-4, atol=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_powers_of_two_change_no_bit() -> None:
         t: ChannelChange(2.0 ** np.random.default_rng(7).integers(-3, 4, k.channels), np.zeros(k.channels))
         for t, k in found.items()
     }
-    graph, _ = changed(made.graph, made.topology, changes)
+    graph, _ = rescale_channels(made.graph, made.topology, changes)
     np.testing.assert_array_equal(outputs(graph), outputs(made.graph))
 
 
@@ -113,7 +113,7 @@ def test_a_map_flattened_into_features() -> None:
     made = line(net, "vta")
     ((tensor, link),) = links(made.graph, made.topology)[0].items()
     assert (link.channels, link.repeats, link.offsets) == (3, 4, True)
-    graph, topology = changed(made.graph, made.topology, {tensor: some_change(3, 1, True)})
+    graph, topology = rescale_channels(made.graph, made.topology, {tensor: some_change(3, 1, True)})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
     (kernel,) = [k for k in topology.kernels if k.node == "conv"]
     assert kernel.channel_bounds is not None and len(kernel.channel_bounds[0]) == 3
@@ -135,7 +135,9 @@ def test_behind_a_normalization() -> None:
     found, _ = links(made.graph, made.topology)
     assert {k.maker: k.readers for k in found.values()} == {"norm": ("head0", "head1", "head2"), "norm2": ("last",)}
     assert all(k.affine and not k.offsets for k in found.values())  # MatMul has no bias to take them
-    graph, topology = changed(made.graph, made.topology, {t: some_change(6, n, False) for n, t in enumerate(found)})
+    graph, topology = rescale_channels(
+        made.graph, made.topology, {t: some_change(6, n, False) for n, t in enumerate(found)}
+    )
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
     other = on(made, graph, topology)
     assert other.agree(other.plan(), "qdq").differing == 0
@@ -166,7 +168,7 @@ def test_bounds_per_channel_are_the_realized_integers(seed: int) -> None:
     net.output(net.conv(x, 4, 2, name="reader"))
     made = line(net, "vta")
     (tensor,) = links(made.graph, made.topology)[0]
-    graph, topology = changed(made.graph, made.topology, {tensor: some_change(4, seed, True)})
+    graph, topology = rescale_channels(made.graph, made.topology, {tensor: some_change(4, seed, True)})
     other = on(made, graph, topology)
     plan = other.plan()
     kernel, data, result = plan.kernels["conv"], plan.quantizers["x"], plan.quantizers[tensor]
@@ -199,7 +201,7 @@ def test_what_does_not_fit_is_refused() -> None:
         {made.graph.by_name["depthwise"].inputs[0]: some_change(6, 0, True)},
     ):
         with pytest.raises(ArtifactError, match="channels of"):
-            changed(made.graph, made.topology, changes)
+            rescale_channels(made.graph, made.topology, changes)
 
 
 def test_what_is_stored_is_read_again() -> None:
@@ -221,7 +223,9 @@ def test_what_is_stored_is_read_again() -> None:
 def test_a_changed_graph_is_whole() -> None:
     made = line(blocks(), "vta")
     found, _ = links(made.graph, made.topology)
-    graph, _ = changed(made.graph, made.topology, {t: some_change(k.channels, 1, k.offsets) for t, k in found.items()})
+    graph, _ = rescale_channels(
+        made.graph, made.topology, {t: some_change(k.channels, 1, k.offsets) for t, k in found.items()}
+    )
     assert {n.name for n in made.graph.nodes} <= {n.name for n in graph.nodes}
     assert all(t in graph.shapes for n in graph.nodes for t in (*n.inputs, *n.outputs) if t)
     assert made.graph.nodes != graph.nodes and [o.name for o in made.graph.outputs] == [o.name for o in graph.outputs]

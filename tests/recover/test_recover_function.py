@@ -11,11 +11,11 @@ import pytest
 
 from quantpipe.graph.execute import Session, collect
 from quantpipe.graph.view import Graph
-from quantpipe.recover import STEPS, NotApplicable, changed
-from quantpipe.recover.absorb import Absorption
-from quantpipe.recover.equalize import Equalization
-from quantpipe.recover.links import links
-from quantpipe.recover.smooth import Smoothing
+from quantpipe.recover import STEPS, NotApplicable, rescale_channels
+from quantpipe.recover.rescale.absorb import Absorption
+from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.equalize import Equalization
+from quantpipe.recover.rescale.smooth import Smoothing
 from tests.ops.line import Line, Net, hardware, hardware_data, line
 from tests.recover.test_recover_channels import blocks, norm, six
 from tests.recover.test_recover_steps import work_on
@@ -86,6 +86,7 @@ def devices() -> dict[str, Any]:
     }
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("net", NETS)
 def test_steps_one_after_the_other_keep_the_function(net: str, chain: str) -> None:
@@ -137,5 +138,5 @@ def test_biases_answer_for_integer_weights_with_a_scale_per_channel() -> None:
         own = weight.values[out].astype(np.float64) * float(weight.scale[out])
         expected[out] += sum(own[c].sum() * change.offset[c] for c in range(6))
     np.testing.assert_allclose(state.overrides.biases["second"], expected, rtol=1e-5, atol=1e-6)
-    graph, _ = changed(made.graph, made.topology, state.overrides.channels)
+    graph, _ = rescale_channels(made.graph, made.topology, state.overrides.channels)
     np.testing.assert_allclose(samples_through(graph, made), samples_through(made.graph, made), rtol=1e-4, atol=1e-4)

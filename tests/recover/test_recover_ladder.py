@@ -10,9 +10,9 @@ import pytest
 
 from quantpipe.errors import ArtifactError, ConfigError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
-from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, climb
-from quantpipe.recover.equalize import Equalization
-from quantpipe.recover.layer import LayerOptions
+from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, accept_steps
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.rescale.equalize import Equalization
 from quantpipe.recover.steps import Walk, layer_options
 
 
@@ -31,7 +31,7 @@ def climbed(values: list[Any], before: float = 1.0) -> tuple[State, Any]:
         made = state.overrides.biases
         return float(values[int(list(made.values())[-1])]) if made else before
 
-    return climb(start, [StepItem(f"step {n}", n) for n in range(len(values))], run, measure)
+    return accept_steps(start, [StepItem(f"step {n}", n) for n in range(len(values))], run, measure)
 
 
 def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
@@ -45,9 +45,9 @@ def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
     assert all(s["seconds"] >= 0 for s in found.steps)
 
 
-@pytest.mark.parametrize("second", ["equalize", "absorb", "smooth", "ranges", "propagation"])
-@pytest.mark.parametrize(("kl", "enough"), [(0.02, 0.02), (0.0201, 0.02), (0.001, 0.0)])
-def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, enough: float) -> None:
+@pytest.mark.parametrize("second", ["equalize", "absorb", "smooth", "ranges", "gptq_compensated"])
+@pytest.mark.parametrize(("kl", "kl_target"), [(0.02, 0.02), (0.0201, 0.02), (0.001, 0.0)])
+def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, kl_target: float) -> None:
     ran: list[str] = []
 
     def run(item: StepItem, state: State) -> State:
@@ -57,14 +57,14 @@ def test_where_kl_is_enough_no_walk_is_repeated(second: str, kl: float, enough: 
     def measure(state: State) -> float:
         return 1.0 if state.walk is None else kl
 
-    items = [StepItem("equalize", None), StepItem("propagation", None), StepItem(second, None)]
+    items = [StepItem("equalize", None), StepItem("gptq_compensated", None), StepItem(second, None)]
     start = State(cast(Any, None), cast(Any, None))
-    _, found = climb(start, items[1:], run, measure, enough)
-    left_out = second in ("equalize", "absorb", "smooth") and kl <= enough
-    assert ran == ["propagation"] + [second] * (not left_out)
-    assert ("recover.enough" in found.steps[1].get("reason", "")) == left_out
+    _, found = accept_steps(start, items[1:], run, measure, kl_target=kl_target)
+    left_out = second in ("equalize", "absorb", "smooth") and kl <= kl_target
+    assert ran == ["gptq_compensated"] + [second] * (not left_out)
+    assert ("recover.kl_target" in found.steps[1].get("reason", "")) == left_out
     ran.clear()
-    climb(start, items[:1], run, lambda state: kl, enough)
+    accept_steps(start, items[:1], run, lambda state: kl, kl_target=kl_target)
     assert ran == ["equalize"], "without a walk there is none to repeat"
 
 
@@ -100,34 +100,36 @@ def test_nothing_helps() -> None:
 
 
 def test_what_a_walk_does_to_a_layer() -> None:
-    coordinate = Walk(rounding="coordinate")
-    assert [layer_options(s, coordinate).rounding for s in ("bias", "rounding")] == ["nearest", "coordinate"]
-    options = Walk(ridge=0.3, damping=0.2, growth=5.0)
-    bias, rounding, propagation = (layer_options(s, options) for s in ("bias", "rounding", "propagation"))
+    coordinate = Walk(rounding="coordinate_descent")
+    assert [layer_options(s, coordinate).rounding for s in ("bias", "gptq")] == ["nearest", "coordinate_descent"]
+    options = Walk(ridge=0.3, damping=0.2, shrinkage_factor=5.0)
+    bias, rounding, propagation = (layer_options(s, options) for s in ("bias", "gptq", "gptq_compensated"))
     assert bias.rounding == "nearest" and not bias.scale_search and not bias.propagate and bias.correct_bias
-    assert rounding.rounding == "hessian" and rounding.scale_search and not rounding.propagate
+    assert rounding.rounding == "gptq" and rounding.scale_search and not rounding.propagate
     assert [o.own_bias for o in (bias, rounding, propagation)] == [False, True, False]
-    assert propagation.rounding == "hessian" and propagation.propagate
-    assert (propagation.ridge, propagation.damping, propagation.growth) == (0.3, 0.2, 5.0)
+    assert propagation.rounding == "gptq" and propagation.propagate
+    assert (propagation.ridge, propagation.damping, propagation.shrinkage_factor) == (0.3, 0.2, 5.0)
 
 
 def test_steps_take_parameters() -> None:
-    given = ["equalize", {"name": "equalize", "iterations": 3}, {"name": "rounding", "rows": 100}, "propagation"]
-    options = RecoverOptions(given, rows=4096, ridge=0.1, growth=2.0)
-    assert options.names == ("equalize", "equalize", "rounding", "propagation")
+    given = ["equalize", {"name": "equalize", "iterations": 3}, {"name": "gptq", "rows": 100}, "gptq_compensated"]
+    options = RecoverOptions(given, rows=4096, ridge=0.1, shrinkage_factor=2.0)
+    assert options.names == ("equalize", "equalize", "gptq", "gptq_compensated")
     first, second, third, fourth = (item.parameters for item in options.items())
     assert first == Equalization() and second == Equalization(iterations=3)
-    assert third == Walk(rows=100, ridge=0.1, growth=2.0) and fourth == Walk(rows=4096, ridge=0.1, growth=2.0)
+    assert third == Walk(rows=100, ridge=0.1, shrinkage_factor=2.0) and fourth == Walk(
+        rows=4096, ridge=0.1, shrinkage_factor=2.0
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
-        ({"steps": ["rounding", "propagtion"]}, "recover.steps", "propagation"),
-        ({"rounding": "hesian"}, "recover.rounding", "hessian"),
-        ({"rounding": "nearest"}, "recover.rounding", "coordinate"),
-        ({"steps": ["spin"]}, "recover.steps", "bias, rounding, propagation, equalize, absorb, smooth, rotate, ranges"),
-        ({"steps": "rounding"}, "recover.steps", "a list"),
+        ({"steps": ["gptq", "gptq_compensatd"]}, "recover.steps", "gptq_compensated"),
+        ({"rounding": "gtpq"}, "recover.rounding", "gptq"),
+        ({"rounding": "nearest"}, "recover.rounding", "coordinate_descent"),
+        ({"steps": ["spin"]}, "recover.steps", "bias, gptq, gptq_compensated, equalize, absorb, smooth, rotate"),
+        ({"steps": "gptq"}, "recover.steps", "a list"),
         ({"steps": [3]}, "recover.steps", "legal are bias"),
         ({"steps": [{"iterations": 3}]}, "recover.steps", "name: equalize"),
         ({"steps": [{"name": "equalise"}]}, "recover.steps", "equalize"),
@@ -143,16 +145,16 @@ def test_steps_take_parameters() -> None:
         ({"steps": [{"name": "smooth", "alphas": 0.5}]}, "recover.steps", "at least one"),
         ({"steps": [{"name": "ranges", "tolerance": 0.5}]}, "recover.steps", "1 and above"),
         ({"steps": [{"name": "ranges", "samples": "many"}]}, "recover.steps", "1 and above"),
-        ({"steps": [{"name": "rounding", "rows": 10}]}, "recover.steps", "64 and above"),
+        ({"steps": [{"name": "gptq", "rows": 10}]}, "recover.steps", "64 and above"),
         ({"rows": 10}, "recover.rows", "at least 64"),
         ({"ridge": -0.1}, "recover.ridge", "at least"),
         ({"ridge": 0.0}, "recover.ridge", "at least"),
         ({"damping": 0.0}, "recover.damping", "at least"),
         ({"damping": float("nan")}, "recover.damping", "at least"),
         ({"ridge": float("inf")}, "recover.ridge", "finite"),
-        ({"growth": -1.0}, "recover.growth", "at least 0"),
-        ({"steps": [{"name": "rounding", "growth": -1.0}]}, "recover.steps", "0 and above"),
-        ({"steps": [{"name": "rounding", "damping": float("inf")}]}, "recover.steps", "and above"),
+        ({"shrinkage_factor": -1.0}, "recover.shrinkage_factor", "at least 0"),
+        ({"steps": [{"name": "gptq", "shrinkage_factor": -1.0}]}, "recover.steps", "0 and above"),
+        ({"steps": [{"name": "gptq", "damping": float("inf")}]}, "recover.steps", "and above"),
     ],
 )
 def test_options_are_refused_by_key(changes: dict[str, Any], key: str, said: str) -> None:

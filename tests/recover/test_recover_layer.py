@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantpipe.recover import layer
-from quantpipe.recover.layer import AROUND, LayerOptions, Solved, regression, solve
-from quantpipe.recover.moments import Moments, OutputMoments
-from quantpipe.recover.rounding import row_errors
+from quantpipe.recover.reconstruct import layer
+from quantpipe.recover.reconstruct.gptq import row_errors
+from quantpipe.recover.reconstruct.layer import AROUND, LayerOptions, Solved, WeightGrid, regression, solve
+from quantpipe.recover.reconstruct.moments import Moments, OutputMoments
 from quantpipe.types import Denominator, PowerOfTwo, Symmetry, TensorSchema
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -65,11 +65,8 @@ def solved(
         found,
         start.astype(np.float32),
         np.full(weight.shape[:2], floor),
-        bits,
-        (-top, top),
-        schema,
-        per_channel,
-        options,
+        grid=WeightGrid(bits, (-top, top), schema, per_channel),
+        options=options,
     )
 
 
@@ -176,7 +173,7 @@ def test_the_bias_takes_the_mean_error_away() -> None:
     assert not solved(weight, found, LayerOptions(correct_bias=False), 3).bias_shift.any()
 
 
-@pytest.mark.parametrize("step", ["rounding", "propagation"])
+@pytest.mark.parametrize("step", ["gptq", "gptq_compensated"])
 def test_without_a_bias_the_weights_answer_for_the_mean(step: str) -> None:
     """Against the rows themselves: inputs whose mean is far from zero, as behind a Relu or a Sigmoid."""
     rng = np.random.default_rng(8)
@@ -186,7 +183,7 @@ def test_without_a_bias_the_weights_answer_for_the_mean(step: str) -> None:
     found = of_rows(weight, x[:, None], y[:, None])
     errors = []
     for corrected in (True, False):
-        options = LayerOptions(propagate=step == "propagation", own_bias=step == "rounding", correct_bias=corrected)
+        options = LayerOptions(propagate=step == "gptq_compensated", own_bias=step == "gptq", correct_bias=corrected)
         errors.append(float(np.mean((x @ weight[0].T - y @ real(solved(weight, found, options))[0].T) ** 2)))
     assert errors[1] < 0.3 * errors[0]
 
@@ -202,9 +199,9 @@ def test_a_layer_may_answer_for_its_own_rounding_only() -> None:
 OPTIONS = {
     "nearest": LayerOptions(propagate=False, rounding="nearest"),
     "rounding": LayerOptions(propagate=False),
-    "propagation": LayerOptions(),
+    "gptq_compensated": LayerOptions(),
     "no scale search": LayerOptions(scale_search=False),
-    "coordinate": LayerOptions(rounding="coordinate"),
+    "coordinate_descent": LayerOptions(rounding="coordinate_descent"),
 }
 
 
@@ -273,7 +270,7 @@ def test_what_the_samples_leave_open_is_not_regressed_and_not_spread() -> None:
     np.testing.assert_array_equal(found[0.0].integers, found[0.1].integers)
     assert np.any(found[1.0].integers != found[0.1].integers)
     np.testing.assert_array_equal(found[1e6].integers, solved(weight, sure, NEAREST).integers)
-    constant = solved(weight, replace(sure, uncertainty=1e6), replace(fixed, growth=0.0))
+    constant = solved(weight, replace(sure, uncertainty=1e6), replace(fixed, shrinkage_factor=0.0))
     np.testing.assert_array_equal(constant.integers, found[0.0].integers)
 
 
@@ -285,11 +282,11 @@ def test_ridge_and_damping_grow_together() -> None:
     grown = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.3, damping=0.02))
     np.testing.assert_array_equal(grown.integers, by_hand.integers)
     np.testing.assert_array_equal(grown.bias_shift, by_hand.bias_shift)
-    half = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.6, damping=0.04, growth=5.0))
+    half = solved(weight, replace(sure, uncertainty=0.4), LayerOptions(ridge=0.6, damping=0.04, shrinkage_factor=5.0))
     np.testing.assert_array_equal(half.integers, by_hand.integers)
 
 
-@pytest.mark.parametrize("rounding", ["hessian", "coordinate", "nearest"])
+@pytest.mark.parametrize("rounding", ["gptq", "coordinate_descent", "nearest"])
 @pytest.mark.parametrize("schema", [PLAIN, POWER2], ids=["any scale", "powers of two"])
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("groups", [1, 3])
@@ -341,7 +338,14 @@ def test_a_zero_point_that_stays_shifts_the_bounds_of_the_integers(scale_search:
     options = LayerOptions(propagate=False, scale_search=scale_search)
     schema = TensorSchema(symmetry=Symmetry.ASYMMETRIC)
     zero = np.full((1, 3), -8.0)
-    result = solve(weight, found, start, np.zeros((1, 3)), 4, (-8 - zero, 7 - zero), schema, True, options)
+    result = solve(
+        weight,
+        found,
+        start,
+        np.zeros((1, 3)),
+        grid=WeightGrid(4, (-8 - zero, 7 - zero), schema, per_channel=True),
+        options=options,
+    )
     assert result.integers.min() >= 0 and 7 < result.integers.max() <= 15
     for row in range(3):
         wanted = textbook(weight[0, row], result.scale[0, row], found.hessian[0], options.damping, 15)

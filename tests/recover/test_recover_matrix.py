@@ -34,7 +34,7 @@ def check(net: Net, channels: int) -> None:
     places = np.moveaxis(out, channels, -1).reshape(-1, out.shape[channels])
     matrix = form.matrix(node, weight)
     for count in (10**6, 5):
-        picked = form.pick(node, graph, x.shape, count, np.random.default_rng(0))
+        picked = form.pick(node, graph, x.shape, count, rng=np.random.default_rng(0))
         rows = picked.read(x)
         np.testing.assert_array_equal(picked.read(2 * x), 2 * rows)  # both tensors are read at the same place
         beyond = rows == 0  # what a window reads beside the data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quantpipe.recover.moments import MomentCollector, Moments
+from quantpipe.recover.reconstruct.moments import MomentCollector, Moments
 
 
 def collected(x: np.ndarray, quantized: np.ndarray, cuts: list[int], weight: np.ndarray) -> Moments:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.normalize import load_graph
 from quantpipe.plan import Overrides
 from quantpipe.recover import overrides_arrays, overrides_from_arrays
-from quantpipe.recover.segments import segments
-from quantpipe.recover.spool import Spool
+from quantpipe.recover.reconstruct.activation_store import ActivationStore
+from quantpipe.recover.reconstruct.segments import segments
 from quantpipe.types import DType, Form, Topology, WeightTensor
 from tests.ops.line import ArraySamples, Line, Net, hardware, line, schema_for
 
@@ -99,7 +99,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("limit", [0, 300, 10**6])
 def test_the_spool_gives_back_what_was_put(limit: int) -> None:
-    with Spool(limit) as spool:
+    with ActivationStore(limit) as spool:
         for batch in (0, 1):
             for name, array in ARRAYS.items():
                 spool.put(name, batch, array + batch if array.dtype != bool else array)
@@ -112,7 +112,7 @@ def test_the_spool_gives_back_what_was_put(limit: int) -> None:
 
 
 def test_dropping_makes_room_and_files_vanish() -> None:
-    with Spool(1000) as spool:
+    with ActivationStore(1000) as spool:
         folder = Path(spool._folder.name)
         spool.put("a", 0, np.zeros(1000, np.uint8))
         spool.put("b", 0, np.zeros(1000, np.uint8))

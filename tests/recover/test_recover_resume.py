@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from quantpipe.artifacts import Origin
-from quantpipe.recover import KeptLayers, LayerOptions, Recovery, overrides_arrays, recover
+from quantpipe.recover import LayerCheckpoint, LayerOptions, Recovery, overrides_arrays, recover
+from quantpipe.recover.reconstruct.layerwise import Effort
 from tests.e2e.program import Program, contents
 from tests.ops.line import Line
 from tests.recover.test_recover_walk import digits
@@ -23,7 +24,7 @@ class Stop(Exception):
     pass
 
 
-class Watched(KeptLayers):
+class Watched(LayerCheckpoint):
     """Notes what is found and what is written."""
 
     read_: list[str]
@@ -45,24 +46,21 @@ class Watched(KeptLayers):
         super().write(key, layer)
 
 
-def walk(made: Line, kept: KeptLayers, stop: int = 999, seed: int = 0, options: LayerOptions | None = None) -> Recovery:
+def walk(
+    made: Line, kept: LayerCheckpoint, stop: int = 999, seed: int = 0, options: LayerOptions | None = None
+) -> Recovery:
     def progress(done: int, total: int, note: str) -> None:
         if done == stop:
             raise Stop
 
     return recover(
-        made.graph,
-        made.topology,
-        made.schema,
+        made.problem,
         made.strategy(),
-        made.planner,
         made.samples,
         options or LayerOptions(),
-        2048,
-        64,
-        seed,
-        progress,
-        kept,
+        effort=Effort(rows=2048, memory_mb=64, seed=seed),
+        progress=progress,
+        kept=kept,
     )
 
 

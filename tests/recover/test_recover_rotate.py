@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe import stages
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.errors import ArtifactError
-from quantpipe.plan import ChannelChange, Overrides, Planner
+from quantpipe.pipeline import stages
+from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Planner
 from quantpipe.recover import (
     STEPS,
-    Climbed,
     RecoverOptions,
+    RecoveryResult,
     Work,
-    changed,
     overrides_arrays,
     overrides_from_arrays,
+    rescale_channels,
 )
-from quantpipe.recover.mixed import faces, mixed
-from quantpipe.recover.rotate import Rotation, rotations
-from quantpipe.recover.rotation import Face, _slope, crest, flattest, rotated
-from quantpipe.recover.streams import streams
+from quantpipe.recover.rescale.apply_rotation import faces, mixed
+from quantpipe.recover.rescale.optimize_rotation import Face, _slope, crest, flattest, rotated
+from quantpipe.recover.rescale.residual_streams import streams
+from quantpipe.recover.rescale.rotate import Rotation, rotations
 from tests.ops.line import Line, Net, line
 from tests.recover.test_recover_channels import PAD, on, outputs
 
@@ -70,12 +70,14 @@ def dense_stream(seed: int = 4) -> Net:
     return net
 
 
-def climb(made: Line, steps: list[Any], **options: Any) -> Climbed:
-    given = RecoverOptions(tuple(steps), enough=0.0)
+def accept_steps(made: Line, steps: list[Any], start: Overrides = NO_OVERRIDES) -> RecoveryResult:
+    given = RecoverOptions(tuple(steps), kl_target=0.0)
     return stages.recover(
-        *(made.graph, made.topology, made.spec, made.schema, made.strategy(), made.samples, made.samples, given),
-        *(256, 0, lambda *_: None),
-        **options,
+        made.problem,
+        stages.Searched(made.strategy(), start),
+        made.samples,
+        stages.Holdout(made.samples),
+        settings=stages.RecoverySettings(given, 256),
     )
 
 
@@ -87,7 +89,7 @@ def work_on(made: Line) -> Work:
 
 
 def agrees(made: Line, overrides: Overrides, backend: str) -> None:
-    other = on(made, *changed(made.graph, made.topology, overrides.channels, overrides.rotations))
+    other = on(made, *rescale_channels(made.graph, made.topology, overrides.channels, overrides.rotations))
     plan = Planner(other.graph, other.topology, made.spec, made.schema).plan(made.strategy(), overrides)
     assert other.agree(plan, backend).differing == 0
 
@@ -233,7 +235,7 @@ def test_planted_evenness_is_found(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("hw", "backend"), [("int4_weights", "qdq"), ("vta", "integer")])
-@pytest.mark.parametrize("steps", [["rotate"], ["rotate", "propagation"], ["rounding", "rotate"]])
+@pytest.mark.parametrize("steps", [["rotate"], ["rotate", "gptq_compensated"], ["gptq", "rotate"]])
 def test_what_was_rotated_is_what_runs(hw: str, backend: str, steps: list[str]) -> None:
     """Through the steps themselves, whatever the ladder would keep: plan, simulation and realized form."""
     made = line(bottlenecks(spikes=1.5), hw)
@@ -264,7 +266,7 @@ def test_a_second_rotation_comes_behind_the_first() -> None:
     (name,) = streams(made.graph, made.topology)[0]
     work, first, second = work_on(made), turn(6, 1), turn(6, 2)
     state = work.rotated(work.rotated(work.start(), {name: first}), {name: second})
-    once, _ = changed(made.graph, made.topology, {}, {name: first})
+    once, _ = rescale_channels(made.graph, made.topology, {}, {name: first})
     twice = mixed(once, made.topology, {name: second})
     np.testing.assert_allclose(state.overrides.rotations[name], second @ first, atol=1e-12)
     weight = made.topology.kernel_of["project1"].weight or ""
@@ -327,7 +329,7 @@ def hidden_signs(seed: int) -> Net:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_it_helps_where_a_rotation_hides_even_weights(seed: int) -> None:
-    (row,) = climb(line(hidden_signs(seed), "int4_weights"), ["rotate"]).steps
+    (row,) = accept_steps(line(hidden_signs(seed), "int4_weights"), ["rotate"]).steps
     assert row["kept"] and row["kl_after"] < row["kl_before"] / 2, row
 
 
@@ -338,9 +340,9 @@ def test_channels_in_other_units_come_behind_it() -> None:
     made = line(net, "vta")
     (name,) = streams(made.graph, made.topology)[0]
     change = ChannelChange(np.full(6, 2.0), np.zeros(6))
-    (row,) = climb(made, ["rotate"], start=Overrides({}, {}, channels={name: change})).steps
+    (row,) = accept_steps(made, ["rotate"], start=Overrides({}, {}, channels={name: change})).steps
     assert not row["kept"] and "in other units already" in row["reason"]
-    both = changed(made.graph, made.topology, {name: change}, {name: turn(6, 1)})
+    both = rescale_channels(made.graph, made.topology, {name: change}, {name: turn(6, 1)})
     np.testing.assert_allclose(outputs(both[0]), outputs(made.graph), rtol=1e-4, atol=1e-5)
 
 
@@ -348,5 +350,5 @@ def test_without_a_stream_it_says_why() -> None:
     net = Net(10)
     x = net.node("Relu", net.conv(net.input(None, 3, 4, 4), 3, 6, name="maker"))
     net.output(net.conv(x, 6, 4, name="reader"))
-    (row,) = climb(line(net, "vta"), ["rotate"]).steps
+    (row,) = accept_steps(line(net, "vta"), ["rotate"]).steps
     assert not row["kept"] and "maker: " in row["reason"] and "Relu" in row["reason"]

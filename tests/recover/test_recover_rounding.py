@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe.recover.rounding import BLOCK, ROUNDINGS, row_errors
+from quantpipe.recover.reconstruct.gptq import BLOCK, ROUNDINGS, row_errors
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 TOP = 3.0
@@ -55,7 +55,7 @@ def test_errors_are_those_of_the_integers_and_none_is_below_the_least(how: str, 
 @pytest.mark.parametrize("seed", range(5))
 def test_coordinate_descent_ends_where_no_single_weight_can_do_better(seed: int) -> None:
     target, scales, hessian = layer(2, 3, 5, seed, correlated=5.0)
-    integers, errors = rounded("coordinate", target, scales, hessian)
+    integers, errors = rounded("coordinate_descent", target, scales, hessian)
     for s, g, o in np.ndindex(errors.shape):
         for k, value in itertools.product(range(5), np.arange(-TOP, TOP + 1)):
             other = integers[s, g, o].copy()
@@ -68,7 +68,7 @@ def test_over_many_rows_both_are_near_the_best_and_nearest_is_not() -> None:
     target, scales, hessian = layer(1, 40, 5, 0, correlated=5.0)
     best = sum(least_error(target[0, o], scales[0, 0, o], hessian[0]) for o in range(40))
     total = {how: float(rounded(how, target, scales[:1], hessian)[1].sum()) for how in ROUNDINGS}
-    assert max(total["hessian"], total["coordinate"]) < 1.5 * best < total["nearest"] / 1.15
+    assert max(total["gptq"], total["coordinate_descent"]) < 1.5 * best < total["nearest"] / 1.15
 
 
 @pytest.mark.parametrize("how", ROUNDINGS)

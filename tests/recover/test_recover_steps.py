@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe import stages
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
-from quantpipe.evaluate.judge import Judge
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
+from quantpipe.pipeline import stages
 from quantpipe.plan import Planner
-from quantpipe.recover import STEPS, Climbed, NotApplicable, RecoverOptions, State, Work, changed
-from quantpipe.recover.absorb import Absorption, absorbed
-from quantpipe.recover.channel_stats import channel_extremes
-from quantpipe.recover.equalize import Equalization, equalized
-from quantpipe.recover.links import links
+from quantpipe.recover import STEPS, NotApplicable, RecoverOptions, RecoveryResult, State, Work, rescale_channels
 from quantpipe.recover.ranges import squared_error
-from quantpipe.recover.smooth import smoothed
+from quantpipe.recover.rescale.absorb import Absorption, absorbed
+from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_stats import channel_extremes
+from quantpipe.recover.rescale.equalize import Equalization, equalized
+from quantpipe.recover.rescale.smooth import smoothed
+from quantpipe.scoring.judge import Judge
 from quantpipe.types import Profile, Range, Strategy
 from tests.ops.line import ArraySamples, Line, Net, line, load, set_threshold
 from tests.recover.test_recover_channels import blocks, norm, on, outputs
@@ -31,24 +31,18 @@ from tests.recover.test_recover_channels import blocks, norm, on, outputs
 Array = np.ndarray[Any, Any]
 
 
-def climbed(made: Line, steps: list[Any], strategy: Strategy | None = None, judged: Any = None) -> Climbed:
+def climbed(made: Line, steps: list[Any], strategy: Strategy | None = None, judged: Any = None) -> RecoveryResult:
     return stages.recover(
-        made.graph,
-        made.topology,
-        made.spec,
-        made.schema,
-        strategy or made.strategy(),
+        made.problem,
+        stages.Searched(strategy or made.strategy()),
         made.samples,
-        judged or made.samples,
-        RecoverOptions(tuple(steps), enough=0.0),
-        256,
-        0,
-        lambda *_: None,
+        stages.Holdout(judged or made.samples),
+        settings=stages.RecoverySettings(RecoverOptions(tuple(steps), kl_target=0.0), 256),
     )
 
 
-def agrees(made: Line, found: Climbed, strategy: Strategy | None = None, backend: str = "integer") -> None:
-    other = on(made, *changed(made.graph, made.topology, found.overrides.channels))
+def agrees(made: Line, found: RecoveryResult, strategy: Strategy | None = None, backend: str = "integer") -> None:
+    other = on(made, *rescale_channels(made.graph, made.topology, found.overrides.channels))
     plan = Planner(other.graph, other.topology, made.spec, made.schema).plan(
         strategy or made.strategy(), found.overrides
     )
@@ -71,7 +65,7 @@ def uneven(clamp: str = "Relu") -> Net:
 
 
 def ranges_of(made: Line, changes: dict[str, Any]) -> tuple[Array, Array]:
-    graph, _ = changed(made.graph, made.topology, changes)
+    graph, _ = rescale_channels(made.graph, made.topology, changes)
     first, second = (graph.constant(graph.by_name[n].inputs[1]) for n in ("first", "second"))
     return np.abs(first).max(axis=1), np.abs(second).max(axis=0)
 
@@ -80,7 +74,7 @@ def test_equalized_rows_and_columns_have_the_same_range() -> None:
     made = line(uneven(), "vta")
     found, _ = links(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
-    changes = equalized(made.graph, made.topology, found.values(), seen, True, Equalization())
+    changes = equalized(made.graph, made.topology, found.values(), seen, channel_bounds=True, options=Equalization())
     rows, columns = ranges_of(made, changes)
     ((tensor, change),) = changes.items()
     before, after = ranges_of(made, {})
@@ -88,7 +82,7 @@ def test_equalized_rows_and_columns_have_the_same_range() -> None:
     assert free.sum() >= 4  # the others grew as far as the tensor's range goes
     np.testing.assert_allclose(rows[free], columns[free], rtol=1e-5)
     np.testing.assert_allclose(change.factor[free], np.sqrt(before / after)[free], rtol=1e-5)
-    graph, _ = changed(made.graph, made.topology, changes)
+    graph, _ = rescale_channels(made.graph, made.topology, changes)
     scaled = channel_extremes(graph, list(found.values()), made.samples)[tensor]
     assert scaled.maximum.max() <= seen[tensor].maximum.max() * (1 + 1e-6)
 
@@ -98,10 +92,12 @@ def test_factors_that_are_powers_of_two() -> None:
     found, _ = links(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
     options = Equalization(factors="power_of_two")
-    ((tensor, change),) = equalized(made.graph, made.topology, found.values(), seen, True, options).items()
+    ((tensor, change),) = equalized(
+        made.graph, made.topology, found.values(), seen, channel_bounds=True, options=options
+    ).items()
     mantissa, _ = np.frexp(change.factor)
     assert np.all(mantissa == 0.5) and np.any(change.factor != 1)
-    graph, _ = changed(made.graph, made.topology, {tensor: change})
+    graph, _ = rescale_channels(made.graph, made.topology, {tensor: change})
     np.testing.assert_array_equal(outputs(graph), outputs(made.graph))
 
 
@@ -111,7 +107,9 @@ def test_a_clamp_that_cannot_move_is_not_met() -> None:
     made = line(blocks(limit=limit), "ort_cpu")
     found, _ = links(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
-    changes = equalized(made.graph, made.topology, found.values(), seen, False, Equalization(margin=0.1))
+    changes = equalized(
+        made.graph, made.topology, found.values(), seen, channel_bounds=False, options=Equalization(margin=0.1)
+    )
     bounded = [k for k in found.values() if k.clamp in ("expand_clamp", "depthwise_clamp")]
     assert len(bounded) == 2
     for link in bounded:
@@ -119,14 +117,14 @@ def test_a_clamp_that_cannot_move_is_not_met() -> None:
         met = most >= 0.9 * limit
         assert 0 < met.sum() < len(met) and np.all(change.factor[met] == 1) and change.limits == (0.0, limit)
         assert np.all(most[~met] / change.factor[~met] <= 0.9 * limit + 1e-6)
-    graph, topology = changed(made.graph, made.topology, changes)
+    graph, topology = rescale_channels(made.graph, made.topology, changes)
     np.testing.assert_allclose(outputs(graph, 12), outputs(made.graph, 12), rtol=1e-4, atol=1e-5)
     assert all(k.channel_bounds is None for k in topology.kernels)
 
 
 def test_equalization_helps_where_ranges_are_uneven() -> None:
     made = line(uneven(), "vta")
-    found = climbed(made, ["equalize", "rounding", {"name": "equalize", "iterations": 1}])
+    found = climbed(made, ["equalize", "gptq", {"name": "equalize", "iterations": 1}])
     first, second, third = found.steps
     assert first["kept"] and first["kl_after"] < 0.1 * first["kl_before"] and first["on"] == "1 of 1 pairs"
     assert second["kl_before"] == first["kl_after"] and not third["kept"]
@@ -162,22 +160,23 @@ def test_absorption_centres_a_tensor_on_whole_steps() -> None:
     found, _ = links(made.graph, made.topology)
     movable = [k for k in found.values() if k.offsets]
     seen = channel_extremes(made.graph, movable, made.samples)
-    arguments = (made.graph, movable, seen, made.schema.activations, made.spec)
+    arguments = (made.graph, movable, seen, made.schema.activations)
     for by_channel in (True, False):
-        changes = absorbed(*arguments, Absorption(by_channel=by_channel), {})
+        changes = absorbed(*arguments, spec=made.spec, options=Absorption(by_channel=by_channel), steps={})
         assert {"depthwise", "last"} <= {found[t].maker for t in changes}
         for tensor, change in changes.items():
             low, high = seen[tensor].minimum, seen[tensor].maximum
             centre = (low + high) / 2 if by_channel else np.full(len(low), (low.min() + high.max()) / 2)
             np.testing.assert_allclose(change.offset, centre)
-            step = absorbed(*arguments, Absorption(by_channel=by_channel), {tensor: 0.125})[tensor].offset / 0.125
+            options = Absorption(by_channel=by_channel)
+            step = absorbed(*arguments, spec=made.spec, options=options, steps={tensor: 0.125})[tensor].offset / 0.125
             np.testing.assert_array_equal(step, np.rint(step))
             assert np.all(np.abs(step * 0.125 - centre) <= 0.0625)
-        graph, _ = changed(made.graph, made.topology, changes)
+        graph, _ = rescale_channels(made.graph, made.topology, changes)
         np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("steps", [["equalize", "absorb"], ["rounding", "absorb"], ["absorb", "equalize", "bias"]])
+@pytest.mark.parametrize("steps", [["equalize", "absorb"], ["gptq", "absorb"], ["absorb", "equalize", "bias"]])
 def test_absorption_can_be_realized(steps: list[str]) -> None:
     made = line(blocks(), "vta")
     found = climbed(made, steps)
@@ -286,7 +285,7 @@ def test_each_state_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return outputs_of(self, *rest)
 
     monkeypatch.setattr(Judge, "outputs", counted)
-    found = climbed(made, ["equalize", "propagation"])
+    found = climbed(made, ["equalize", "gptq_compensated"])
     assert len(calls) == 3 and any(row["kept"] for row in found.steps)
     assert found.metrics["kl"] == min([row["kl_after"] for row in found.steps if row["kept"]])
 
@@ -312,7 +311,7 @@ def test_the_error_of_a_range_is_that_of_its_values() -> None:
     scale = 2.0**-5
     expected = float(np.sum((np.clip(np.rint(x.astype(np.float64) / scale), -127, 127) * scale - x) ** 2))
     group = made.topology.group_of[tensor]
-    found = squared_error(stats, Range(-3.9, 3.9), 8, group.dtype, made.schema.activations)
+    found = squared_error(stats, Range(-3.9, 3.9), 8, group.dtype, schema=made.schema.activations)
     assert found == pytest.approx(expected, rel=0.05)
 
 
@@ -333,7 +332,7 @@ def test_scales_migrate_behind_a_normalization() -> None:
     made = outliers()
     found, _ = links(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
-    ((tensor, change),) = smoothed(made.graph, made.topology, found.values(), seen, 0.5).items()
+    ((tensor, change),) = smoothed(made.graph, made.topology, found.values(), seen, alpha=0.5).items()
     peak = np.maximum(np.abs(seen[tensor].minimum), np.abs(seen[tensor].maximum))
     weights = [made.graph.constant(made.graph.by_name[f"head{n}"].inputs[1]) for n in range(2)]
     ratio = np.sqrt(peak / np.abs(np.concatenate(weights, axis=1)).max(axis=1))

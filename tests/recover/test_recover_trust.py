@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from quantpipe.recover.moments import MomentCollector, Moments
-from quantpipe.recover.trust import MOST, uncertainty
+from quantpipe.recover.reconstruct.moments import MomentCollector, Moments
+from quantpipe.recover.reconstruct.shrinkage import MOST, uncertainty
 
 
 def collected(rows: np.ndarray, batches: int, parts: int) -> Moments:

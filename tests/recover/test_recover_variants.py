@@ -13,8 +13,8 @@ from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
-from quantpipe.recover import variants as module
-from quantpipe.recover.prepare import Layer, layer_of
+from quantpipe.recover.reconstruct import variants as module
+from quantpipe.recover.reconstruct.prepare import Layer, layer_of
 from quantpipe.types import Kernel, Topology
 from tests.ops.line import Line
 from tests.recover.test_recover_walk import digits, kl, same
@@ -25,12 +25,14 @@ ROUNDING = LayerOptions(propagate=False)
 @cache
 def moments(name: str, bits: int = 8) -> dict[str, Moments]:
     made = digits(name, bits)
-    return float_moments(made.graph, made.topology, made.samples, 2048, 256, 0)
+    return float_moments(made.graph, made.topology, made.samples, 2048, memory_mb=256, seed=0)
 
 
 def variants(name: str, bits: int = 8) -> tuple[Line, Variants]:
     made = digits(name, bits)
-    found = Variants(made.graph, made.topology, made.schema, made.planner, moments(name, bits), ROUNDING)
+    found = Variants(
+        made.graph, made.topology, made.schema, made.planner, moments=moments(name, bits), options=ROUNDING
+    )
     return made, found
 
 
@@ -47,7 +49,7 @@ def test_moments_of_a_dense_layer_are_its_inputs_covariance() -> None:
 
 def test_moments_do_not_depend_on_the_memory() -> None:
     made = digits("ort_cpu")
-    found = float_moments(made.graph, made.topology, made.samples, 2048, 1, 0)
+    found = float_moments(made.graph, made.topology, made.samples, 2048, memory_mb=1, seed=0)
     for tensor, known in moments("ort_cpu").items():
         np.testing.assert_array_equal(found[tensor].hessian, known.hessian)
         assert found[tensor].rows == known.rows

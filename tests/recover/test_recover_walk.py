@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe import stages
-from quantpipe.data.digits import digits_arrays
+from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.errors import HardwareError
-from quantpipe.evaluate.metrics import kl_divergence
 from quantpipe.graph.normalize import expose, load_graph
+from quantpipe.metrics.outputs import kl_divergence
+from quantpipe.pipeline import stages
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import LayerOptions, RecoverOptions, Recovery, recover
-from quantpipe.recover.moments import Moments
-from quantpipe.recover.prepare import Layer
+from quantpipe.recover.reconstruct.layerwise import Effort
+from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.recover.reconstruct.prepare import Layer
 from quantpipe.types import Quantizer, WeightTensor
 from tests.ops.cases import CASES
 from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, load, normal_samples, schema_for
@@ -48,7 +49,11 @@ def walk(
 ) -> Recovery:
     strategy = made.strategy(bits)
     return recover(
-        made.graph, made.topology, made.schema, strategy, made.planner, made.samples, options, 2048, memory_mb, seed
+        made.problem,
+        strategy,
+        made.samples,
+        options,
+        effort=Effort(rows=2048, memory_mb=memory_mb, seed=seed),
     )
 
 
@@ -131,9 +136,9 @@ def moments_seen(monkeypatch: pytest.MonkeyPatch) -> list[Moments]:
     seen: list[Moments] = []
     plain = Layer.solved
 
-    def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any) -> Any:
+    def solved(layer: Layer, before: WeightTensor, moments: Moments, *rest: Any, **named: Any) -> Any:
         seen.append(moments)
-        return plain(layer, before, moments, *rest)
+        return plain(layer, before, moments, *rest, **named)
 
     monkeypatch.setattr(Layer, "solved", solved)
     return seen
@@ -168,19 +173,18 @@ def coarse(rows: Array, q: Quantizer) -> Array:
         (LayerOptions(shortcuts=False), 4, 0),
     ],
 )
-@pytest.mark.parametrize(("op", "first", "sign"), [("Add", True, 1), ("Sub", True, -1), ("Sub", False, -1)])
+@pytest.mark.parametrize("sum_of", [("Add", True, 1), ("Sub", True, -1), ("Sub", False, -1)])
 def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
     hw: str,
     options: LayerOptions,
     bits: int,
     asked: int,
-    op: str,
-    first: bool,
-    sign: int,
+    sum_of: tuple[str, bool, int],
     moments_seen: list[Moments],
 ) -> None:
     """conv(x) + x, conv(x) - x and x - conv(x) on a coarse x: the moments of the wanted output, from the rows
     themselves in float64. Only where weights have few bits, and unless it is not wanted."""
+    op, first, sign = sum_of
     net = Net()
     x = net.input(None, 4, 6, 6)
     result = net.conv(x, 4, 4, name="conv")
@@ -294,17 +298,11 @@ def test_a_device_that_cannot_shift_further_keeps_its_plain_weights() -> None:
     with pytest.raises(HardwareError, match="right shift"):  # that is what this test is about
         walk(tight, LayerOptions(propagate=False))
     climbed = stages.recover(
-        tight.graph,
-        tight.topology,
-        spec,
-        tight.schema,
-        tight.strategy(),
+        tight.problem,
+        stages.Searched(tight.strategy()),
         tight.samples,
-        tight.samples,
-        RecoverOptions(("rounding",)),
-        256,
-        0,
-        lambda *_: None,
+        stages.Holdout(tight.samples),
+        settings=stages.RecoverySettings(RecoverOptions(("gptq",)), 256),
     )
     (step,) = climbed.steps
     assert not step["kept"] and step["kl_after"] is None and "right shift" in step["reason"]

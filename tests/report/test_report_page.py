@@ -30,6 +30,10 @@ REPORT: dict[str, Any] = {
         "simulated": {"top1": 0.9722, "kl": 0.00123, "sqnr_db": 31.42},
         "realized": {"top1": 0.9722, "kl": 0.00123, "sqnr_db": 31.42},
     },
+    "outputs": [
+        {"output": "boxes", "sqnr_db": 31.42, "mse": 1e-3, "cosine": 0.9993},
+        {"output": "count", "sqnr_db": None, "mse": None, "cosine": None, "equal": 0.75},
+    ],
     "agreement": {
         "tensors": 9,
         "elements": 51200,

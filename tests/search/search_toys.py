@@ -165,4 +165,4 @@ def search(toy: Toy, algorithm: Algorithm, seed: int = 0, **options: object) -> 
     """Run the algorithm on the toy; `options` go to the evaluator, and `measure` may replace the toy's own."""
     measure = options.pop("measure", toy.measure)
     evaluator = Evaluator(measure, toy.objective, **options)  # type: ignore[arg-type]
-    return run_search(algorithm, toy.space, evaluator, toy.objective, seed)
+    return run_search(algorithm, toy.space, evaluator, toy.objective, seed=seed)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from search_toys import make_space
 
-from quantpipe.search.additive import Additive
+from quantpipe.search.algorithms.additive import Additive
 from quantpipe.types import Choice, ChoiceSpace, Point, Score
 
 SIZES = (4, 3, 4, 2)

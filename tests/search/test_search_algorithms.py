@@ -25,7 +25,7 @@ MISSED = {
 }
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize(("name", "toy"), PAIRS)
 def test_starts_at_the_most_precise_point_and_stays_in_the_space(name: str, toy: str) -> None:
     measure = Counting(TOYS[toy])
@@ -38,7 +38,7 @@ def test_starts_at_the_most_precise_point_and_stays_in_the_space(name: str, toy:
     assert len(set(measure.points)) == len(measure.points), "a point was measured twice"
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize(("name", "toy"), PAIRS)
 def test_result_is_the_best_of_what_was_measured(name: str, toy: str) -> None:
     t = TOYS[toy]

@@ -165,4 +165,4 @@ def test_what_run_search_refuses() -> None:
         search(TOY, lambda space, evaluate, objective, rng: None)
     evaluator = Evaluator(TOY.measure, WITHIN_TOLERANCE)
     with pytest.raises(ValueError, match="another objective"):
-        run_search(ALGORITHMS["uniform"], TOY.space, evaluator, Objective(tolerance=0.5), 0)
+        run_search(ALGORITHMS["uniform"], TOY.space, evaluator, Objective(tolerance=0.5), seed=0)

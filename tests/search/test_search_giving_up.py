@@ -45,7 +45,7 @@ class GivingUp:
         return exact
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_finds_the_same(name: str, toy: str) -> None:

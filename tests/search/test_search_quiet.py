@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quantpipe.search.additive import _solve
-from quantpipe.search.quiet import quiet
+from quantpipe.search.algorithms.additive import _solve
+from quantpipe.search.algorithms.quiet import quiet
 
 C = ctypes.CDLL(None)
 
@@ -42,7 +42,8 @@ def test_the_output_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_a_closed_output_is_left_alone() -> None:
-    code = "import os; from quantpipe.search.quiet import quiet; os.close(1)\nwith quiet(): os.write(2, b'done')"
+    code = "import os; from quantpipe.search.algorithms.quiet import quiet; os.close(1)\n"
+    code += "with quiet(): os.write(2, b'done')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert (found.stdout, found.stderr) == (b"", b"done")
 

@@ -10,7 +10,7 @@ from tests.ops.line import line
 from tests.recover.test_recover_channels import blocks
 
 
-def test_one_rendering_can_be_bound_twice() -> None:
+def test_one_lowering_can_be_bound_twice() -> None:
     made = line(blocks(), "vta")
     simulation = made.simulate(made.plan())
     before = [v.name for v in simulation.rendered.model.graph.inputs]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from quantpipe.graph.build import GraphBuilder
 from quantpipe.graph.execute import Session
 from quantpipe.intmath import quantize_multipliers, requantize_fixed_point
-from quantpipe.rendering.integers import NARROW, WIDE, IntegerWriter, Width, round_real
+from quantpipe.lowering.integers import NARROW, WIDE, IntegerWriter, Width, round_real
 from quantpipe.types import FixedPoint, FixedRounding, Rounding
 
 LEAST, GREATEST = -(2**31), 2**31 - 1
@@ -67,7 +67,7 @@ def test_right_shifts_in_64_bits(n: int, mode: Rounding) -> None:
 
 def check_shift(n: int, mode: Rounding, width: Width, dtype: Any, most: int) -> None:
     values = around_ties(n, most)
-    found = run(np.asarray(values, dtype), lambda w, x: w.right_shift(x, n, mode, "s", width))
+    found = run(np.asarray(values, dtype), lambda w, x: w.right_shift(x, n, mode, "s", width=width))
     assert found == [rounded(Fraction(v, 1 << n), mode) for v in values]
 
 
@@ -75,7 +75,7 @@ def check_shift(n: int, mode: Rounding, width: Width, dtype: Any, most: int) -> 
 def test_a_shift_per_channel_may_be_zero_in_some(mode: Rounding) -> None:
     counts = np.asarray([0, 1, 5]).reshape(1, 3, 1)
     values = np.arange(-40, 41).reshape(1, 1, -1).repeat(3, axis=1)
-    found = run(values.astype(np.int64), lambda w, x: w.right_shift(x, counts, mode, "s", WIDE))
+    found = run(values.astype(np.int64), lambda w, x: w.right_shift(x, counts, mode, "s", width=WIDE))
     assert found == [rounded(Fraction(v, 1 << n), mode) for n in (0, 1, 5) for v in range(-40, 41)]
 
 
@@ -108,7 +108,7 @@ def test_fixed_point(accs: list[int], m: int, shift: int, rounding: FixedRoundin
     found = run(np.asarray(accs, np.int64), lambda w, x: w.times_fixed_point(x, fixed, rounding, "f"))
     truth = gemmlowp if rounding is FixedRounding.DOUBLE else once
     assert found == [truth(a, m, shift) for a in accs]
-    library = requantize_fixed_point(accs, m, shift, 0, LEAST, GREATEST, rounding.value)
+    library = requantize_fixed_point(accs, (m, shift), 0, qmin=LEAST, qmax=GREATEST, rounding=rounding.value)
     assert [min(max(v, LEAST), GREATEST) for v in found] == library.tolist()
 
 
@@ -144,5 +144,5 @@ def test_rounding_of_real_numbers(mode: Rounding) -> None:
     just_below = float(np.nextafter(np.float32(0.5), np.float32(0)))
     halves = [k / 2 for k in range(-15, 16)]
     values = [*halves, just_below, -just_below, 2.0**22 + 0.5, -(2.0**22) - 0.5, 8388607.5, 16777215.0, 0.3, -0.3]
-    found = run(np.asarray(values, np.float32), lambda w, x: round_real(w.builder, w.constants, x, mode, "r"))
+    found = run(np.asarray(values, np.float32), lambda w, x: round_real(w.builder, w.constants, x, mode, name="r"))
     assert found == [rounded(Fraction(v), mode) for v in values]

@@ -55,7 +55,7 @@ def truth_of(made: Line, plan: QuantPlan) -> Mapping[str, int]:
 
 
 def counted(made: Line, plan: QuantPlan) -> dict[str, int]:
-    report = overflow_report(made.graph, made.topology, plan, made.simulate(plan), made.samples)
+    report = overflow_report(made.graph, made.topology, plan, made.simulate(plan), samples=made.samples)
     assert all(e["share"] == e["overflowed"] / e["elements"] and e["bound"] > 32767 for e in report)
     return {e["tensor"]: e["overflowed"] for e in report}
 

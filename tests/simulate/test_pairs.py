@@ -10,7 +10,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.overflow import overflow_report
-from quantpipe.graph.execute import Session, pairs_saturate
+from quantpipe.graph.execute import Kernels, Session, pairs_saturate
 from quantpipe.graph.normalize import expose
 from quantpipe.simulate.simulator import Simulator, bind
 from quantpipe.types import QuantPlan
@@ -114,7 +114,7 @@ def test_both_graphs_saturate_pair_by_pair(name: str) -> None:
         expected = truth(made, plan, q)
         np.testing.assert_array_equal(acc, expected)
     assert made.agree(plan, "integer").differing == 0
-    (entry,) = overflow_report(made.graph, made.topology, plan, made.simulate(plan), made.samples)
+    (entry,) = overflow_report(made.graph, made.topology, plan, made.simulate(plan), samples=made.samples)
     assert (entry["node"], entry["accumulator"], entry["overflow"]) == ("first", "int16", "saturate")
     assert entry["overflowed"] > 0
 
@@ -159,7 +159,7 @@ def test_such_a_cpu_saturates_the_same_pairs(name: str, form: str) -> None:
         .values()
     )
     realized = exact.realize(exact.plan(8), form).model
-    (native,) = Session(realized, exact=False).run(batch.inputs).values()
+    (native,) = Session(realized, kernels=Kernels.NATIVE).run(batch.inputs).values()
     (without,) = Session(realized).run(batch.inputs).values()
     np.testing.assert_array_equal(native, expected)
     assert (native != without).any() == (name != "depthwise")

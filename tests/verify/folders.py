@@ -18,7 +18,7 @@ from quantpipe.artifacts.digest import digest_file, digest_json
 from quantpipe.certify import certificate
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
-from quantpipe.runfolder import RunFolder
+from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import QuantPlan
 from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line
 
@@ -49,10 +49,10 @@ def hardware_files() -> list[str]:
 def write(made: Line, plan: QuantPlan, form: str, root: Path, **config: Any) -> Path:
     """A folder as the realize stage leaves it. HardwareError where the form cannot express the plan."""
     realized = made.realize(plan, form)
-    claims = certificate(made.graph, made.topology, plan, made.spec, realized, form=form)
+    claims = certificate(made.graph, made.topology, plan, made.spec, realized=realized, form=form)
     written = hardware_data(made.spec.name) | config
     origin = Origin("realize", {"model": made.graph.model_hash, "strategy": "sha256:0"}, {"hardware": written})
-    RunFolder(root).write_realized(plan, made.topology, realized, claims, origin)
+    RunFolder(root).write_realized(plan, made.topology, realized, claims, origin=origin)
     return root
 
 

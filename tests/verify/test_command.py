@@ -33,7 +33,7 @@ def test_it_runs_without_any_of_what_it_checks(folder: Path, tmp_path: Path) -> 
         "try:\n    runpy.run_module('quantpipe.verify', run_name='__main__')\n"
         "except SystemExit as end:\n"
         "    names = {'onnxruntime', 'hydra', 'onnx_ir', 'mlflow'} | {'quantpipe.' + n for n in "
-        "('plan', 'simulate', 'realize', 'rendering', 'intmath', 'graph', 'certify', 'types')}\n"
+        "('plan', 'simulate', 'realize', 'lowering', 'intmath', 'graph', 'certify', 'types')}\n"
         "    print(sorted(names & set(sys.modules)))\n    sys.exit(end.code)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

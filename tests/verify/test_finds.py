@@ -119,10 +119,10 @@ def test_claims_that_are_too_good_are_found(folders: Callable[[str, str], Path])
 def test_digits_whose_sums_are_too_large_are_found() -> None:
     """The same weights by two digits of eight bits, and by one of them: 4096 · 255 · 127 is beyond 2^24."""
     weight = np.full((2, 4096), 127, np.int64)
-    expect_digits(weight, 0, 255, {"data": [2, 4], "weight": [2, 4]}, "node")
+    expect_digits(weight, 0, 255, {"data": [2, 4], "weight": [2, 4]}, where="node")
     for carried in ({"data": [1, 0], "weight": [1, 0]}, {"data": [2, 8], "weight": [1, 0]}):
         with pytest.raises(Wrong, match="float32 does not hold"):
-            expect_digits(weight, 0, 255, carried, "node")
+            expect_digits(weight, 0, 255, carried, where="node")
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ class MSE:
         both_free = low < 0.0 < high and not mirrored(stats, schema)
         if mirrored(stats, schema):
             low, high = -stats.absolute_maximum, stats.absolute_maximum
-        best = _Search(stats, bits, schema, low, high)
+        best = _Search(stats, bits, schema, low, high=high)
         if schema.power_of_two is not PowerOfTwo.NONE:
             halved = 0.5 ** np.arange(6.0)
             return legal_range(*best(low * halved, high * halved), stats, schema)
@@ -73,7 +73,7 @@ class MSE:
 class _Search:
     """Picks the candidate of least expected error among `[J]` ranges of one tensor, cut to the observed range."""
 
-    def __init__(self, stats: TensorStats, bits: int, schema: TensorSchema, low: float, high: float) -> None:
+    def __init__(self, stats: TensorStats, bits: int, schema: TensorSchema, low: float, *, high: float) -> None:
         self._bits, self._schema, self._low, self._high = bits, schema, low, high
         self._counts, self._edges = occupied(stats)
         self._regular = len(self._counts) > 2 and not narrow_bins(self._edges).any()
@@ -81,11 +81,11 @@ class _Search:
     def __call__(self, lows: Floats, highs: Floats) -> tuple[float, float]:
         lows, highs = np.maximum(lows, self._low), np.minimum(highs, self._high)
         dtype = signed_storage(self._bits)
-        scale, zero, qmin, qmax = scales_zero_points(lows, highs, self._bits, dtype, self._schema)
+        scale, zero, qmin, qmax = scales_zero_points(lows, highs, self._bits, dtype, schema=self._schema)
         # The cost is that of the integers or that of the bins, whichever are fewer.
         few = qmax - qmin < len(self._counts) and self._regular
         errors = (errors_by_integer if few else expected_errors)(
-            self._counts, self._edges, scale.astype(np.float64), qmin - zero, qmax - zero
+            self._counts, self._edges, scale.astype(np.float64), qmin - zero, greatest=qmax - zero
         )
         best = int(np.argmin(errors))  # the first of equals is the widest
         return float(lows[best]), float(highs[best])
@@ -105,6 +105,7 @@ def expected_errors(
     edges: Floats,
     scale: Floats,
     least: NDArray[np.int64],
+    *,
     greatest: NDArray[np.int64],
 ) -> Floats:
     """Mean of (x - s·k(x))², k(x) = clip(rint(x/s), least, greatest), for `[J]` candidates; `[J]`, real units squared.
@@ -137,6 +138,7 @@ def errors_by_integer(
     edges: Floats,
     scale: Floats,
     least: NDArray[np.int64],
+    *,
     greatest: NDArray[np.int64],
 ) -> Floats:
     """The same as `expected_errors`, at a cost of J·(greatest - least) instead of J·n; more than two bins, none narrow.

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
 from quantpipe.graph.rewrites.branch import inline_known_branch
 from quantpipe.graph.rewrites.gelu import gelu
+from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
@@ -30,6 +31,7 @@ REWRITES: tuple[Rewrite, ...] = (
     split_to_slices,
     fold_to_pairs,
     extreme_to_clip,
+    hard_sigmoid,
     hard_swish,
     layer_norm,
     constant_difference,

@@ -14,7 +14,7 @@ def constant_difference(graph: ir.Graph, node: ir.Node) -> None:
     if values is None or values.dtype != np.float32 or constant(node.inputs[0]) is not None:
         return
     negated = new_constant(graph, f"{node.name}_negated", -values)
-    result = new_node(graph, node, "Add", [node.inputs[0], negated], node.name)
+    result = new_node(graph, node, "Add", [node.inputs[0], negated], name=node.name)
     take_place(node.outputs[0], result)
     graph.remove(node, safe=True)
 
@@ -29,7 +29,7 @@ def constant_quotient(graph: ir.Graph, node: ir.Node) -> None:
     if not np.all(np.isfinite(inverse)) or np.any(np.abs(inverse) > np.finfo(np.float32).max):
         return
     factor = new_constant(graph, f"{node.name}_inverse", inverse.astype(np.float32))
-    result = new_node(graph, node, "Mul", [node.inputs[0], factor], node.name)
+    result = new_node(graph, node, "Mul", [node.inputs[0], factor], name=node.name)
     take_place(node.outputs[0], result)
     graph.remove(node, safe=True)
 
@@ -55,6 +55,6 @@ def batch_norm_to_conv(graph: ir.Graph, node: ir.Node) -> None:
     weight = new_constant(graph, f"{node.name}_factor", factor.astype(np.float32).reshape(-1, 1, *kernel))
     bias = new_constant(graph, f"{node.name}_offset", offset.astype(np.float32))
     attributes = {"group": len(factor), "kernel_shape": kernel}
-    result = new_node(graph, node, "Conv", [node.inputs[0], weight, bias], node.name, attributes)
+    result = new_node(graph, node, "Conv", [node.inputs[0], weight, bias], name=node.name, attributes=attributes)
     take_place(node.outputs[0], result)
     graph.remove(node, safe=True)

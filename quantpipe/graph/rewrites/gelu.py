@@ -1,4 +1,5 @@
-"""x · (1 + erf(x / √2)) / 2, written out in several nodes, is the op Gelu: a function of one value, so one table."""
+"""x · (1 + erf(x / √2)) / 2, written out in several nodes, is the op Gelu: a function of one value, so one table. So is
+its tanh form, x · (1 + tanh(√(2/π) · (x + 0.044715·x³))) / 2, in whatever order the products are written."""
 
 from __future__ import annotations
 
@@ -6,12 +7,24 @@ import math
 
 import onnx_ir as ir
 
+from quantpipe.graph.rewrites.polynomial import argument
 from quantpipe.graph.rewrites.tools import is_op, new_node, only_user, scalar, take_place
+
+SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715
+INSIDE = {
+    "Erf": ({1: math.sqrt(0.5)}, {}),
+    "Tanh": ({1: SLOPE, 3: SLOPE * CUBIC}, {"approximate": "tanh"}),
+}
+"""The polynomial of x that a function is taken of, and the attributes that Gelu then has."""
 
 
 def gelu(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the Erf. The factors x and 1/2 may come in any order, and may be multiplied with each other first."""
-    data = _scaled(node)
+    """Starts at the Erf or Tanh. The factors x and 1/2 may come in any order, and may be multiplied with each other
+    first."""
+    if not is_op(node, *INSIDE):
+        return
+    inside, attributes = INSIDE[node.op_type]
+    data = argument(node.inputs[0], inside)
     if data is None:
         return
     add = only_user(node.outputs[0], graph)
@@ -33,20 +46,8 @@ def gelu(graph: ir.Graph, node: ir.Node) -> None:
         seen_half, seen_data = seen_half or half, seen_data or whole
         last = follower
         done.append(follower)
-    take_place(last.outputs[0], new_node(graph, last, "Gelu", [data], last.name))
+    take_place(last.outputs[0], new_node(graph, last, "Gelu", [data], name=last.name, attributes=attributes))
     graph.remove(done[::-1], safe=True)
-
-
-def _scaled(node: ir.Node) -> ir.Value | None:
-    """x where the node is erf(x / √2)."""
-    inner = node.inputs[0].producer() if is_op(node, "Erf") and node.inputs[0] is not None else None
-    if inner is None:
-        return None
-    if is_op(inner, "Div"):
-        return inner.inputs[0] if _is(inner.inputs[1], math.sqrt(2)) else None
-    if is_op(inner, "Mul"):
-        return next((inner.inputs[1 - p] for p in (0, 1) if _is(inner.inputs[p], math.sqrt(0.5))), None)
-    return None
 
 
 def _is_half_of(value: ir.Value | None, data: ir.Value) -> bool:

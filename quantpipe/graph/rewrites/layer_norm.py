@@ -1,84 +1,170 @@
-"""(x - mean) / √(variance + ε) · gain + offset over the last axis, written out in nine nodes as models before opset 17
-have it, is the op LayerNormalization: one node in real numbers, whose gain and offset accuracy recovery can change."""
+"""(x - mean) / √(variance + ε) · gain + offset over the last axis, written out in several nodes as models before opset
+17 have it, is the op LayerNormalization: one node in real numbers, whose gain and offset accuracy recovery can change.
+
+Exporters of PyTorch divide the deviation by the root and multiply by the gain; JAX multiplies the reciprocal root by
+the gain first; TensorFlow multiplies x by that product and takes the mean times it off the offset.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_node, only_user, rank, scalar, take_place
+from quantpipe.graph.rewrites import rows
+from quantpipe.graph.rewrites.tools import constant, is_op, new_constant, new_node, only_user, take_place
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The last node of a normalization, and the vectors in it (None: one or zero)."""
+
+    last: ir.Node
+    gain: ir.Value | None
+    offset: ir.Value | None = None
 
 
 def layer_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the Sqrt. The offset may be missing, the gain may not."""
-    epsilon, deviation = _spread(node)
-    data = _centred(deviation)
-    quotient = only_user(node.outputs[0], graph)
-    if data is None or quotient is None or not is_op(quotient, "Div"):
+    """Starts at the root of the variance: Sqrt, or Pow with the exponent -1/2. Gain and offset may be missing."""
+    epsilon, data = _spread(node)
+    width = data.shape[-1] if data is not None and data.shape is not None else None
+    if data is None or not isinstance(width, int):
         return
-    if quotient.inputs[0] is not deviation or quotient.inputs[1] is not node.outputs[0]:
+    found = next(_ends(graph, node, data), None)
+    if found is None:
         return
-    product, gain = _joined(graph, quotient, "Mul", data)
-    if product is None:
-        return
-    total, offset = _joined(graph, product, "Add", data)
-    last = product if total is None else total
+    name = found.last.name
+    given = new_constant(graph, f"{name}_gain", np.ones(width, np.float32)) if found.gain is None else found.gain
+    gain, offset = (_flat(graph, v) for v in (given, found.offset))
+    inputs = [data, gain] if offset is None else [data, gain, offset]
     attributes = {"axis": -1, "epsilon": epsilon}
     take_place(
-        last.outputs[0], new_node(graph, last, "LayerNormalization", [data, gain, offset], last.name, attributes)
+        found.last.outputs[0],
+        new_node(graph, found.last, "LayerNormalization", inputs, name=name, attributes=attributes),
     )
 
 
 def _spread(node: ir.Node) -> tuple[float, ir.Value | None]:
-    """(ε, x - mean) where the node is √(mean((x - mean)²) + ε)."""
-    add = _producer(node.inputs[0]) if is_op(node, "Sqrt") else None
+    """(ε, x) where a node is the root of variance(x) + ε, or one over it."""
+    powered = is_op(node, "Pow") and rows.number(node.inputs[1]) == -0.5
+    add = rows.producer(rows.bare(node.inputs[0])) if powered or is_op(node, "Sqrt") else None
     if add is None or not is_op(add, "Add"):
         return 0.0, None
     for port in (0, 1):
-        epsilon, variance = scalar(add.inputs[1 - port]), _producer(add.inputs[port])
-        if epsilon is None or epsilon < 0 or variance is None or not _over_last_axis(variance):
-            continue
-        square = _producer(variance.inputs[0])
-        if square is None:
-            continue
-        by_power = is_op(square, "Pow") and scalar(square.inputs[1]) == 2.0
-        if by_power or (is_op(square, "Mul") and square.inputs[0] is square.inputs[1]):
-            return epsilon, square.inputs[0]
+        epsilon, data = rows.number(add.inputs[1 - port]), rows.varied(add.inputs[port])
+        if epsilon is not None and epsilon >= 0 and data is not None:
+            return epsilon, data
     return 0.0, None
 
 
-def _centred(deviation: ir.Value | None) -> ir.Value | None:
-    """x where a value is x - mean(x)."""
-    difference = _producer(deviation)
-    if difference is None or not is_op(difference, "Sub"):
+def _ends(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
+    """What the root is used for, in the forms that exporters write."""
+    root = _seen(graph, node.outputs[0])
+    user = only_user(root, graph)
+    if is_op(node, "Sqrt"):
+        if user is None or not is_op(user, "Div", "Reciprocal"):
+            return
+        if is_op(user, "Div") and rows.number(user.inputs[0]) != 1.0:
+            if user.inputs[1] is root and rows.is_column(root, data):
+                yield from _quotient(graph, user, data)
+            return
+        inverse = _seen(graph, user.outputs[0])
+    else:
+        inverse = root
+    yield from _multiplied(graph, inverse, data, None)
+    factor = only_user(inverse, graph)
+    gain = _vector(factor, inverse, data) if factor is not None and is_op(factor, "Mul") else None
+    if factor is not None and gain is not None and rows.is_column(inverse, data):
+        yield from _multiplied(graph, factor.outputs[0], data, gain)
+
+
+def _seen(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """A value behind the views that it alone is read by."""
+    user = only_user(value, graph)
+    while user is not None and rows.bare(user.outputs[0]) is rows.bare(value) and is_op(user, *rows.VIEWS):
+        value, user = user.outputs[0], only_user(user.outputs[0], graph)
+    return value
+
+
+def _quotient(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
+    """(x - mean) / root, the gain before or behind it."""
+    yield from _from_deviation(graph, node, node.inputs[0], data, gain=None)
+
+
+def _multiplied(graph: ir.Graph, factor: ir.Value, data: ir.Value, gain: ir.Value | None) -> Iterator[_Found]:
+    """(x - mean)·factor, or x·factor + (offset - mean·factor)."""
+    if not rows.is_column(factor, data):
+        return
+    user = only_user(factor, graph)
+    if user is not None and is_op(user, "Mul"):
+        yield from _from_deviation(graph, user, _other(user, factor), data, gain=gain)
+    readers = [use.node for use in factor.uses()]
+    if len(readers) == 2 and factor not in graph.outputs and all(is_op(r, "Mul") for r in readers):
+        for scaled, shift in (readers, readers[::-1]):
+            mean = _other(shift, factor)
+            if _other(scaled, factor) is data and rows.averaged(mean) is data and rows.is_column(mean, data):
+                yield from _shifted(graph, scaled, shift, data, gain=gain)
+
+
+def _from_deviation(
+    graph: ir.Graph, node: ir.Node, deviation: ir.Value | None, data: ir.Value, *, gain: ir.Value | None
+) -> Iterator[_Found]:
+    """The end of a normalization whose result without what follows is that of `node`."""
+    if rows.centred(deviation) is not data:
+        before = rows.producer(deviation)
+        if gain is not None or before is None or not is_op(before, "Mul"):
+            return
+        ports = [p for p in (0, 1) if rows.centred(before.inputs[p]) is data]
+        gain = _as_vector(before.inputs[1 - ports[0]], data) if ports else None
+        if gain is None:
+            return
+    last = node
+    if gain is None:
+        product = only_user(last.outputs[0], graph)
+        gain = _vector(product, last.outputs[0], data) if product is not None and is_op(product, "Mul") else None
+        last = product if product is not None and gain is not None else last
+    total = only_user(last.outputs[0], graph)
+    offset = _vector(total, last.outputs[0], data) if total is not None and is_op(total, "Add") else None
+    yield _Found(total if total is not None and offset is not None else last, gain, offset)
+
+
+def _shifted(
+    graph: ir.Graph, scaled: ir.Node, shift: ir.Node, data: ir.Value, *, gain: ir.Value | None
+) -> Iterator[_Found]:
+    """x·factor + (offset - mean·factor), or x·factor - mean·factor."""
+    below, total = only_user(shift.outputs[0], graph), only_user(scaled.outputs[0], graph)
+    if below is None or total is None or not is_op(below, "Sub") or below.inputs[1] is not shift.outputs[0]:
+        return
+    if below is total and below.inputs[0] is scaled.outputs[0]:
+        yield _Found(total, gain)
+        return
+    offset = _as_vector(below.inputs[0], data)
+    if offset is not None and is_op(total, "Add") and only_user(below.outputs[0], graph) is total:
+        yield _Found(total, gain, offset)
+
+
+def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def _vector(node: ir.Node | None, value: ir.Value, data: ir.Value) -> ir.Value | None:
+    """The vector as long as the last axis that a node joins a value with."""
+    return None if node is None else _as_vector(_other(node, value), data)
+
+
+def _as_vector(value: ir.Value | None, data: ir.Value) -> ir.Value | None:
+    """A constant along the last axis alone."""
+    array = constant(value)
+    if array is None or array.dtype != np.float32 or data.shape is None or not 1 <= array.ndim <= len(data.shape):
         return None
-    data, mean = difference.inputs[0], _producer(difference.inputs[1])
-    if data is None or mean is None or not _over_last_axis(mean) or mean.inputs[0] is not data:
-        return None
-    return data
+    return value if array.shape[-1] == array.size == data.shape[-1] else None
 
 
-def _over_last_axis(node: ir.Node) -> bool:
-    """Whether the node is a mean over the last axis alone, which stays with length 1."""
-    axes = rank(node.inputs[0]) if is_op(node, "ReduceMean") else None
-    if axes is None or not attribute(node, "keepdims", 1):
-        return False
-    given = constant(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "axes")
-    return given is not None and [int(a) % axes for a in given] == [axes - 1]
-
-
-def _joined(graph: ir.Graph, node: ir.Node, op: str, data: ir.Value) -> tuple[ir.Node | None, ir.Value | None]:
-    """(the only reader of a node's result, the vector as long as the last axis that it is joined with by `op`)."""
-    follower = only_user(node.outputs[0], graph)
-    if follower is None or not is_op(follower, op):
-        return None, None
-    width = data.shape[-1] if data.shape is not None else None
-    for value in follower.inputs:
-        array = constant(value)
-        if array is not None and array.dtype == np.float32 and array.ndim == 1 and array.shape[0] == width:
-            return follower, value
-    return None, None
-
-
-def _producer(value: ir.Value | None) -> ir.Node | None:
-    return None if value is None else value.producer()
+def _flat(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
+    """A constant with one axis."""
+    array = constant(value)
+    if value is None or array is None or array.ndim == 1:
+        return value
+    return new_constant(graph, f"{value.name}_row", array.reshape(-1))

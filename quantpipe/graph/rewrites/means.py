@@ -19,18 +19,22 @@ def spatial_mean(graph: ir.Graph, node: ir.Node) -> None:
     first, last = list(range(2, axes)), list(range(1, axes - 1))
     data, kept = node.inputs[0], bool(attribute(node, "keepdims", 1))
     if over == first:
-        pooled = new_node(graph, node, "GlobalAveragePool", [data], node.name)
+        pooled = new_node(graph, node, "GlobalAveragePool", [data], name=node.name)
     elif over == last:
-        moved = new_node(graph, node, "Transpose", [data], f"{node.name}_first", {"perm": [0, axes - 1, *last]})
+        moved = new_node(
+            graph, node, "Transpose", [data], name=f"{node.name}_first", attributes={"perm": [0, axes - 1, *last]}
+        )
         moved.name = f"{node.name}_moved"
-        pooled = new_node(graph, node, "GlobalAveragePool", [moved], node.name)
+        pooled = new_node(graph, node, "GlobalAveragePool", [moved], name=node.name)
     else:
         return
     if kept and over == last:
         pooled.name = f"{node.name}_pooled"
-        pooled = new_node(graph, node, "Transpose", [pooled], f"{node.name}_last", {"perm": [0, *first, 1]})
+        pooled = new_node(
+            graph, node, "Transpose", [pooled], name=f"{node.name}_last", attributes={"perm": [0, *first, 1]}
+        )
     elif not kept:
         pooled.name = f"{node.name}_pooled"
-        pooled = new_node(graph, node, "Flatten", [pooled], f"{node.name}_flat", {"axis": 1})
+        pooled = new_node(graph, node, "Flatten", [pooled], name=f"{node.name}_flat", attributes={"axis": 1})
     take_place(node.outputs[0], pooled)
     graph.remove(node, safe=True)

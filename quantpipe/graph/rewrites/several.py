@@ -27,7 +27,7 @@ def split_to_slices(graph: ir.Graph, node: ir.Node) -> None:
             new_constant(graph, f"{node.name}_{side}{number}", np.array([at], np.int64))
             for side, at in (("start", end - size), ("end", end))
         )
-        take_place(output, new_node(graph, node, "Slice", [node.inputs[0], start, stop, along], name))
+        take_place(output, new_node(graph, node, "Slice", [node.inputs[0], start, stop, along], name=name))
     graph.remove(node, safe=True)
 
 
@@ -53,11 +53,11 @@ def fold_to_pairs(graph: ir.Graph, node: ir.Node) -> None:
         return
     total = node.inputs[0]
     if len(node.inputs) == 1:
-        total = new_node(graph, node, "Identity", [total], node.name)
+        total = new_node(graph, node, "Identity", [total], name=node.name)
     for number, operand in enumerate(node.inputs[1:], 1):
         last = number == len(node.inputs) - 1
         name = node.name if last else f"{node.name}_{number}"
-        total = new_node(graph, node, PAIRED[node.op_type], [total, operand], name)
+        total = new_node(graph, node, PAIRED[node.op_type], [total, operand], name=name)
         if not last:
             total.name = f"{name}_partial"
     if total is not None:
@@ -77,6 +77,6 @@ def extreme_to_clip(graph: ir.Graph, node: ir.Node) -> None:
             continue
         limit = new_constant(graph, f"{node.name}_bound", np.asarray(bound, np.float32))
         inputs = [data, limit] if CLIP_PORT[node.op_type] == 1 else [data, None, limit]
-        take_place(node.outputs[0], new_node(graph, node, "Clip", inputs, node.name))
+        take_place(node.outputs[0], new_node(graph, node, "Clip", inputs, name=node.name))
         graph.remove(node, safe=True)
         return

@@ -62,6 +62,7 @@ def new_node(
     before: ir.Node,
     op: str,
     inputs: Sequence[ir.Value | None],
+    *,
     name: str | None,
     attributes: Mapping[str, Any] | None = None,
 ) -> ir.Value:

@@ -1,0 +1,104 @@
+"""Files of one kind below a folder: one sub-folder per class or a flat folder, labels by folder or from a CSV file.
+
+Labels come from a CSV file (name of the sub-folder, or of the file in a flat folder, to class index); without one, the
+sub-folders of all sources together are numbered in sorted order, and a flat folder is unlabeled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.labels import read_labels
+from quantpipe.errors import DataError, nearest
+
+log = logging.getLogger(__name__)
+
+
+class ClassFolder:
+    """The files of one folder, in an order that is stable and takes turns among the sub-folders.
+
+    First the first file (by name) of each sub-folder, then the second of each: so that the first N samples show as
+    many classes as they can. `classes` maps names of sub-folders (or files) to labels, None where there are none.
+    `kind` is how messages call the files. `labels` is int64 `[len(files)]` or None.
+    """
+
+    def __init__(
+        self, folder: Path, suffixes: Collection[str], kind: str, classes: Mapping[str, int] | None, *, by_csv: bool
+    ) -> None:
+        self._folder = folder
+        groups = _groups(folder, suffixes, kind)
+        if not by_csv and "" in groups and len(groups) > 1:
+            raise DataError(
+                f"mixes {kind} ({groups[''][0].name}, …) with sub-folders of {kind}; put every file into the "
+                "sub-folder of its class, or give dataset.labels.",
+                stage="data",
+                where=str(folder),
+            )
+        turns = zip_longest(*(groups[name] for name in sorted(groups)))
+        self.files = [path for turn in turns for path in turn if path is not None]
+        self.labels = self._find_labels(classes, by_csv)
+
+    def _find_labels(self, classes: Mapping[str, int] | None, by_csv: bool) -> NDArray[np.int64] | None:
+        if classes is None or (not by_csv and all(path.parent == self._folder for path in self.files)):
+            return None
+        return np.array([self._label(path, classes) for path in self.files], dtype=np.int64)
+
+    def _label(self, path: Path, classes: Mapping[str, int]) -> int:
+        """By the name of the sub-folder, or, in a flat folder, of the file with or without its ending."""
+        parts = path.relative_to(self._folder).parts
+        names = (parts[0],) if len(parts) > 1 else (path.name, path.stem)
+        for name in names:
+            if name in classes:
+                return classes[name]
+        raise DataError(
+            f"dataset.labels has no row for {names[0]!r}{nearest(names[0], classes)}; add one, or name other columns "
+            "in dataset.label_columns=[NAME,INDEX].",
+            stage="data",
+            where=str(path),
+        )
+
+
+def _groups(folder: Path, suffixes: Collection[str], kind: str) -> dict[str, list[Path]]:
+    """Name of the sub-folder ("" for the folder itself) -> its files, sorted. What is hidden does not count."""
+    if not folder.is_dir():
+        raise DataError(f"is a file; legal is a folder of {kind}.", stage="data", where=str(folder))
+    groups: dict[str, list[Path]] = {}
+    for entry in sorted(folder.iterdir()):
+        for path in sorted(entry.rglob("*")) if entry.is_dir() else [entry]:
+            hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            if path.suffix.lower() in suffixes and path.is_file() and not hidden:
+                groups.setdefault(entry.name if entry.is_dir() else "", []).append(path)
+    if not groups:
+        raise DataError(
+            f"holds no {kind}; legal endings are {', '.join(sorted(suffixes))}.", stage="data", where=str(folder)
+        )
+    return groups
+
+
+def classes_of(
+    folders: Sequence[Path], labels: str | None, columns: Sequence[str], outputs_classes: int | None
+) -> dict[str, int] | None:
+    """Name -> class index: from the CSV file `labels`, else by the sub-folders of all folders; None: no classes."""
+    if labels is not None:
+        return read_labels(Path(str(labels)).expanduser(), columns)
+    classes = sub_folder_classes(folders)
+    if classes is not None and outputs_classes is not None and len(classes) < outputs_classes:
+        log.warning(
+            "%d sub-folders stand for %d classes and are numbered in sorted order; if that is not the model's "
+            "order, give dataset.labels=FILE.csv",
+            len(classes),
+            outputs_classes,
+        )
+    return classes
+
+
+def sub_folder_classes(folders: Iterable[Path]) -> dict[str, int] | None:
+    """Sub-folder names of all folders together -> position in sorted order; None where there are no sub-folders."""
+    names = {p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    return {name: i for i, name in enumerate(sorted(names))} or None

@@ -1,0 +1,146 @@
+"""Samples that a caller has in hand: arrays, mappings of arrays, any iterable, with labels or without.
+
+One set is divided by seed into calibrate, search and evaluate; `SampleSets` gives each of them its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.divide import WHOLE
+from quantpipe.data.functions import arrays_of
+from quantpipe.data.labels import as_labels
+from quantpipe.data.options import Options
+from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.source import SINGLE, Hasher, Rows, Source, hash_arrays
+from quantpipe.data.sources.iterable import IterableSource
+from quantpipe.data.splits import Splits
+from quantpipe.errors import DataError
+from quantpipe.types import TensorInfo
+
+
+@dataclass(frozen=True, eq=False)
+class SampleSets:
+    """Samples for each purpose, where you have divided them already.
+
+    Args:
+        calibrate: Samples that ranges are taken from, in any form that `quantpipe.quantize` takes.
+        evaluate: Samples that the result is judged by. No sample may stand in two sets.
+        search: Samples that candidates are judged by. None: a quarter of `calibrate` is set aside.
+    """
+
+    calibrate: Any
+    evaluate: Any
+    search: Any = None
+
+
+class ArraysSource:
+    """Rows of arrays in memory, one array per field; `labels` int64 `[N]` or None."""
+
+    sequences: NDArray[np.int64] | None = None
+    cheap = True
+
+    def __init__(self, where: str, arrays: Mapping[str, NDArray[Any]], labels: Any = None) -> None:
+        self.where = where
+        self._arrays = arrays
+        self.fields: dict[str, SourceLayout] = dict.fromkeys(arrays, SourceLayout.AS_IS)
+        for name, array in arrays.items():
+            if array.ndim == 0:
+                raise DataError(
+                    f"{_called(name)} is a single number; legal is a row per sample", stage="data", where=where
+                )
+        counts = {_called(name): len(array) for name, array in arrays.items()}
+        if len(set(counts.values())) > 1:
+            text = ", ".join(f"{name} has {count}" for name, count in counts.items())
+            raise DataError(f"the arrays must have one row per sample each; {text} rows", stage="data", where=where)
+        self.labels = None if labels is None else as_labels(np.asarray(labels), len(self), where)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def name(self, index: int) -> str:
+        return f"sample {index} of {self.where}"
+
+    def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        return {name: array[indices] for name, array in self._arrays.items()}
+
+    def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        hash_arrays(hasher, self, indices)
+
+
+@dataclass(frozen=True, eq=False)
+class GivenDataset(Options):
+    """A data set of samples in memory; the options are those of conf/dataset/callable.yaml, which say the same of what
+    a function gives.
+
+    An array is `[N, …]` with a row per sample; a mapping holds one for each model input; an iterable gives samples one
+    by one. A tuple of two is (samples, labels).
+    """
+
+    given: Any = None
+    sequence: str | None = None
+    preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
+
+    def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
+        """The three splits for a model with these inputs. DataError where they do not fit."""
+        sets = self.given
+        if isinstance(sets, SampleSets):
+            named = {"calibrate": sets.calibrate, "search": sets.search, "evaluate": sets.evaluate}
+            for role in ("calibrate", "evaluate"):
+                if named[role] is None:
+                    raise DataError(
+                        f"there are no {role} samples; only those of the search may be left out", stage="data"
+                    )
+            sources = {
+                role: source_of(some, f"the {role} samples", self.sequence)
+                for role, some in named.items()
+                if some is not None
+            }
+        else:
+            sources = {WHOLE: source_of(sets, "the samples", self.sequence)}
+        return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)
+
+
+def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
+    """The source of samples in any of their forms. DataError for what is none of them."""
+    labels = None
+    if isinstance(given, tuple):
+        if len(given) != 2:
+            raise DataError(
+                f"are a tuple of {len(given)}; legal is a tuple (samples, labels), or a list of samples",
+                stage="data",
+                where=where,
+            )
+        given, labels = given
+    if isinstance(given, Mapping) or _is_array(given):
+        return ArraysSource(where, arrays_of(given, where), labels)
+    if labels is not None:
+        given = _labelled(given, labels, where)
+    return IterableSource(given, where, None, sequence)
+
+
+def _is_array(value: Any) -> bool:
+    """NumPy arrays, and what other libraries have in their place."""
+    return hasattr(value, "__array__") and hasattr(value, "shape")
+
+
+def _labelled(items: Any, labels: Any, where: str) -> Any:
+    """Samples one by one with the label of each."""
+    numbers = np.asarray(labels)
+    if not hasattr(items, "__len__"):
+        raise DataError(
+            "are an iterable without a length beside their labels; give pairs (sample, label) one by one",
+            stage="data",
+            where=where,
+        )
+    checked = as_labels(numbers, len(items), where)
+    return list(zip((items[i] for i in range(len(items))), checked.tolist(), strict=True))
+
+
+def _called(name: str) -> str:
+    return "the array" if name == SINGLE else f"the array of {name!r}"

@@ -1,0 +1,207 @@
+"""Outputs that come out too far from the float model's: where it is lost, and which overrides could help.
+
+The table of errors per tensor holds the noise that has built up by each stored tensor, and what quantizing it alone
+costs. Where the noise, as a share of the signal, grows most from what a tensor is computed from to the tensor, there
+the output is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from glob import escape
+from typing import Any
+
+from quantpipe.evaluate.nearness import below
+from quantpipe.graph.view import Graph
+from quantpipe.hardware.cost import macs
+from quantpipe.types import Kernel, QuantPlan, Topology
+
+MOST_TENSORS = 3
+MOST_NODES = 6
+"""In an override: the nodes of the worst tensors come first."""
+
+OWN_SHARE = 0.5
+"""Of a loss: from here on the tensor's own integers explain it."""
+
+FEW_BITS = 8
+"""Below, more bits are the first thing to try, where the search took fewer than the device has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """Where a tensor's noise came from. `gain`: by how much its noise, as a share of its signal, exceeds the worst of
+    what it is computed from; `own`: its own quantization does that. `of`: the tensors whose integers are to blame
+    otherwise; none where a kernel has weights, whose rounding does it."""
+
+    tensor: str
+    sqnr_db: float
+    gain: float
+    own: bool
+    saturates: bool
+    of: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(self.of[:MOST_TENSORS])
+        more = f", computed from the integers of {shown}" if shown else ""
+        return f"{self.tensor} ({_decibels(self.sqnr_db)} there{more})"
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What the table of errors per tensor says of the outputs of a model."""
+
+    graph: Graph
+    topology: Topology
+    weight_bits: Mapping[str, int]
+    """That were chosen, by weight."""
+    layers: Sequence[Mapping[str, Any]]
+
+    @cached_property
+    def table(self) -> dict[str, Mapping[str, Any]]:
+        return {entry["tensor"]: entry for entry in self.layers}
+
+    def of(self, output: str, sqnr_db: float) -> list[Loss]:
+        """The tensors that the output loses most at, worst first: at most three that lose a tenth of what the worst
+        one does."""
+        found = [self._loss(t) for t in self._behind(output)]
+        if output not in self.table:
+            before = self._nearest(output)
+            inner = max((_noise(self.table[t]) for t in before), default=0.0)
+            found.append(Loss(output, sqnr_db, _share(sqnr_db) - inner, False, False, self._blamed(output, before)))
+        found = sorted((loss for loss in found if loss.gain > 0), key=lambda loss: -loss.gain)
+        return [loss for loss in found[:MOST_TENSORS] if loss.gain >= found[0].gain / 10]
+
+    def remedies(self, losses: Sequence[Loss]) -> list[str]:
+        """Overrides that could help, as they are written on the command line."""
+        nodes: dict[str, None] = {}
+        for loss in losses:
+            nodes |= dict.fromkeys(self._made_by(loss.tensor))
+            nodes |= dict.fromkeys(self._read_by(loss.tensor) if loss.own else ())
+            nodes |= {n: None for t in loss.of for n in self._made_by(t)}
+        concerned = [self.graph.by_name[name] for name in list(nodes)[:MOST_NODES]]
+        # Nobody wants all convolutions in float.
+        ops = dict.fromkeys(node.op for node in concerned if not macs(node, self.graph))
+        said = []
+        if any(self._few_bits(loss.tensor) for loss in losses):
+            said.append(f"annotate.min_bits={FEW_BITS}")
+        if ops:
+            said.append(f"annotate.float_ops=[{','.join(ops)}]")
+        if concerned:
+            said.append(f"annotate.float_nodes=[{','.join(_quoted(node.name) for node in concerned)}]")
+        if any(loss.saturates for loss in losses):
+            said.append("threshold=max_range")
+        return said or ["threshold=max_range"]
+
+    def _loss(self, tensor: str) -> Loss:
+        entry = self.table[tensor]
+        before = self._nearest(tensor)
+        gain = _noise(entry) - max((_noise(self.table[t]) for t in before), default=0.0)
+        own = entry["rounding"] + entry["saturation"] >= OWN_SHARE * gain
+        value = entry["sqnr_db"] if entry["sqnr_db"] is not None else math.inf
+        of = () if own else self._blamed(tensor, before)
+        return Loss(tensor, value, gain, own, entry["saturation"] > entry["rounding"], of)
+
+    def _blamed(self, tensor: str, before: Sequence[str]) -> tuple[str, ...]:
+        """What a tensor is computed from, unless by a kernel with weights."""
+        kernel = self._kernels.get(tensor)
+        return () if kernel is not None and kernel.weight is not None else tuple(before)
+
+    def _few_bits(self, tensor: str) -> bool:
+        """Whether it, or the weight it is made with, has fewer than eight bits, and could have them."""
+        kernel, topology = self._kernels.get(tensor), self.topology
+        weight = kernel.weight if kernel is not None else None
+        fewer = []
+        if weight is not None and weight in self.weight_bits and weight in topology.weight_of:
+            fewer.append((self.weight_bits[weight], topology.weight_of[weight].dtype.bits))
+        if tensor in self.table and tensor in topology.group_of:
+            fewer.append((self.table[tensor]["bits"], topology.group_of[tensor].dtype.bits))
+        return any(chosen < FEW_BITS <= most for chosen, most in fewer)
+
+    def _nearest(self, tensor: str) -> list[str]:
+        """The stored tensors that it is computed from with nothing else stored between."""
+        found: dict[str, None] = {}
+        seen: set[str] = set()
+        pending = self._reads(tensor)
+        while pending:
+            one = pending.pop()
+            if one in self.table:
+                found[one] = None
+            elif one not in seen:
+                seen.add(one)
+                pending += self._reads(one)
+        return list(found)
+
+    def _behind(self, output: str) -> list[str]:
+        """Every stored tensor that the output is computed from, itself included."""
+        found: dict[str, None] = dict.fromkeys([output] if output in self.table else [])
+        pending = [output]
+        while pending:
+            for tensor in self._nearest(pending.pop()):
+                if tensor not in found:
+                    found[tensor] = None
+                    pending.append(tensor)
+        return list(found)
+
+    def _reads(self, tensor: str) -> list[str]:
+        node = self.graph.producers.get(tensor)
+        return [] if node is None else [t for t in (*node.inputs, *node.captured) if t]
+
+    @cached_property
+    def _kernels(self) -> dict[str, Kernel]:
+        """Tensor -> the integer kernel that makes it, its clamps swallowed."""
+        return {k.output: k for k in self.topology.kernels}
+
+    def _made_by(self, tensor: str) -> list[str]:
+        return [self._kernels[tensor].node] if tensor in self._kernels else []
+
+    def _read_by(self, tensor: str) -> list[str]:
+        read = self.graph.consumers.get(tensor, ())
+        return [node.name for node, _ in read if node.name in self.topology.kernel_of]
+
+
+def loss_warnings(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    layers: Sequence[Mapping[str, Any]],
+    limit: float | None,
+) -> list[str]:
+    """A sentence per output whose SQNR (`rows`, see `nearness`) is under the limit: where it is lost, and what could
+    help."""
+    bits = {name: weight.bits for name, weight in plan.weights.items()}
+    losses, said = Losses(graph, topology, bits, layers), []
+    for output, sqnr in below(rows, limit):
+        lost = losses.of(output, sqnr)
+        where = "; ".join(map(str, lost))
+        said.append(
+            f"the output {output} of the realized model is only {_decibels(sqnr)} from the float model's "
+            f"(evaluate.warn_sqnr_db={limit:g})"
+            + (f"; most is lost at {where}" if where else "")
+            + f"; what could help: {', or '.join(losses.remedies(lost))}"
+        )
+    return said
+
+
+def _noise(entry: Mapping[str, Any]) -> float:
+    return 0.0 if entry["sqnr_db"] is None else _share(entry["sqnr_db"])
+
+
+def _share(sqnr_db: float) -> float:
+    """Noise as a share of the signal, at most 1: what is lost cannot be lost again."""
+    return min(1.0, 10.0 ** (-sqnr_db / 10.0)) if sqnr_db > -math.inf else 1.0
+
+
+def _decibels(value: float) -> str:
+    return f"{value:.1f} dB"
+
+
+def _quoted(name: str) -> str:
+    """A node's name as a pattern that means itself, in quotes where a character means something to Hydra."""
+    pattern = escape(name)
+    return pattern if re.fullmatch(r"[\w/.:+@%*?-]+", pattern) else "'" + pattern.replace("'", "\\'") + "'"

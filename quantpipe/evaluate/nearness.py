@@ -1,0 +1,106 @@
+"""How near every output of the realized model is to the float model's, over samples of which a few are held at a time.
+
+Metrics and objectives may be about one output; the device computes all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.execute import Session
+from quantpipe.graph.view import Graph
+from quantpipe.metrics.outputs import cosines
+from quantpipe.types import Samples
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Nearness:
+    """Sums over the samples of one output. Elements that are not finite in the float model are left out."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+    total: float = 0.0
+    elements: int = 0
+    equal: int = 0
+    other_shape: int = 0
+    real: bool = True
+    angles: list[float] = field(default_factory=list)
+
+    def add(self, expected: Array, found: Array) -> None:
+        """A batch `[n, ...]` of both models."""
+        if expected.shape != found.shape:
+            self.other_shape += max(len(expected) if expected.ndim else 1, 1)
+            return
+        self.elements += expected.size
+        self.equal += int(np.count_nonzero(expected == found))
+        self.real = expected.dtype.kind == "f"
+        if not self.real:
+            return
+        known = np.isfinite(expected)
+        here = np.where(known, expected, 0).astype(np.float64)
+        there = np.where(known, found, 0).astype(np.float64)
+        self.signal += float(np.sum(here**2))
+        self.total += float(np.sum(here))
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.noise += float(np.sum((here - there) ** 2))
+        self.angles += cosines(here, there)
+
+    def entry(self, output: str) -> dict[str, Any]:
+        """A row of the report. What is not of real numbers has the share of equal elements alone."""
+        row: dict[str, Any] = {"output": output, "sqnr_db": None, "mse": None, "cosine": None}
+        if self.real and self.elements:
+            variance = self.signal / self.elements - (self.total / self.elements) ** 2
+            row["sqnr_db"] = _decibel(self.signal, self.noise)
+            row["mse"] = self.noise / self.elements / (variance if variance > 0 else 1.0)
+            row["cosine"] = float(np.mean(self.angles))
+        elif self.elements:
+            row["equal"] = self.equal / self.elements
+        return row | ({"other_shape": self.other_shape} if self.other_shape else {})
+
+
+def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str, Any]]:
+    """A row per output of the model, of both models over the same samples."""
+    names = [o.name for o in graph.outputs]
+    real = Session(graph.model, where=graph.source)
+    sums = {name: Nearness() for name in names}
+    for batch in samples.batches(graph.batch_size):
+        expected, found = real.run(batch.inputs, names), realized.run(batch.inputs, names)
+        for name in names:
+            sums[name].add(np.asarray(expected[name]), np.asarray(found[name]))
+    return [sums[name].entry(name) for name in names]
+
+
+def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> dict[str, Any]:
+    """The row of one output whose values over all samples are known."""
+    sums = Nearness()
+    if isinstance(expected, tuple) or isinstance(found, tuple):
+        for one, other in zip(expected, found, strict=True):
+            sums.add(one[None], other[None])
+    else:
+        sums.add(np.asarray(expected), np.asarray(found))
+    return sums.entry(output)
+
+
+def below(rows: Sequence[Mapping[str, Any]], limit: float | None) -> list[tuple[str, float]]:
+    """Outputs whose SQNR is under the limit, with it, worst first; none where the limit is None."""
+    if limit is None:
+        return []
+    under = [(row["output"], row["sqnr_db"]) for row in rows if row["sqnr_db"] is not None and row["sqnr_db"] < limit]
+    return sorted(under, key=lambda pair: pair[1])
+
+
+def _decibel(signal: float, noise: float) -> float | None:
+    """As `metrics.sqnr_db`: None where the two are equal."""
+    if noise == 0.0:
+        return None
+    if signal == 0.0 or not math.isfinite(noise):
+        return -math.inf
+    return 10.0 * math.log10(signal / noise)

@@ -1,0 +1,75 @@
+"""clip(x + 3, 0, 6) / 6 and the like, written out in several nodes, are the op HardSigmoid: one table."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from quantpipe.graph.rewrites.polynomial import argument
+from quantpipe.graph.rewrites.tools import is_op, new_node, only_user, scalar, take_place
+
+SLOPES = (1 / 6, 0.2)
+"""Those of published definitions: torch's, and that of Keras and ONNX. A clip between 0 and 1 behind another line is
+left as it is, since hardware has clips."""
+CLOSE = 1e-5
+
+
+def hard_sigmoid(graph: ir.Graph, node: ir.Node) -> None:
+    """Starts at the last clamp: clip(x·a·t + t/2, 0, t) / t with t = 6 or t = 1, which needs no division."""
+    found = clamped(node.outputs[0]) if is_op(node, "Clip") else None
+    if found is None or found[1] != 0.0:
+        return
+    line, _, top = found
+    last = node
+    if top != 1.0:
+        divided = only_user(node.outputs[0], graph)
+        if divided is None or not divides_by(divided, top):
+            return
+        last = divided
+    for slope in SLOPES:
+        data = argument(line, {1: slope * top, 0: top / 2})
+        if data is not None:
+            attributes = {"alpha": slope, "beta": 0.5}
+            take_place(
+                last.outputs[0], new_node(graph, last, "HardSigmoid", [data], name=last.name, attributes=attributes)
+            )
+            graph.remove(last, safe=True)
+            return
+
+
+def clamped(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
+    """(v, low, high) where a value is clip(v, low, high), in one clamp or in two."""
+    low, high = -math.inf, math.inf
+    for _ in range(2):
+        node = value.producer() if value is not None else None
+        if node is None or not is_op(node, "Clip", "Relu") or node.inputs[0] is None:
+            break
+        bounds = (0.0, math.inf) if node.op_type == "Relu" else _bounds(node)
+        if bounds is None or bounds[0] > high or bounds[1] < low:
+            return None
+        low, high, value = max(low, bounds[0]), min(high, bounds[1]), node.inputs[0]
+    return None if value is None or math.inf in (-low, high) else (value, low, high)
+
+
+def divides_by(node: ir.Node, divisor: float) -> bool:
+    """Whether a node takes one value through a division by a number."""
+    if is_op(node, "Div"):
+        return _is(node.inputs[1], divisor)
+    return is_op(node, "Mul") and any(_is(v, 1 / divisor) for v in node.inputs)
+
+
+def _bounds(node: ir.Node) -> tuple[float, float] | None:
+    found = []
+    for port, missing in ((1, -math.inf), (2, math.inf)):
+        given = node.inputs[port] if port < len(node.inputs) else None
+        number = missing if given is None else scalar(given)
+        if number is None:
+            return None
+        found.append(number)
+    return found[0], found[1]
+
+
+def _is(value: ir.Value | None, wanted: float) -> bool:
+    found = scalar(value)
+    return found is not None and math.isclose(found, wanted, rel_tol=CLOSE)

@@ -1,0 +1,137 @@
+"""Statistics of the last axis: which values are means of it, and the variance in the forms that exporters write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, rank
+
+VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity")
+MOST_VIEWS = 4
+
+
+def producer(value: ir.Value | None) -> ir.Node | None:
+    return None if value is None else value.producer()
+
+
+def number(value: ir.Value | None) -> float | None:
+    """A constant with one element, of any type of number."""
+    array = constant(value)
+    return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype.kind in "fi" else None
+
+
+def bare(value: ir.Value | None) -> ir.Value | None:
+    """A value without the views above it that add a last axis of length one, or repeat along it, as JAX writes a mean
+    that keeps its axis."""
+    for _ in range(MOST_VIEWS):
+        node = producer(value)
+        if node is None or not is_op(node, *VIEWS) or not _keeps_rows(node):
+            break
+        value = node.inputs[0]
+    return value
+
+
+def _keeps_rows(node: ir.Node) -> bool:
+    """Whether a view leaves the order of rows: [..., C] to itself, [...] to [..., 1], [..., 1] to [..., C]."""
+    if is_op(node, "Identity"):
+        return True
+    before, after = (None if v is None else v.shape for v in (node.inputs[0], node.outputs[0]))
+    if before is None or after is None:
+        return False
+    if len(after) == len(before) + 1:
+        return not is_op(node, "Expand") and after[-1] == 1 and _alike(list(before), list(after)[:-1])
+    if len(after) != len(before) or not is_op(node, "Expand", "Reshape"):
+        return False
+    widened = is_op(node, "Expand") and before[-1] == 1
+    return _alike(list(before)[:-1], list(after)[:-1]) and (widened or before[-1] == after[-1])
+
+
+def _alike(before: Sequence[object], after: Sequence[object]) -> bool:
+    """Whether two shapes are the same but for names of free axes, of which one at most may differ."""
+    nameless = ir.SymbolicDim(None)
+    differing = [(a, b) for a, b in zip(before, after, strict=True) if a != b or a == nameless]
+    return len(differing) <= 1 and not any(isinstance(a, int) and isinstance(b, int) for a, b in differing)
+
+
+def is_column(value: ir.Value | None, data: ir.Value) -> bool:
+    """Whether a statistic meets the rows of `data`: of as many axes, so that it is not broadcast along another one."""
+    axes = rank(value)
+    return axes is not None and axes == rank(data)
+
+
+def averaged(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is the mean of x over its last axis alone."""
+    value = bare(value)
+    node = producer(value)
+    if node is None:
+        return None
+    if is_op(node, "ReduceMean"):
+        return node.inputs[0] if _over_last(node) else None
+    if not is_op(node, "Div", "Mul"):
+        return None
+    for port in (0,) if node.op_type == "Div" else (0, 1):
+        total, factor = producer(bare(node.inputs[port])), number(node.inputs[1 - port])
+        if total is None or not factor or not is_op(total, "ReduceSum") or not _over_last(total):
+            continue
+        width = _width(total.inputs[0])
+        wanted = width if node.op_type == "Div" or width is None else 1 / width
+        if wanted is not None and math.isclose(factor, wanted, rel_tol=1e-5):
+            return total.inputs[0]
+    return None
+
+
+def _over_last(node: ir.Node) -> bool:
+    axes = rank(node.inputs[0])
+    given = constant(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "axes")
+    return axes is not None and given is not None and [int(a) % axes for a in given] == [axes - 1]
+
+
+def _width(value: ir.Value | None) -> int | None:
+    size = value.shape[-1] if value is not None and value.shape is not None and len(value.shape) else None
+    return size if isinstance(size, int) else None
+
+
+def squared(value: ir.Value | None) -> ir.Value | None:
+    """v where a value is v²."""
+    node = producer(value)
+    if is_op(node, "Mul") and node is not None and bare(node.inputs[0]) is bare(node.inputs[1]):
+        return node.inputs[0]
+    if is_op(node, "Pow") and node is not None and number(node.inputs[1]) == 2.0:
+        return node.inputs[0]
+    return None
+
+
+def centred(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is x - mean(x)."""
+    node = producer(value)
+    if node is None or not is_op(node, "Sub"):
+        return None
+    data = node.inputs[0]
+    found = averaged(node.inputs[1])
+    return data if data is not None and found is data and is_column(node.inputs[1], data) else None
+
+
+def varied(value: ir.Value | None) -> ir.Value | None:
+    """x where a value is the variance of x over its last axis: mean((x - mean)²), or mean(x²) - mean², which may be
+    held at zero."""
+    value = bare(value)
+    squares = averaged(value)
+    if squares is not None:
+        return centred(squared(squares))
+    node = producer(value)
+    if node is not None and (is_op(node, "Relu") or _at_zero(node)):
+        node = producer(bare(node.inputs[0]))
+    if node is None or not is_op(node, "Sub"):
+        return None
+    data, mean = squared(averaged(node.inputs[0])), squared(bare(node.inputs[1]))
+    matches = data is not None and averaged(mean) is data and rank(node.inputs[0]) == rank(node.inputs[1])
+    return data if matches else None
+
+
+def _at_zero(node: ir.Node) -> bool:
+    """Whether a node is a clip at zero from below alone."""
+    bounded = is_op(node, "Clip") and len(node.inputs) > 1 and number(node.inputs[1]) == 0.0
+    return bounded and (len(node.inputs) < 3 or node.inputs[2] is None)

@@ -1,0 +1,189 @@
+"""Pieces of graph that more than one output form writes, and the layout of per-channel numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.external_weights import turned
+from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering.lower import Context
+from quantpipe.oprules import OP_RULES, Family, rule_of
+from quantpipe.types import Form, Kernel, Lookup, Sum
+
+Array = NDArray[Any]
+REDUCED_AXES_ARE_INPUTS = 18
+"""The opset from which ReduceMax takes its axes as an input."""
+
+
+def ops_of(*families: Family) -> tuple[str, ...]:
+    """Op types of OP_RULES by family: what a dialect's table joins with."""
+    return tuple(op for op, rule in OP_RULES.items() if rule.family in families)
+
+
+def output_axis(graph: Graph, tensor: str) -> int:
+    """Channel axis of a tensor that a node with per-channel weights makes."""
+    node = graph.producers.get(tensor)
+    rule = rule_of(node) if node is not None else None
+    return rule.output_axis if rule is not None else 1
+
+
+def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
+    """Per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
+    return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
+
+
+def along_axis(values: Array, axis: int, rank: int) -> Array:
+    """Numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
+    if values.ndim == 0:
+        return values
+    shape = [1] * rank
+    shape[axis] = -1
+    return values.reshape(shape)
+
+
+def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]:
+    """Inputs of a same-scale op: data in the kernel's form, everything else (shapes, axes, …) as it is."""
+    data = {o.port: o for o in kernel.operands}
+    return [
+        context.operand(data[p], kernel.output) if p in data else context.real(t) for p, t in enumerate(node.inputs)
+    ]
+
+
+def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
+    """The largest element of each channel of a map, as a reduction over its positions."""
+    axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
+    if context.opset < REDUCED_AXES_ARE_INPUTS:
+        return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
+    given = context.builder.constant(f"{node.name}_axes", np.asarray(axes, np.int64))
+    return context.builder.op("ReduceMax", value, given, name=node.name, output=output, keepdims=1)
+
+
+def matrix_weight(node: Node, values: Array) -> Array:
+    """A dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
+    return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
+
+
+def integer_product(
+    context: Context,
+    node: Node,
+    data: ir.Value,
+    zero: ir.Value | None,
+    *,
+    weight: ir.Value,
+    part: str | None = None,
+    weight_zero: ir.Value | None = None,
+) -> ir.Value:
+    """The int32 accumulator of Conv, Gemm or MatMul without bias. `part` names one of several; `weight_zero`: the
+    weight's zero point (None: 0), one per column where the kernel is a matrix product."""
+    name, output = part or node.name, f"{part or node.outputs[0]}_product"
+    inputs: tuple[ir.Value | None, ...] = (data, weight, zero, weight_zero)
+    while inputs[-1] is None:
+        inputs = inputs[:-1]
+    if len(context.graph.shapes[node.inputs[1]]) == 2:
+        return context.builder.op("MatMulInteger", *inputs, name=name, output=output)
+    kept = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    attributes = {k: node.attr(k) for k in kept if k in node.attributes}
+    return context.builder.op("ConvInteger", *inputs, name=name, output=output, **attributes)
+
+
+def window_ones(context: Context, node: Node) -> tuple[Array, dict[str, Any]]:
+    """A window sum as a depthwise convolution: weights of one `[C, 1, kh, kw]` and its attributes."""
+    channels = context.graph.shapes[node.inputs[0]][1]
+    kernel = node.attr("kernel_shape")
+    attributes = {k: node.attr(k) for k in ("strides", "pads", "dilations", "auto_pad") if k in node.attributes}
+    return np.ones((channels, 1, *kernel)), {"group": channels, "kernel_shape": kernel, **attributes}
+
+
+def is_window(node: Node) -> bool:
+    """Whether an average runs over a sliding window (else over the whole map)."""
+    return "kernel_shape" in node.attributes
+
+
+def map_axes(context: Context, node: Node) -> Array:
+    """The spatial axes of a global average."""
+    return np.arange(2, len(context.graph.shapes[node.inputs[0]]), dtype=np.int64)
+
+
+def free_sum(
+    context: Context, node: Node, plan: Sum, operands: list[ir.Value], *, constants: ConstantWriter
+) -> ir.Value:
+    """onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y, each step one float32 FMA.
+
+    An FMA rounds once: product and sum in float64, then to float32. `operands` are q (zero point included), any dtype;
+    accumulators go the same way, with a ratio per channel where their weights have scales per channel. The result is
+    not rounded to integers yet.
+    """
+    b = context.builder
+    total = constants(f"{node.name}.offset", np.float64(plan.offset))
+    for number in (1, 0):
+        name = f"{node.name}/term{number}"
+        q = b.op("Cast", operands[number], name=f"{name}/double", to=int(ir.DataType.DOUBLE))
+        term = plan.terms[number]
+        ratio_of = along_channels(term.ratio.astype(np.float64), context.graph, term.tensor)
+        ratio = constants(f"{node.name}.ratio{number}", ratio_of)
+        raised = b.op("Add", b.op("Mul", q, ratio, name=f"{name}/scaled"), total, name=f"{name}/sum")
+        rounded = b.op("Cast", raised, name=f"{name}/float", to=int(ir.DataType.FLOAT))
+        total = b.op("Cast", rounded, name=f"{name}/exact", to=int(ir.DataType.DOUBLE)) if number else rounded
+    return total
+
+
+SUM = "Add"
+TRANSPOSED = ("ConvTranspose",)
+"""Accumulating ops that are written by `lowering/transpose.py`."""
+
+
+def signed(context: Context, plan: Sum, number: int, value: ir.Value) -> ir.Value:
+    """A term of a sum at the common scale, negated where it is subtracted."""
+    if np.all(plan.terms[number].ratio >= 0):
+        return value
+    return context.builder.op("Neg", value, name=f"{plan.node}/term{number}/negated")
+
+
+ConstantWriter = Callable[[str, Any], ir.Value]
+"""Makes a named number available in the graph: a constant in realized forms, an input in the simulated one."""
+
+
+APPROXIMATED = ("Softmax",)
+"""Float ops that onnxruntime replaces by an integer approximation where they stand between DequantizeLinear and
+QuantizeLinear: up to a step off, and slower than the op itself."""
+
+
+def must_stay_real(context: Context, tensor: str) -> bool:
+    """Whether a DequantizeLinear of stored integers in front of a node left in float would make the runtime compute it
+    in integers, so that an island that was kept in float would silently not be: it has an approximation of some ops,
+    and quantizes float weights."""
+    return weighs_in_float(context, tensor) or any(r.op in APPROXIMATED for r in _float_readers(context, tensor))
+
+
+def weighs_in_float(context: Context, tensor: str) -> bool:
+    """Whether a node left in float multiplies the tensor by float weights of its own. onnxruntime quantizes such
+    weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias quantization, from basic
+    optimization on)."""
+    for reader in _float_readers(context, tensor):
+        constants = [t for t in reader.inputs if t and context.graph.is_constant(t)]
+        if any(len(context.graph.shapes[t]) >= 2 and context.graph.dtypes[t] == "float32" for t in constants):
+            return True
+    return False
+
+
+def _float_readers(context: Context, tensor: str) -> list[Node]:
+    inside = {*context.topology.kernel_of, *context.topology.swallowed}
+    return [reader for reader, _ in context.graph.consumers.get(tensor, ()) if reader.name not in inside]
+
+
+def stored_name(kernel: Kernel) -> str:
+    """Name of the value that carries a kernel's result."""
+    return f"{kernel.output}_q" if kernel.form is Form.QUANTIZED else f"{kernel.output}_acc"
+
+
+def table_rows(context: Context, plan: Lookup, kernel: Kernel) -> NDArray[np.int32]:
+    """Where each channel's row of a flattened table begins, shaped to broadcast against the data."""
+    rows, codes = plan.table.shape
+    shape = [1] * len(context.graph.shapes[kernel.operands[0].tensor])
+    shape[plan.axis or 0] = rows
+    return (np.arange(rows, dtype=np.int32) * np.int32(codes)).reshape(shape)

@@ -1,0 +1,221 @@
+"""From a plan to an ONNX graph: one walk over the float graph, shared by the simulated and all realized forms.
+
+The walk keeps every tensor in the forms its readers want (real, stored integers, accumulator) and asks a `Dialect`
+how each op and each conversion is written. Dialects are tables: op type -> function. They read numbers from the plan
+and add none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import onnx_ir as ir
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.build import GraphBuilder, ir_dtype
+from quantpipe.graph.session_options import carry
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, Topology
+
+OPSET = 17
+IR_VERSION = 9
+NEWER_OPSET = 21
+NEWER_IR_VERSION = 10
+"""QuantizeLinear stores 16-bit integers, and Cast reads 4-bit ones, from here on."""
+
+
+def opset_for(spec: HardwareSpec) -> int:
+    """The opset that models written for a device may need: float nodes are copied as they are, so the model itself has
+    to be of that opset."""
+    types = {t for signatures in spec.ops.values() for s in signatures for t in (*s.inputs, *s.outputs)}
+    stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
+    return NEWER_OPSET if stored & {4, 16} else OPSET
+
+
+@dataclass(frozen=True, eq=False)
+class Rendered:
+    """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`."""
+
+    model: ir.Model = field(repr=False)
+    integers: Mapping[str, str]
+
+
+class Dialect(Protocol):
+    """How one output form writes things. Every method appends nodes to `context.builder` and returns the result."""
+
+    name: str
+    ops: Mapping[str, Lowering]
+    integer_accumulators: bool
+    """Whether a tensor in RAW form holds integers (else the real result itself)."""
+
+    def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Real -> stored."""
+        ...
+
+    def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Stored -> real; the result must be named `tensor`."""
+        ...
+
+    def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Accumulator -> stored."""
+        ...
+
+    def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Accumulator -> real; the result must be named `tensor`."""
+        ...
+
+    def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        """Stored at the scale of `tensor` -> stored at that of `target`: Q(DQ(q)) in float32."""
+        ...
+
+    def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        """A constant that is read as data, in stored form."""
+        ...
+
+    def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Stored integers of the plan's type, from outside the graph, as this form holds them."""
+        ...
+
+    def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """The other way: stored -> integers of the plan's type."""
+        ...
+
+    def session_options(self, context: Context) -> Mapping[str, str]:
+        """Options without which a session would compute something else than the plan says; the model carries them."""
+        ...
+
+
+class Context:
+    """What a lowering sees: the graph, the plan, the builder, and every tensor in the form it asks for."""
+
+    def __init__(self, graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect) -> None:
+        names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
+        self.graph, self.topology, self.plan = graph, topology, plan
+        newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
+        newer = newer or any(w.dtype.bits == 4 for w in plan.weights.values())
+        opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
+        self.opset = max(opset, graph.opset)
+        self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)
+        self._dialect = dialect
+        self._made = {k.output for k in topology.kernels}
+        self._values: dict[tuple[str, Form], ir.Value] = {}
+        self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
+
+    def set(self, tensor: str, form: Form, value: ir.Value) -> None:
+        self._values[tensor, form] = value
+
+    def get(self, tensor: str, form: Form) -> ir.Value:
+        """The tensor in a form, converted (once) when it exists in another one only."""
+        found = self._values.get((tensor, form))
+        if found is None:
+            found = self._convert(tensor, form)
+            self._values[tensor, form] = found
+        return found
+
+    def operand(self, operand: Operand, target: str) -> ir.Value:
+        """A data operand in the form its kernel reads, at the scale of `target` where it must be brought to it."""
+        value = self.get(operand.tensor, operand.form)
+        if not operand.rescaled:
+            return value
+        q = self.plan.quantizers[target]
+        key = (operand.tensor, float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax)
+        if key not in self._rescaled:  # once per scale and type, however many ops want it
+            self._rescaled[key] = self._dialect.rescale(self, operand.tensor, target, value)
+        return self._rescaled[key]
+
+    def real(self, tensor: str) -> ir.Value | None:
+        """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
+        return self.get(tensor, Form.FLOAT) if tensor else None
+
+    def is_stored(self, tensor: str) -> bool:
+        """Whether a kernel makes the tensor (so that its real form is the dequantized one)."""
+        return tensor in self._made
+
+    def stored(self) -> dict[str, str]:
+        """Tensor -> name of the value that holds its integers, for every tensor that has any."""
+        found: dict[str, str] = {}
+        for (tensor, form), value in self._values.items():
+            if self.graph.is_constant(tensor):
+                continue
+            if form is Form.QUANTIZED:
+                found[tensor] = value.name or ""
+            elif form is Form.RAW and self._dialect.integer_accumulators:
+                found[f"{tensor} (accumulator)"] = value.name or ""
+        return found
+
+    def _convert(self, tensor: str, form: Form) -> ir.Value:
+        has = {f for f in Form if (tensor, f) in self._values}
+        if self.graph.is_constant(tensor):
+            if form is Form.QUANTIZED:
+                return self._dialect.stored_constant(self, tensor)
+            return self.builder.constant(tensor, self.graph.constant_tensor(tensor), claim=True)
+        if form is Form.FLOAT and Form.RAW in has:
+            return self._dialect.widen(self, tensor, self._values[tensor, Form.RAW])
+        if form is Form.FLOAT and Form.QUANTIZED in has:
+            return self._dialect.dequantize(self, tensor, self._values[tensor, Form.QUANTIZED])
+        if form is Form.QUANTIZED and Form.RAW in has:
+            return self._dialect.narrow(self, tensor, self._values[tensor, Form.RAW])
+        if form is Form.QUANTIZED and Form.FLOAT in has:
+            return self._dialect.quantize(self, tensor, self._values[tensor, Form.FLOAT])
+        raise KeyError(f"{tensor} does not exist as {form}")
+
+
+Lowering = Callable[[Context, Node, Kernel], ir.Value]
+"""Writes one kernel; returns its output in `kernel.form`."""
+
+
+def render(
+    graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect, *, stored: Collection[str] = ()
+) -> Rendered:
+    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for.
+
+    Ports named in `stored` (of a section of a graph) carry integers in every dialect; all others are as the float model
+    has them. The written graph's inputs are the model's own, then the stored ones, then what the dialect declares.
+    """
+    context = Context(graph, topology, plan, dialect)
+    for value in graph.model.graph.inputs:
+        if value.name in graph.input_names and value.name not in stored:
+            context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
+    entering = [i for i in graph.inputs if i.name in stored]
+    ports = [context.builder.input(f"{i.name}_stored", i.dtype, i.shape) for i in entering]
+    for info, port in zip(entering, ports, strict=True):
+        context.set(info.name, Form.QUANTIZED, dialect.enter(context, info.name, port))
+    for node in graph.nodes:
+        kernel = topology.kernel_of.get(node.name)
+        if kernel is not None:
+            lowering = dialect.ops.get(node.op)
+            if lowering is None:
+                raise HardwareError(
+                    f"the {dialect.name} form has no way to write {node.op}; keep it in float with "
+                    f"annotate.float_ops=[{node.op}] or choose another realize",
+                    stage="realize",
+                    where=node.name,
+                )
+            context.set(kernel.output, kernel.form, lowering(context, node, kernel))
+        elif node.name not in topology.swallowed:
+            _copy_float(context, node)
+    outputs = []
+    for info in graph.outputs:
+        if info.name in stored:
+            value = dialect.leave(context, info.name, context.get(info.name, Form.QUANTIZED))
+            value.type, value.shape = ir.TensorType(ir_dtype(info.dtype)), ir.Shape(list(info.shape))
+            outputs.append(value)
+            continue
+        value = context.get(info.name, Form.FLOAT)
+        original = next(v for v in graph.model.graph.outputs if v.name == info.name)
+        value.type, value.shape = original.type, original.shape
+        outputs.append(value)
+    model = context.builder.build(outputs)
+    carry(model, dialect.session_options(context))
+    return Rendered(model, context.stored())
+
+
+def _copy_float(context: Context, node: Node) -> None:
+    for tensor in node.captured:
+        context.get(tensor, Form.FLOAT)  # sub-graphs read outer tensors by name, so these must exist in real form
+    results = context.builder.copy(node, [context.real(t) for t in node.inputs])
+    for name, value in zip(node.outputs, results, strict=True):
+        if name:
+            context.set(name, Form.FLOAT, value)

@@ -1,0 +1,69 @@
+"""By what each output of a model is compared, where the user does not say: class scores by their divergence, other
+real numbers by squared error, integers by how many differ.
+
+An output holds class scores where the graph says so (`oprules.scores`), or where labels are given and it has a value
+per class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.graph.view import Graph
+from quantpipe.metrics.losses import LossKind, OutputLoss
+from quantpipe.oprules.scores import is_scores
+
+_WHERE = "objective.outputs"
+
+Weights = Mapping[str, float] | Sequence[tuple[str, float]]
+"""By the names of outputs."""
+
+
+def kind_of(graph: Graph, output: str, labelled: bool) -> LossKind:
+    """By what an output is compared. `labelled`: there are labels, and they are about this output."""
+    if not graph.dtypes.get(output, "float32").startswith(("float", "double", "bfloat")):
+        return LossKind.DIFFERING
+    classes = labelled and len(graph.shapes.get(output, ())) == 2
+    return LossKind.KL if classes or is_scores(graph, output) else LossKind.MSE
+
+
+def automatic(
+    graph: Graph,
+    main: str,
+    *,
+    alone: bool,
+    labelled: bool,
+    states: frozenset[str] = frozenset(),
+    weights: Weights = (),
+) -> tuple[OutputLoss, ...]:
+    """The losses of `objective=auto`: every output with a row per sample, or `main` alone, but for states that a
+    streaming model carries; `weights` has the last word. ConfigError for a name that is no output, or if none is
+    left."""
+    names = [o.name for o in graph.outputs]
+    given = dict(weights)
+    for name in given:
+        if name not in names:
+            raise ConfigError(
+                f"has {name!r}, and the model has no such output{nearest(name, names)}; legal are {', '.join(names)}",
+                stage="search",
+                where=_WHERE,
+            )
+    counting = {main} if alone else {n for n in names if n not in states and (n == main or _per_sample(graph, n))}
+    found = []
+    for name in names:
+        weight = float(given.get(name, 1.0 if name in counting else 0.0))
+        if weight > 0:
+            found.append(OutputLoss(name, kind_of(graph, name, labelled and name == main), weight))
+    if not found:
+        raise ConfigError(
+            f"leaves no output that counts; legal is a weight above 0 for one of {', '.join(names)}",
+            stage="search",
+            where=_WHERE,
+        )
+    return tuple(found)
+
+
+def _per_sample(graph: Graph, output: str) -> bool:
+    """Whether a node makes it with the samples on its first axis, as far as the run on one of them tells."""
+    return output in graph.producers and graph.shapes.get(output, ())[:1] == (graph.fixed_batch or 1,)

@@ -1,0 +1,46 @@
+"""Latency of the float and the realized model at batch 1: medians of interleaved runs, so that drift hits both
+alike."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import Any
+
+import onnx_ir as ir
+
+from quantpipe.graph.execute import Feeds, Session
+
+WARM_UP = 3
+
+
+def latency(
+    float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float
+) -> dict[str, Any]:
+    """float_ms, realized_ms, ratio (realized / float), runs. `feeds` hold one sample; all cores are used.
+
+    Stops after `runs` pairs or `max_seconds`, whichever comes first (but never before five pairs).
+    """
+    sessions = (Session(float_model, where="float model"), Session(realized, where="realized model"))
+    return interleaved(sessions, feeds, runs, max_seconds)
+
+
+def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> dict[str, Any]:
+    """The same for sessions that exist: (float, realized)."""
+    for session in sessions:
+        for _ in range(WARM_UP):
+            session.run(feeds)
+    times: tuple[list[float], list[float]] = ([], [])
+    started = time.perf_counter()
+    while len(times[0]) < runs and (len(times[0]) < 5 or time.perf_counter() - started < max_seconds):
+        for session, found in zip(sessions, times, strict=True):
+            before = time.perf_counter()
+            session.run(feeds)
+            found.append(time.perf_counter() - before)
+    ratio = median(b / a for a, b in zip(*times, strict=True))
+    return {
+        "float_ms": 1e3 * median(times[0]),
+        "realized_ms": 1e3 * median(times[1]),
+        "ratio": ratio,
+        "runs": len(times[0]),
+    }

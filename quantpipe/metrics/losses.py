@@ -1,0 +1,121 @@
+"""What is lost at each output of a model, in one unit, so that outputs of different kinds can be compared.
+
+Class scores lose their Kullback-Leibler divergence from the float model's, in nats; other real numbers lose squared
+error, as a share of the float output's variance; integers (class indices) lose the share of elements that differ. One
+unit of loss is one nat: a relative squared error counts twice, so that KL 0.02 and an error of 1 % of the variance
+(20 dB) are as strict as each other.
+
+A model's loss is the greatest of its outputs' losses, each times its weight. So a loss within the tolerance says that
+every output that counts is, and one output with the weight 1 that holds class scores has the KL divergence itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.metrics.outputs import all_finite, kl_divergence, relative_mse
+from quantpipe.types import Outputs
+
+Array = NDArray[Any]
+
+
+class LossKind(StrEnum):
+    """What an output is compared by."""
+
+    KL = "kl"
+    MSE = "mse"
+    DIFFERING = "differing"
+
+
+UNITS: Mapping[LossKind, float] = {LossKind.KL: 1.0, LossKind.MSE: 2.0, LossKind.DIFFERING: 1.0}
+"""Units of loss in one of the kind's own."""
+
+
+@dataclass(frozen=True)
+class OutputLoss:
+    """How one output counts: by what, and with which weight."""
+
+    output: str
+    kind: LossKind
+    weight: float = 1.0
+
+    @property
+    def factor(self) -> float:
+        """What a loss in the kind's own unit counts."""
+        return self.weight * UNITS[self.kind]
+
+    def of(self, reference: Outputs, outputs: Outputs) -> float:
+        """The weighted loss; infinite where it is no number."""
+        found = self.factor * _OF_KIND[self.kind](reference, outputs)
+        return math.inf if math.isnan(found) else found
+
+
+def only_kl(losses: Sequence[OutputLoss]) -> str | None:
+    """The output that decides alone, by its KL divergence as it is; None where there is more to it."""
+    alone = len(losses) == 1 and losses[0].kind is LossKind.KL and losses[0].weight == 1.0
+    return losses[0].output if alone else None
+
+
+def joint_loss(
+    losses: Sequence[OutputLoss], reference: Mapping[str, Outputs], outputs: Mapping[str, Outputs]
+) -> tuple[float, dict[str, float]]:
+    """(the greatest loss, that of each output by its name)."""
+    each = {loss.output: loss.of(reference[loss.output], outputs[loss.output]) for loss in losses}
+    return max(each.values(), default=0.0), each
+
+
+def squared_error(reference: Outputs, outputs: Outputs) -> float:
+    """`relative_mse` over the elements that are finite in the float model (a mask may be minus infinity), where a
+    sample of another shape than the float model's is lost: its error is the output's whole variance."""
+    if _alike(reference, outputs) and all_finite(reference):
+        return relative_mse(reference, outputs)
+    known = np.concatenate([row[np.isfinite(row)].astype(np.float64) for row, _ in _pairs(reference, outputs)])
+    variance = float(np.var(known)) or 1.0
+    total = 0.0
+    for row, found in _pairs(reference, outputs):
+        finite = np.isfinite(row)
+        if row.shape != found.shape:
+            total += variance * np.count_nonzero(finite)
+        else:
+            with np.errstate(invalid="ignore", over="ignore"):
+                total += float(np.sum((row[finite].astype(np.float64) - found[finite].astype(np.float64)) ** 2))
+    return total / max(known.size, 1) / variance
+
+
+def differing(reference: Outputs, outputs: Outputs) -> float:
+    """The share of elements that are not equal; all of a sample's where its shape is another."""
+    count = unequal = 0
+    for row, found in _pairs(reference, outputs):
+        count += row.size
+        unequal += row.size if row.shape != found.shape else int(np.count_nonzero(row != found))
+    return unequal / max(count, 1)
+
+
+def divergence(reference: Outputs, outputs: Outputs) -> float:
+    """`kl_divergence`; infinite where shapes differ."""
+    return kl_divergence(reference, outputs) if _alike(reference, outputs) else math.inf
+
+
+_OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], float]] = {
+    LossKind.KL: divergence,
+    LossKind.MSE: squared_error,
+    LossKind.DIFFERING: differing,
+}
+
+
+def _alike(reference: Outputs, outputs: Outputs) -> bool:
+    if isinstance(reference, tuple) or isinstance(outputs, tuple):
+        return all(row.shape == found.shape for row, found in _pairs(reference, outputs))
+    return reference.shape == outputs.shape
+
+
+def _pairs(reference: Outputs, outputs: Outputs) -> Iterator[tuple[Array, Array]]:
+    """The samples of both, one by one."""
+    yield from ((np.asarray(row), np.asarray(found)) for row, found in zip(reference, outputs, strict=True))

@@ -1,0 +1,124 @@
+"""Numbers that compare a model's outputs with the float model's, and with labels. Pure NumPy.
+
+Where outputs differ in shape from sample to sample (`Outputs` is a tuple), KL is the mean over samples of each sample's
+own mean, so that a long sample counts as much as a short one; squared errors are taken over all elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types import Outputs
+
+Array = NDArray[Any]
+
+
+def all_finite(outputs: Outputs) -> bool:
+    """Whether no element is NaN or infinite."""
+    return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
+
+
+def is_distribution(outputs: Outputs) -> bool:
+    """Whether the last axis holds probabilities already (the model ends in a softmax, or in a sigmoid of one value)."""
+    return all(_is_distribution(part) for part in _parts(outputs))
+
+
+def _parts(outputs: Outputs) -> tuple[Array, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _elements(outputs: Outputs) -> Array:
+    """All elements, float64; `[N, ...]` where the samples have one shape, else one axis."""
+    if not isinstance(outputs, tuple):
+        return outputs.astype(np.float64)
+    return np.concatenate([part.reshape(-1).astype(np.float64) for part in outputs])
+
+
+def _is_distribution(outputs: Array) -> bool:
+    if outputs.ndim and outputs.shape[-1] == 1:
+        return bool(outputs.min(initial=0.0) >= 0.0 and outputs.max(initial=0.0) <= 1.0)
+    sums = outputs.sum(axis=-1)
+    return bool(outputs.min(initial=0.0) >= 0.0 and np.allclose(sums, 1.0, atol=1e-3))
+
+
+def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]:
+    """Natural log of class probabilities along the last axis, float64. A single value is that of yes against no: a
+    probability, or else a logit."""
+    values = outputs.astype(np.float64)
+    if values.ndim and values.shape[-1] == 1:
+        values = np.concatenate([values, 1.0 - values if distribution else np.zeros_like(values)], axis=-1)
+    if distribution:
+        return np.asarray(np.log(np.maximum(values, 1e-12)))
+    shifted = values - values.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
+    """Mean over samples of KL(p_float || p) in nats. 0 for equal outputs; infinite outputs count as infinitely far."""
+    if not all_finite(outputs):
+        return float("inf")
+    distribution = is_distribution(reference)
+    found = []
+    for r, o in zip(_parts(reference), _parts(outputs), strict=True):
+        p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)
+        found.append(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
+    return max(float(np.mean(found)), 0.0)
+
+
+def relative_mse(reference: Outputs, outputs: Outputs) -> float:
+    """Mean squared difference over the variance of the float output (1 would be predicting its mean)."""
+    r = _elements(reference)
+    variance = float(np.var(r)) or 1.0
+    return float(np.mean((_elements(outputs) - r) ** 2)) / variance
+
+
+def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
+    """10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
+    r = _elements(reference)
+    noise = float(np.sum((r - _elements(outputs)) ** 2))
+    signal = float(np.sum(r**2))
+    if noise == 0.0 or signal == 0.0 or not np.isfinite(noise):
+        return None if noise == 0.0 else float("-inf") if signal == 0.0 or not np.isfinite(noise) else None
+    return 10.0 * float(np.log10(signal / noise))
+
+
+def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
+    """Mean over samples of the cosine between the two outputs, each sample's elements in a row (an embedding's
+    nearness); None where outputs are not finite."""
+    if not (all_finite(reference) and all_finite(outputs)):
+        return None
+    pairs = zip(_parts(reference), _parts(outputs), strict=True)
+    ragged = isinstance(reference, tuple)
+    found = [c for r, o in pairs for c in (cosines(r[None], o[None]) if ragged else cosines(r, o))]
+    return float(np.mean(found)) if found else None
+
+
+def cosines(reference: Array, outputs: Array) -> list[float]:
+    """Of each sample `[n, ...]`: 1 where both are zero, 0 where one is."""
+    r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64) for x in (reference, outputs))
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        lengths = np.linalg.norm(r, axis=1), np.linalg.norm(o, axis=1)
+        found = np.sum(r * o, axis=1) / (lengths[0] * lengths[1])
+    either = (lengths[0] == 0) | (lengths[1] == 0)
+    found = np.where(either, np.where(lengths[0] == lengths[1], 1.0, 0.0), found)
+    return [float(c) for c in np.where(np.isfinite(found), np.clip(found, -1.0, 1.0), 0.0)]
+
+
+def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
+    """Share of samples whose greatest output is the label; None without labels or for outputs that are not `[N, C]`."""
+    if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
+        return None
+    return float(np.mean(outputs.argmax(axis=1) == labels))
+
+
+def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+    """top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
+    return {
+        "top1": top1(outputs, labels),
+        "kl": kl_divergence(reference, outputs),
+        "sqnr_db": sqnr_db(reference, outputs),
+        "cosine": cosine_similarity(reference, outputs),
+    }

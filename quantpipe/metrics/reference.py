@@ -1,0 +1,229 @@
+"""The float model's outputs and labels over a split: computed once, compared with many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import ConfigError, DataError
+from quantpipe.graph.execute import Session, joined, run_batches
+from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
+from quantpipe.metrics.outputs import all_finite, cosine_similarity, kl_divergence, relative_mse, top1
+from quantpipe.types import Outputs, Samples
+
+ValueOf = Callable[[Any, Any, NDArray[np.int64] | None], float]
+"""A user's objective: (the float model's outputs, the candidate's outputs, labels or None) -> float, greater is
+better. Both outputs are those of one output, or mappings of all of them by name (`Compared.named`)."""
+
+Found = Outputs | Mapping[str, Outputs]
+"""What a model gave over some samples: its one output that is compared, or several by name."""
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What of a model is compared with the float model: `output`, which metrics are about (None: the first), and by
+    which losses the model is judged beside them. `value_of` is an objective of the user's; `named`: it gets every
+    output of the model."""
+
+    output: str | None = None
+    losses: tuple[OutputLoss, ...] = ()
+    value_of: ValueOf | None = None
+    named: bool = False
+
+    def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """The outputs that are needed, of those that a model has: the one of the metrics first."""
+        wanted = (*(loss.output for loss in self.losses), *(outputs if self.named else ()))
+        return tuple(dict.fromkeys((self.output or outputs[0], *wanted)))
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """One output of the float model `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own
+    objective, and the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by
+    name; `losses`, `named`: as in `Compared`."""
+
+    outputs: Outputs = field(repr=False)
+    labels: NDArray[np.int64] | None = field(repr=False)
+    value_of: ValueOf | None = None
+    output: str = ""
+    losses: tuple[OutputLoss, ...] = ()
+    others: Mapping[str, Outputs] = field(default_factory=dict, repr=False)
+    named: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The outputs that are compared, the one that metrics are about first."""
+        return (self.output, *self.others)
+
+    @property
+    def found(self) -> Found:
+        """The float model's own outputs, as a candidate's come."""
+        return {self.output: self.outputs, **self.others} if self.others else self.outputs
+
+    @property
+    def own_value(self) -> float | None:
+        """What the user's objective gives for the float model itself."""
+        return None if self.value_of is None else user_value(self, self.found)
+
+    def main(self, found: Found) -> Outputs:
+        """The output that metrics are about."""
+        return found[self.output] if isinstance(found, Mapping) else found
+
+    def every(self, found: Found) -> Mapping[str, Outputs]:
+        """All that were compared, by name."""
+        return found if isinstance(found, Mapping) else {self.output: found}
+
+    def rows(self, kept: NDArray[np.bool_]) -> Reference:
+        """That of some of the samples."""
+        labels = None if self.labels is None else self.labels[kept]
+        others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
+        return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
+
+
+def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
+    """Some of the samples."""
+    return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
+
+
+def outputs_of(
+    session: Session,
+    samples: Samples,
+    size: int,
+    extra: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    names: Sequence[str] = (),
+) -> Found:
+    """The outputs of these names (the first, if none is named) over all samples: `[N, ...]` each, or N arrays where
+    shapes differ. By name, where there are several."""
+    wanted = list(names) or [session.outputs[0]]
+    found = list(run_batches(session, samples, size, wanted, extra=extra))
+    several = {name: joined([out[name] for out in found]) for name in wanted}
+    return several if len(wanted) > 1 else several[wanted[0]]
+
+
+def reference_of(
+    session: Session,
+    samples: Samples,
+    size: int,
+    compared: Compared = Compared(),
+) -> Reference:
+    """Run the float model. DataError when an output that needs finite numbers has others."""
+    names = compared.names(session.outputs)
+    parts: list[Mapping[str, NDArray[Any]]] = []
+    known = []
+    for batch in samples.batches(size):
+        parts.append(session.run(batch.inputs, list(names)))
+        known.append(batch.labels)
+    labels = [part for part in known if part is not None]
+    outputs = {name: joined([part[name] for part in parts]) for name in names}
+    return checked_reference(outputs, np.concatenate(labels) if labels else None, compared)
+
+
+def checked_reference(
+    outputs: Mapping[str, Outputs], labels: NDArray[np.int64] | None, compared: Compared
+) -> Reference:
+    """The reference that the float model's outputs make; the first of them is that of the metrics. DataError where one
+    has no row per sample, or holds what is not finite; among real numbers that are compared by squared error alone,
+    such elements are left out."""
+    main, *more = outputs
+    exact = {main, *(loss.output for loss in compared.losses if loss.kind is LossKind.KL)}
+    for name, found in outputs.items():
+        if len(found) != len(outputs[main]):
+            raise DataError(
+                f"the model's output {name} has no row per sample ({len(found)} rows for {len(outputs[main])} "
+                f"samples), so it cannot be compared sample by sample; objective.outputs={{{name}: 0}} leaves it out",
+                stage="evaluate",
+            )
+        if name in exact and not all_finite(found):
+            sample = next(number for number, row in enumerate(found) if not np.all(np.isfinite(row)))
+            remedy = f" in {name}; objective.outputs={{{name}: 0}} leaves it out" if name != main else ""
+            raise DataError(f"the float model's own output is not finite for sample {sample}{remedy}", stage="evaluate")
+    others = {name: outputs[name] for name in more}
+    return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named)
+
+
+def first_samples(reference: Reference, count: int) -> Reference:
+    """The reference of the first few samples of its split."""
+    if count >= len(reference.outputs):
+        return reference
+    return reference.rows(np.arange(len(reference.outputs)) < count)
+
+
+def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
+    """kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number than
+    that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are judged
+    by squared error; `callable` where the user gave a function."""
+    main = reference.main(outputs)
+    found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
+    found |= _losses(reference, outputs)
+    if reference.value_of is not None:
+        found["callable"] = user_value(reference, outputs)
+    accuracy = top1(main, reference.labels)
+    return found if accuracy is None else found | {"top1": accuracy}
+
+
+def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
+    if not reference.losses or only_kl(reference.losses) == reference.output:
+        return {}
+    own, every = reference.every(reference.found), reference.every(outputs)
+    loss, each = joint_loss(reference.losses, own, every)
+    several = len(each) > 1
+    found = {"loss": loss} | ({f"loss.{name}": value for name, value in each.items()} if several else {})
+    for one in reference.losses:
+        cosine = cosine_similarity(own[one.output], every[one.output]) if one.kind is LossKind.MSE else None
+        if cosine is not None:
+            found[f"cosine.{one.output}" if several else "cosine"] = cosine
+    return found
+
+
+def loss_of(reference: Reference, outputs: Found) -> float:
+    """What the reference's losses come to; KL of its one output where it has none."""
+    if not reference.losses:
+        return kl_divergence(reference.outputs, reference.main(outputs))
+    return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
+
+
+def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
+    """`objective_value` of the metrics, of which no other one is computed."""
+    if metric == "auto":
+        return -loss_of(reference, outputs)
+    if metric == "callable":
+        return user_value(reference, outputs)
+    if metric == "accuracy":
+        accuracy = top1(reference.main(outputs), reference.labels)
+        return float("nan") if accuracy is None else accuracy
+    measure = {"kl": kl_divergence, "mse": relative_mse}[metric]
+    return -measure(reference.outputs, reference.main(outputs))
+
+
+def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
+    """What a search maximizes: top1, -kl, -mse, -loss (NaN for accuracy without labels), or what the user's function
+    gives."""
+    if metric == "callable":
+        return metrics["callable"]
+    if metric == "auto":
+        return -metrics["loss"]
+    return metrics.get("top1", float("nan")) if metric == "accuracy" else -metrics[metric]
+
+
+def user_value(reference: Reference, outputs: Found) -> float:
+    """The user's objective. ConfigError when the function fails or gives no number (NaN is one: the worst)."""
+    if reference.value_of is None:
+        raise ConfigError("is not set", stage="search", where="objective.target")
+    name = getattr(reference.value_of, "__qualname__", repr(reference.value_of))
+    own: Found = reference.every(reference.found) if reference.named else reference.outputs
+    theirs: Found = reference.every(outputs) if reference.named else reference.main(outputs)
+    try:
+        return float(reference.value_of(own, theirs, reference.labels))
+    except Exception as error:
+        raise ConfigError(
+            f"{name}(reference_outputs, outputs, labels) must give a number, and ended with "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            stage="search",
+            where="objective.target",
+        ) from error

@@ -1,0 +1,68 @@
+"""What in a graph says that a tensor holds class scores: a Softmax or LogSoftmax made it, or a Softmax, LogSoftmax or
+ArgMax reads it, over the last axis each, with nothing but moves of values between.
+"""
+
+from __future__ import annotations
+
+from quantpipe.graph.view import Graph, Node
+
+NORMALIZED = ("Softmax", "LogSoftmax")
+READERS = (*NORMALIZED, "ArgMax")
+SAME_PLACE = ("Identity", "Cast", "Dropout")
+SAME_LAST = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+"""Moves that leave the last axis alone where its size is the same on both sides."""
+
+
+def is_scores(graph: Graph, output: str) -> bool:
+    """Whether a tensor holds a value per class along its last axis."""
+    return _normalized(graph, output) or any(_scored_by(graph, node, port) for node, port in _readers(graph, output))
+
+
+def _normalized(graph: Graph, tensor: str) -> bool:
+    """Whether a normalization over the last axis made it."""
+    axis = len(graph.shapes.get(tensor, ())) - 1
+    while axis >= 0 and (node := graph.producers.get(tensor)) is not None:
+        if node.op in NORMALIZED:
+            return _axis(node, graph, node.outputs[0]) == axis
+        before = _before(graph, node, axis)
+        if before is None:
+            return False
+        tensor, axis = node.inputs[0], before
+    return False
+
+
+def _before(graph: Graph, node: Node, axis: int) -> int | None:
+    """Which axis of a move's input is this one of its result; None for what is no such move."""
+    if node.op in SAME_PLACE:
+        return axis
+    if node.op == "Transpose":
+        order = node.attr("perm") or list(reversed(range(len(graph.shapes[node.outputs[0]]))))
+        return int(order[axis])
+    if node.op in SAME_LAST:
+        shapes = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+        last = all(shapes) and axis == len(shapes[1]) - 1 and shapes[0][-1:] == shapes[1][-1:]
+        return len(shapes[0]) - 1 if last else None
+    return None
+
+
+def _readers(graph: Graph, tensor: str) -> list[tuple[Node, int]]:
+    """Who reads it, also behind moves that leave the last axis alone."""
+    found, pending = [], [tensor]
+    while pending:
+        for node, port in graph.consumers.get(pending.pop(), ()):
+            last = len(graph.shapes.get(node.outputs[0], ())) - 1
+            if node.op != "Transpose" and port == 0 and last >= 0 and _before(graph, node, last) is not None:
+                pending.append(node.outputs[0])
+            found.append((node, port))
+    return found
+
+
+def _scored_by(graph: Graph, node: Node, port: int) -> bool:
+    """Whether a node takes the last axis of what it reads for classes."""
+    last = len(graph.shapes.get(node.inputs[port], ())) - 1 if port < len(node.inputs) else -1
+    return node.op in READERS and last >= 0 and _axis(node, graph, node.inputs[port]) == last
+
+
+def _axis(node: Node, graph: Graph, tensor: str) -> int:
+    """The axis of a tensor that a node works along, from 0 on."""
+    return int(node.attr("axis", 0 if node.op == "ArgMax" else -1)) % max(len(graph.shapes.get(tensor, ())), 1)

@@ -1,0 +1,254 @@
+"""report.json from what the stages found. The keys are an interface: docs/artifacts.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quantpipe import __version__
+from quantpipe.check.decisions import decisions
+from quantpipe.check.islands import conversions, rescales
+from quantpipe.graph.view import Graph
+from quantpipe.metrics.interval import wilson
+from quantpipe.metrics.losses import OutputLoss
+from quantpipe.pipeline.loss_text import losing_outputs
+from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.stages import Evaluation
+from quantpipe.realize.kernels import slow_warning
+from quantpipe.search import Metric, Objective
+from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
+from quantpipe.types.structure import KEYS
+
+
+def build_report(
+    *,
+    settings: Settings,
+    graph: Graph,
+    topology: Topology,
+    space: ChoiceSpace,
+    plan: QuantPlan,
+    strategy: Strategy,
+    profile: Profile | None,
+    search: Mapping[str, Any],
+    rectified: Sequence[Mapping[str, Any]],
+    recovery: Mapping[str, Any],
+    model: Mapping[str, Any],
+    costs: Mapping[str, float],
+    evaluation: Evaluation,
+    data: Mapping[str, Mapping[str, Any]],
+    output: str,
+    host: str | None,
+    lacking: Sequence[Mapping[str, Any]] = (),
+    doubts: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
+    known of the machine that ran it, `lacking` the nodes that no kernel runs as they are (`without_kernel`)."""
+    carried = evaluation.generalization
+    return {
+        "version": __version__,
+        "run": {
+            "model": Path(graph.source).name,
+            "model_path": graph.source,
+            "model_hash": graph.model_hash,
+            "command": settings.command,
+            "seed": settings.seed,
+            "folder": str(settings.folder),
+            **{k: v for k, v in settings.choices.items() if k != "model"},
+            "schema": settings.schema.name,
+            "realize": settings.backend,
+            "float_on": settings.spec.float_on.value,
+            "samples": evaluation.samples,
+            **_bounded(evaluation),
+            **({"output": output} if len(graph.outputs) > 1 else {}),
+            **(_replayed(search) if settings.command == "replay" else {}),
+        },
+        "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
+        "outputs": list(evaluation.outputs),
+        "intervals": _intervals(evaluation),
+        "doubts": list(doubts),
+        "agreement": evaluation.agreement.as_dict(),
+        **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
+        "data": {role: _data(record) for role, record in data.items()},
+        "generalization": carried.as_dict() if carried is not None else None,
+        "calibrate": _calibrate(profile),
+        "search": dict(search),
+        "model": dict(model),
+        "cost": dict(costs),
+        "latency": dict(evaluation.latency),
+        "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
+        "conversions": _conversions(graph, topology),
+        "without_kernel": list(lacking),
+        "rescales": list(plan.rescales),
+        "raised": list(plan.raised),
+        "overflow": list(evaluation.overflow),
+        "rectified": list(rectified),
+        "recover": list(recovery.get("steps", [])),
+        "recovery": recovery.get("gain"),
+        "layers": list(evaluation.layers),
+        "choices": _choices(space, topology, strategy),
+        "host": host,
+        "warnings": [
+            *doubts,
+            *notes,
+            *graph.notes,
+            *decisions(graph, settings.spec),
+            *_left_out(data),
+            *_shared(data),
+            *_profile_notes(profile),
+            *_search_notes(search),
+            *evaluation.warnings,
+            *([slow] if (slow := slow_warning(lacking)) is not None else []),
+        ],
+    }
+
+
+def _bounded(evaluation: Evaluation) -> dict[str, int]:
+    """Of how many samples the realized model's metrics are, where that is not all."""
+    few = evaluation.realized_samples
+    return {"realized_samples": few} if few < evaluation.samples else {}
+
+
+def _left_out(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line per split that had samples which cannot be used."""
+    return [
+        f"{len(record['skipped'])} samples of the {role} split cannot be used and were left out; the first: "
+        f"{record['skipped'][0]['reason']}"
+        for role, record in data.items()
+        if record.get("skipped")
+    ]
+
+
+def _shared(data: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line per split that held samples of another one."""
+    counts = {role: _count(record.get("duplicates", [])) for role, record in data.items()}
+    return [
+        f"{count} samples of the {role} split are also in a split that judges, and were left out of {role} "
+        "(dataset.duplicates=drop)"
+        for role, count in counts.items()
+        if count
+    ]
+
+
+def _count(ranges: Sequence[Sequence[int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def _intervals(evaluation: Evaluation) -> dict[str, Any]:
+    """The 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
+    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in evaluation.metrics.items()}
+    return {name: list(interval) for name, interval in found.items() if interval is not None}
+
+
+def _profile_notes(profile: Profile | None) -> list[str]:
+    loaded = profile.loaded if profile is not None else {}
+    return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
+
+
+def _search_notes(search: Mapping[str, Any]) -> list[str]:
+    missed = search.get("shortfall")
+    return [*search.get("notes", []), *([missed] if missed else [])]
+
+
+def shortfall(
+    objective: Objective,
+    best: Score,
+    samples: str = "the search samples",
+    *,
+    doubtful: bool = False,
+    losses: Sequence[OutputLoss] = (),
+) -> str | None:
+    """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
+    does not. `doubtful`: the samples themselves are in doubt, so no other tolerance is advised. `losses`: by which
+    outputs are judged, where the metric is auto."""
+    if objective.feasible(best):
+        return None
+    if objective.open_ended:
+        return "no candidate gave a number as its value (all are NaN); the most precise point is used"
+    head = "no candidate met the objective, and the best one found is used: "
+    if objective.cost_limit is not None:
+        return (
+            f"{head}the least cost found is {best.cost:.6g} ({objective.cost}), allowed are "
+            f"{objective.cost_limit:.6g} (objective.cost_limit); raise that, or lower annotate.min_bits"
+        )
+    if objective.metric is Metric.ACCURACY:
+        found = (
+            f"its accuracy on {samples} is {best.value:.4g}, allowed is "
+            f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
+            f"less objective.tolerance={objective.tolerance:g})"
+        )
+    elif objective.metric is Metric.CALLABLE:
+        found = (
+            f"{objective.target} gives it {best.value:.4g} on {samples}, allowed is "
+            f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
+            f"less objective.tolerance={objective.tolerance:g})"
+        )
+    elif objective.metric is Metric.AUTO:
+        worst = losing_outputs(losses, dict(best.metrics), objective.tolerance)
+        found = (
+            f"what it loses on {samples} is {-best.value:.4g}, allowed is {objective.tolerance:g} "
+            f"(objective.tolerance: KL of class scores, twice a relative squared error)"
+            + (f"; {worst}" if worst else "")
+        )
+    else:
+        found = (
+            f"its {_LOSSES[objective.metric]} from the float model on {samples} is {-best.value:.4g}, "
+            f"allowed is {objective.tolerance:g} (objective.tolerance)"
+        )
+    if doubtful:
+        return f"{head}{found}; see to the samples first, of which the first warning speaks"
+    return f"{head}{found}; raise objective.tolerance, or try another threshold or schema"
+
+
+_LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
+
+
+def _data(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
+    skipped = record.get("skipped", [])
+    known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}
+    shared = _count(record.get("duplicates", []))
+    return {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
+
+
+def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
+    """How many tensors change between real numbers, stored integers and accumulators in a run, and how many operands
+    are rescaled."""
+    ends, inside = conversions(graph, topology)
+    return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
+
+
+def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:
+    """A replay has the search of the strategy's own run; its objective and estimator are not known here."""
+    return {"search": search.get("algorithm"), "objective": None, "threshold": None}
+
+
+def _calibrate(profile: Profile | None) -> dict[str, Any]:
+    names = ("seconds", "samples", "float_pass_seconds", "peak_rss_mb")
+    found = {name: getattr(profile, name, None) for name in names}
+    return found | ({"loaded": dict(profile.loaded)} if profile is not None and profile.loaded else {})
+
+
+def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:
+    """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
+    found: list[dict[str, Any]] = []
+    for choice in space:
+        kind, _, name = choice.key.partition(":")
+        edges = list(choice.edges)
+        if choice.key.startswith(KEYS):
+            option = strategy.structure.by_key.get(choice.key, choice.options[0])
+            found.append({"key": name, "kind": kind, "value": option, "threshold": None, "edges": edges})
+        if kind != "bits" or name not in strategy.bits:
+            continue
+        threshold: Any = None
+        if name in strategy.ranges:
+            threshold = strategy.ranges[name].threshold
+        elif name in topology.weight_of and topology.weight_of[name].axis is None:
+            threshold = float(np.abs(strategy.weights[name]).max())
+        kind = "weight" if name in topology.weight_of else "activation"
+        value = strategy.bits[name]
+        found.append({"key": name, "kind": kind, "value": value, "threshold": threshold, "edges": edges})
+    return found

@@ -1,0 +1,57 @@
+"""Recovered weights as a search gives them to its candidates (`search.weights=recovered`), for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.settings import Settings
+from quantpipe.plan import NO_OVERRIDES, Overrides, Planner
+from quantpipe.recover import LayerOptions, Moments, Variants, float_moments
+from quantpipe.types import Strategy
+
+
+def candidate_layer(settings: Settings) -> LayerOptions:
+    """How a candidate's layers are solved: as in the step `rounding`."""
+    return settings.recover.layer("gptq")
+
+
+def rounding_origin(settings: Settings) -> dict[str, str]:
+    """What a log of trials says of its candidates' weights; nothing where they are rounded to the nearest."""
+    if settings.search.weights == "nearest":
+        return {}
+    return {"weights": f"{settings.search.weights}: {candidate_layer(settings)!r}, {settings.recover.rows} rows"}
+
+
+def moments_of(job: RunContext) -> Mapping[str, Moments] | None:
+    """Of the layers' inputs on the calibration samples; None where no candidate needs them."""
+    settings = job.settings
+    if settings.search.weights == "nearest":
+        return None
+    job.console.stage("moments", "of every layer's input in the float model")
+    return float_moments(
+        job.graph,
+        job.topology,
+        job.inputs.calibrate,
+        settings.recover.rows,
+        memory_mb=settings.calibrate.memory_mb,
+        seed=settings.seed,
+        progress=job.console.progress("moments"),
+    )
+
+
+def rounded(job: RunContext, strategy: Strategy) -> Overrides:
+    """The weights that the search gave this strategy, made again."""
+    return rounder(job)(strategy)
+
+
+def rounder(job: RunContext) -> Callable[[Strategy], Overrides]:
+    """The same for several strategies, with one collection of moments."""
+    moments = moments_of(job)
+    if moments is None:
+        return lambda strategy: NO_OVERRIDES
+    settings = job.settings
+    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
+    return Variants(
+        job.graph, job.topology, settings.schema, planner, moments=moments, options=candidate_layer(settings)
+    ).overrides

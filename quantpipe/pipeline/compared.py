@@ -1,0 +1,42 @@
+"""What a run compares of its model, and by which losses: from the objective, the outputs and the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quantpipe.graph.view import Graph
+from quantpipe.metrics.kinds import automatic, kind_of
+from quantpipe.metrics.losses import LossKind, OutputLoss
+from quantpipe.metrics.reference import Compared
+from quantpipe.pipeline.settings import Settings
+from quantpipe.search import Metric
+
+_FORCED = {Metric.KL: LossKind.KL, Metric.ACCURACY: LossKind.KL, Metric.MSE: LossKind.MSE}
+"""What a metric says of its output: only class scores have an accuracy."""
+
+
+def compared_by(
+    settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str] = ()
+) -> Compared:
+    """`output`: the one that metrics are about. `labelled`: there are labels. `states`: outputs that a streaming model
+    carries.
+
+    A metric of one output has the loss of that kind; `auto` the losses of all outputs, unless the user has named the
+    one that counts; a function of the user's, by which recovery does not go, those of the outputs that it gets.
+    ConfigError names an output that the model does not have.
+    """
+    objective = settings.objective
+    metric, whole = Metric(objective["metric"]), bool(objective.get("all_outputs", False))
+    if metric in _FORCED:
+        return Compared(output, (OutputLoss(output, _FORCED[metric]),), settings.value_of)
+    if metric is Metric.CALLABLE and not whole:
+        return Compared(output, (OutputLoss(output, kind_of(graph, output, labelled)),), settings.value_of)
+    losses = automatic(
+        graph,
+        output,
+        alone=settings.evaluate.output is not None and not whole,
+        labelled=labelled,
+        states=frozenset(states),
+        weights=objective.get("outputs") or {},
+    )
+    return Compared(output, losses, settings.value_of, whole)

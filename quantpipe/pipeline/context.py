@@ -1,0 +1,184 @@
+"""What all stages of one run share, and where each artifact of it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quantpipe.annotate.limits import pinned
+from quantpipe.annotate.variants import Topologies
+from quantpipe.artifacts import Origin, digest_json
+from quantpipe.calibrate.estimators import clip_percents
+from quantpipe.graph.view import Graph
+from quantpipe.pipeline.inputs import Inputs
+from quantpipe.pipeline.profile import digest_of_profile
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.settings import Console, EvaluateSettings, Settings
+from quantpipe.pipeline.strategy_file import strategy_payload
+from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.recover import rescale_channels
+from quantpipe.types import ChoiceSpace, OptionValue, Strategy, Topology
+
+ANNOTATE = ("hardware", "schema", "annotate")
+"""The configuration that the topology follows from."""
+
+
+SEARCH = ("choices", "threshold", "search", "objective", "pick", "seed")
+"""What the strategy follows from besides."""
+
+
+@dataclass(frozen=True, eq=False)
+class SearchDecision:
+    """What the search stage hands on: the strategy, and how it was found (nothing for a replay)."""
+
+    strategy: Strategy
+    report: Mapping[str, Any]
+    rectified: list[dict[str, Any]]
+    overrides: Overrides = NO_OVERRIDES
+    recovery: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """One run over its folder: what it was asked for, and what follows from that alone."""
+
+    settings: Settings
+    inputs: Inputs
+    console: Console
+    files: RunFolder
+    variants: Topologies
+    topology: Topology
+    """That of the strategy, once there is one; before, the default."""
+    space: ChoiceSpace
+    whole: ChoiceSpace
+    """The space before the user's own limits."""
+    profile: str | None = None
+    """Digest of the file that statistics are loaded from, if they are."""
+
+    @classmethod
+    def of(cls, settings: Settings, inputs: Inputs, console: Console) -> RunContext:
+        percents = clip_percents(settings.estimator)
+        variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
+        whole = variants.space(percents)
+        profile = digest_of_profile(settings.profile) if settings.profile is not None else None
+        space = settings.limits.narrowed(whole)
+        files = RunFolder(settings.folder, console.warn)
+        return cls(settings, inputs, console, files, variants, variants.base, space, whole, profile)
+
+    def settled(self, strategy: Strategy) -> RunContext:
+        """The same job with the topology of a strategy."""
+        return replace(self, topology=self.variants.at(strategy.structure))
+
+    @property
+    def branches(self) -> Topologies | None:
+        """The topologies that the search may choose among; None where there is one."""
+        return self.variants if self.variants.choices else None
+
+    @property
+    def pinned(self) -> dict[str, OptionValue]:
+        """Choices that the user left with one option."""
+        return pinned(self.whole, self.space)
+
+    @property
+    def graph(self) -> Graph:
+        return self.inputs.graph
+
+    def recovered_network(self, overrides: Overrides) -> RunContext:
+        """The same job on the network whose channels recovery has put in other units; it computes what the model
+        does."""
+        if not overrides.channels and not overrides.rotations:
+            return self
+        graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
+        return replace(self, inputs=replace(self.inputs, graph=graph), topology=topology)
+
+    def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
+        """Of an artifact made from the model, from `inputs` (digests by name), and by the configuration at `keys`."""
+        config = {key: self.settings.config.get(key) for key in keys}
+        return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
+
+    @property
+    def annotated(self) -> Origin:
+        return self.origin("annotate", {}, ANNOTATE)
+
+    @property
+    def chosen_from(self) -> Origin:
+        """Of the search space: the threshold option may add choices to what the topology has, the user may limit it."""
+        keys = (*ANNOTATE, "threshold") if clip_percents(self.settings.estimator) else ANNOTATE
+        return self.origin("annotate", {}, (*keys, "choices"))
+
+    @property
+    def calibrated(self) -> Origin:
+        statistics = {"profile": self.profile} if self.profile else {"calibrate_data": self.inputs.calibrate.digest}
+        return self.origin("calibrate", statistics, ANNOTATE)
+
+    @property
+    def searched(self) -> Origin:
+        return self.origin("search", self.fitted_on, (*ANNOTATE, *SEARCH))
+
+    def recovered(self, strategy: str) -> Origin:
+        start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
+        own = {"metric": self._metric} if self.settings.value_of is not None else {}
+        inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
+        # Steps that change channels estimate ranges anew.
+        ranges = {"threshold": digest_json(self.settings.config.get("threshold"))}
+        ranges |= {"profile": self.profile} if self.profile else {}
+        found = self.origin("recover", inputs | ranges, (*ANNOTATE, "recover", "seed"))
+        # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
+        # `when` says whether there is recovery; with `missed` the objective says how far it goes, and what is taken.
+        idle = ("holdout",) if self.settings.recovers_if_missed else ("holdout", "when")
+        config = {**found.config, "recover": {k: v for k, v in found.config["recover"].items() if k not in idle}}
+        aim = {"aim": digest_json(self.settings.objective)} if self.settings.recovers_if_missed else {}
+        return replace(found, inputs={**found.inputs, **aim}, config=config)
+
+    def realized(self, strategy: str) -> Origin:
+        return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
+
+    def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
+        """`recovery`: its record, which the report shows, also where no step was kept. `model_file`: digest of the
+        realized model as it lies in the folder."""
+        made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest, "model_file": model_file}
+        made_from |= {"recovery": digest_json(recovery)} if recovery else {}
+        # What the report compares losses by, and with: beside the strategy, which may be another search's.
+        compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
+        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        # An option that is not used says nothing: reports of versions that did not have it are the same.
+        usual = {"realized_samples": EvaluateSettings.realized_samples, "warn_sqnr_db": EvaluateSettings.warn_sqnr_db}
+        options = {k: v for k, v in found.config["evaluate"].items() if k not in usual or v != usual[k]}
+        return replace(found, config={**found.config, "evaluate": options})
+
+    @property
+    def _metric(self) -> str:
+        objective = self.settings.objective
+        given = {name: objective[name] for name in ("outputs", "all_outputs") if objective.get(name)}
+        return digest_json({name: objective.get(name) for name in ("metric", "target")} | given)
+
+    @property
+    def judged_on(self) -> dict[str, str]:
+        """The samples that judge recovery, where they are not those of the search."""
+        return {} if self.inputs.aside is None else {"judge_data": self.inputs.aside.digest}
+
+    @property
+    def fitted_on(self) -> dict[str, str]:
+        """The samples that decisions may be made by, the statistics where they come from a file, and the output that
+        counts where it is not the first."""
+        samples = {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
+        another = self.inputs.output != self.graph.outputs[0].name
+        return (
+            samples
+            | ({"profile": self.profile} if self.profile else {})
+            | ({"output": self.inputs.output} if another else {})
+        )
+
+    def write_strategy(self, found: SearchDecision, measured: Mapping[str, Any], origin: Origin | None) -> None:
+        """strategy.json; `measured` is what evaluation adds to its results. `origin` None: that of the file there,
+        whose results are being completed."""
+        payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
+        self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
+
+    def strategy_payload(self, found: SearchDecision, more: Mapping[str, Any]) -> dict[str, Any]:
+        """What a strategy's file holds; `more`: results beside how it was found."""
+        topology = self.variants.at(found.strategy.structure)
+        results = {"search": found.report, "rectified": found.rectified, **more}
+        spec, schema = self.settings.spec, self.settings.schema
+        return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)

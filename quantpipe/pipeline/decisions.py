@@ -1,0 +1,46 @@
+"""What main.log says of a run's decisions: what the search took, what recovery kept, how the models compare."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from quantpipe.pipeline.settings import RUN_LOG
+
+_log = logging.getLogger(RUN_LOG)
+
+
+def searched(report: Mapping[str, Any]) -> None:
+    """The search's part of the report."""
+    _log.info(
+        "search     %s after %s evaluations (%s given up): value %.6g at cost %.6g, objective %s",
+        report.get("stopped"),
+        report.get("evaluations"),
+        report.get("pruned"),
+        report["best_value"],
+        report["best_cost"],
+        "met" if report.get("feasible") else "not met",
+    )
+
+
+def recovered(record: Mapping[str, Any]) -> None:
+    """The record of recovery."""
+    for step in record.get("steps", ()):
+        kept = "kept" if step.get("kept") else f"not kept ({step.get('reason') or 'no gain'})"
+        _log.info(
+            "recover    %s: loss %s to %s, %s", step.get("step"), step.get("kl_before"), step.get("kl_after"), kept
+        )
+
+
+def evaluated(report: Mapping[str, Any]) -> None:
+    """The whole report."""
+    for name, found in report["metrics"].items():
+        _log.info("evaluate   %s: %s", name, ", ".join(f"{k} {v}" for k, v in found.items()))
+    agreement = report["agreement"]
+    _log.log(
+        logging.ERROR if agreement["differing"] else logging.INFO,
+        "evaluate   %s of %s elements differ",
+        agreement["differing"],
+        agreement["elements"],
+    )

@@ -1,0 +1,177 @@
+"""The end of a run: realize the strategy, evaluate it, report, file it, and refuse integers that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantpipe import __version__
+from quantpipe.artifacts import read_json
+from quantpipe.certify import certificate, proof_summary
+from quantpipe.check.host import host_warning
+from quantpipe.errors import AgreementError
+from quantpipe.evaluate.course import Course
+from quantpipe.graph.io import file_hash, read_model
+from quantpipe.lowering import Rendered
+from quantpipe.metrics.reference import Reference
+from quantpipe.pipeline import decisions, stages
+from quantpipe.pipeline.build_report import build_report
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.log_run import file_report
+from quantpipe.plan import Problem
+from quantpipe.realize.kernels import slow_warning, without_kernel
+from quantpipe.recover import LayerCheckpoint
+from quantpipe.types import Profile, QuantPlan
+
+
+@dataclass(frozen=True, eq=False)
+class Realized:
+    """The integer model, and the run as it goes on with it: its topology is that of the strategy, its network that of
+    recovery."""
+
+    job: RunContext
+    plan: QuantPlan
+    rendered: Rendered
+    strategy: str
+    """Digest of the strategy's numbers, recovered weights included."""
+
+
+def realize(job: RunContext, found: SearchDecision) -> Realized:
+    """Write the integer model of what was found, unless the folder holds it."""
+    job, settings = job.settled(found.strategy), job.settings
+    job = job.recovered_network(found.overrides)
+    plan = Problem(job.graph, job.topology, settings.spec, settings.schema).plan(found.strategy, found.overrides)
+    job.console.stage("realize", settings.backend)
+    realized = stages.realize(job.graph, job.topology, plan, settings.backend)
+    strategy = job.files.digest_of(found.strategy, found.overrides)
+    made_from = job.realized(strategy)
+    if not job.files.realized_current(made_from):
+        claims = certificate(job.graph, job.topology, plan, settings.spec, realized=realized, form=settings.backend)
+        job.files.write_realized(plan, job.topology, realized, claims, origin=made_from)
+    return Realized(job, plan, realized, strategy)
+
+
+def evaluate(
+    made: Realized, found: SearchDecision, profile: Profile | None, seen: Reference | None = None
+) -> dict[str, Any]:
+    """Evaluate what was realized; the report. AgreementError when integers differ and `verify=fail`. `seen`: the float
+    model on the search samples, where the search has run it."""
+    job = made.job
+    if found.overrides.channels or found.overrides.rotations:
+        seen = None  # the network that is evaluated is another one, whose float sums round otherwise
+    realized = replace(made.rendered, model=read_model(job.files.model))  # what is compared is the file
+    origin = job.evaluated(made.strategy, found.recovery, file_hash(job.files.model, realized.model))
+    # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
+    kept = LayerCheckpoint(
+        job.files.evaluating,
+        replace(origin, kind="evaluate/partial", inputs={**origin.inputs, "version": __version__}),
+        job.files.damaged,
+    )
+    report = job.files.read_report(origin) if job.settings.command == "run" else None
+    if report is not None:
+        job.console.stage("evaluate", "from an earlier run in this folder")
+    else:
+        report = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
+        claims = read_json(job.files.certificate, job.realized(made.strategy))
+        report["proof"] = proof_summary(claims, report["agreement"]["samples"])
+        job.files.write_report(report, origin)
+        decisions.evaluated(report)
+    kept.clear()
+    job.write_strategy(found, _measured(report), None)
+    return _conclude(job, report)
+
+
+def _evaluate(
+    job: RunContext,
+    found: SearchDecision,
+    profile: Profile | None,
+    plan: QuantPlan,
+    *,
+    realized: Rendered,
+    kept: LayerCheckpoint,
+    seen: Reference | None,
+) -> dict[str, Any]:
+    settings, samples = job.settings, job.inputs.evaluate
+    options = settings.evaluate
+    few = options.realized_samples
+    note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
+    job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
+    evaluation = stages.evaluate(
+        job.graph,
+        job.topology,
+        plan,
+        realized,
+        samples=samples,
+        sizes=stages.Sizes(
+            options.agreement_samples,
+            options.layer_samples,
+            options.realized_samples,
+            options.latency_runs,
+            options.latency_seconds,
+        ),
+        chosen_by=job.inputs.search,
+        metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
+        compared=job.inputs.compared,
+        seen=seen,
+        course=Course(kept, job.console.progress),
+        warn_sqnr_db=options.warn_sqnr_db,
+    )
+    for warning in evaluation.warnings:
+        job.console.warn(warning)
+    host = host_warning(job.graph, job.topology, plan)
+    if host is not None:
+        job.console.warn(host)
+    lacking = without_kernel(job.topology, plan, settings.backend, realized.model)
+    slow = slow_warning(lacking)
+    if slow is not None:
+        job.console.warn(slow)
+    return build_report(
+        settings=settings,
+        graph=job.graph,
+        topology=job.topology,
+        space=job.space,
+        plan=plan,
+        strategy=found.strategy,
+        profile=profile,
+        search=found.report,
+        rectified=found.rectified,
+        recovery=found.recovery,
+        model=stages.describe_model(
+            job.graph, job.topology, settings.spec, plan, strategy=found.strategy, realized=realized
+        ),
+        costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
+        evaluation=evaluation,
+        data=job.inputs.data_record(),
+        doubts=job.inputs.doubts,
+        notes=job.inputs.notes,
+        output=job.inputs.output,
+        host=host,
+        lacking=lacking,
+    )
+
+
+def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:
+    example = next(iter(job.inputs.evaluate.batches(1))).inputs
+    file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
+    differing = report["agreement"]["differing"]
+    if differing and job.settings.verify == "fail":
+        raise AgreementError(
+            f"the realized model does not hold the searched integers: {differing} of "
+            f"{report['agreement']['elements']} elements differ, first in the tensor "
+            f"{report['agreement']['first_tensor']}; the report and the models are in {job.settings.folder}. "
+            "verify=warn turns this into a warning",
+            stage="evaluate",
+        )
+    return report
+
+
+def _measured(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What strategy.json says of the evaluation."""
+    metrics = report["metrics"]
+    return {
+        "sim_acc": metrics["simulated"]["top1"],
+        "quant_acc": metrics["realized"]["top1"],
+        "float_acc": metrics["float"]["top1"],
+        "cost": report["cost"],
+    }

@@ -1,0 +1,187 @@
+"""What every stage starts from: the cleaned model and the three splits that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quantpipe.data.carry import carry
+from quantpipe.data.few import few_notes, refuse_few
+from quantpipe.data.holdout import with_holdout
+from quantpipe.data.splits import Splits
+from quantpipe.data.subset import First
+from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.evaluate.doubts import doubts
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import load_graph, with_varying
+from quantpipe.graph.view import Graph
+from quantpipe.lowering import opset_for
+from quantpipe.metrics.reference import Compared
+from quantpipe.pipeline.compared import compared_by
+from quantpipe.pipeline.settings import Settings
+from quantpipe.types import Samples
+
+CHECK_SAMPLES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What every stage starts from."""
+
+    graph: Graph
+    calibrate: Samples
+    search: Samples
+    evaluate: Samples
+    output: str
+    """The model's output that metrics are about."""
+    aside: Samples | None = None
+    """Samples that no candidate of the search sees, where there are such."""
+    doubts: tuple[str, ...] = ()
+    """What speaks against the samples altogether: to be said before anything else."""
+    notes: tuple[str, ...] = ()
+    """What else is to be known of the samples."""
+    compared: Compared = Compared()  # noqa: RUF009  (frozen)
+    """What of the model is compared with the float model, and by which losses."""
+
+    @property
+    def judge(self) -> Samples:
+        """What the steps of recovery are judged on."""
+        return self.search if self.aside is None else self.aside
+
+    def data_record(self) -> dict[str, Any]:
+        """Which samples serve which split: source, count, digest, indices, what was left out (docs/artifacts.md)."""
+        roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "evaluate": self.evaluate}
+        return {role: record_of(samples) for role, samples in roles.items() if samples is not None}
+
+
+def load(settings: Settings) -> Inputs:
+    """Read the model and the data, check that they fit, clean the model on real samples."""
+    made: list[Any] = []
+    given: list[Graph] = []
+
+    def example(raw: Graph) -> dict[str, Any]:
+        shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
+        classes = shape[-1] if len(shape) == 2 else None
+        splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
+        size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
+        splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
+        if splits.state:
+            if size not in (None, 1):
+                raise DataError(
+                    f"the model takes batches of exactly {size} samples, and dataset.state goes from sample to sample; "
+                    "give a model whose batch axis is free or 1",
+                    stage="data",
+                )
+            splits = carry(splits, raw.inputs, Session(raw.model, where=raw.source).run)
+        splits = _whole_batches(splits, size or 1)
+        refuse_few(splits.roles, splits.force_few)
+        made.append(splits)
+        given.append(replace(raw, states=frozenset(splits.state.values())))
+        first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
+        if first is None:
+            raise DataError("there are no calibration samples", stage="data")
+        if size is not None and len(first) < size:
+            raise DataError(
+                f"the model takes batches of exactly {size} samples, and samples of unequal shapes do not share one; "
+                "give samples of one shape, or a model whose batch axis is free or 1",
+                stage="data",
+            )
+        return first.inputs
+
+    graph = load_graph(
+        settings.model,
+        example,
+        settings.resident_mb,
+        settings.fixed,
+        least_opset=opset_for(settings.spec),
+        isolate=settings.isolate,
+    )
+    splits = made[0]
+    graph = replace(graph, states=frozenset(splits.state.values()))
+    for samples in splits.roles.values():
+        graph = _see_varying(graph, samples)
+    output = chosen_output(settings.evaluate.output, graph)
+    # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
+    speaking = doubts(
+        given[0], splits.search, chosen_output(settings.evaluate.output, given[0]), _fixed_batch(given[0])
+    )
+    parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
+    compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
+    return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared)
+
+
+def chosen_output(wanted: str | None, graph: Graph) -> str:
+    """The name of the output that metrics are about: the one that is wanted, else the first. ConfigError for a name
+    that the model does not have."""
+    names = [o.name for o in graph.outputs]
+    if wanted is None:
+        return names[0]
+    if wanted not in names:
+        raise ConfigError(
+            f"is {wanted!r}, and the model has no such output{nearest(wanted, names)}; legal are {', '.join(names)}, "
+            "or null for the first",
+            where="evaluate.output",
+        )
+    return wanted
+
+
+def _see_varying(graph: Graph, samples: Samples) -> Graph:
+    """The graph with what follows the samples' shapes marked; nothing is read if no input has another free axis."""
+    for batch in samples.batches(graph.batch_size) if _open_inputs(graph) else ():
+        if any(batch.inputs[name].shape[1:] != graph.shapes[name][1:] for name in _open_inputs(graph)):
+            graph = with_varying(graph, batch.inputs)
+            if not _open_inputs(graph):
+                break
+    return graph
+
+
+def _open_inputs(graph: Graph) -> list[str]:
+    """Inputs with a free axis beside that of the batch, whose shape has been the same for all samples so far."""
+    return [i.name for i in graph.inputs if None in i.shape[1:] and i.name not in graph.varying]
+
+
+def _fixed_batch(graph: Graph) -> int | None:
+    """The batch size that the model insists on; DataError where its inputs do not agree on one."""
+    sizes = graph.first_axes
+    if len(set(sizes.values())) > 1:
+        text = ", ".join(f"{name!r} {size}" for name, size in sizes.items())
+        raise DataError(
+            f"the first axes of the model's inputs differ ({text}), and samples are stacked on the first axis",
+            stage="data",
+        )
+    return graph.fixed_batch
+
+
+def record_of(samples: Samples) -> dict[str, Any]:
+    """What is known of a split's samples, whatever class they are of."""
+    if isinstance(samples, First):
+        known = record_of(samples.samples)
+        cut = {"indices": _head(known["indices"], len(samples))} if "indices" in known else {}
+        return {**known, "samples": len(samples), "digest": samples.digest, **cut}
+    return {"samples": len(samples), "digest": samples.digest, **getattr(samples, "record", {})}
+
+
+def _head(ranges: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """The first `count` indices of some ranges `[first, last]`."""
+    found = []
+    for first, last in ranges:
+        if count > 0:
+            found.append([first, min(last, first + count - 1)])
+        count -= last - first + 1
+    return found
+
+
+def _whole_batches(splits: Splits, size: int) -> Splits:
+    """The splits without the last samples that would not fill a batch of the model's own, fixed size."""
+    parts = splits.roles
+    for role, samples in parts.items():
+        count = len(samples) // size * size
+        if count == 0:
+            raise DataError(
+                f"the model takes batches of exactly {size} samples and {role} has {len(samples)}; give more samples, "
+                "or a model whose batch axis is free",
+                stage="data",
+            )
+        parts[role] = samples if count == len(samples) else First(samples, count)
+    return splits.with_roles(parts)

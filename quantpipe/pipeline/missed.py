@@ -1,0 +1,70 @@
+"""Recovery where it is needed (`recover.when=missed`): whether a search missed its objective by the loss, and what
+recovery made of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isnan
+from typing import Any
+
+from quantpipe.metrics.reference import objective_value
+from quantpipe.recover import RecoverOptions, RecoveryResult
+from quantpipe.report.text import recovery_gain
+from quantpipe.search import Form, Metric, Objective, reaches
+
+
+def least_value(objective: Objective) -> float | None:
+    """The least value that keeps the objective; None where it bounds no loss, so that recovery cannot meet it."""
+    if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
+        return None
+    return objective.reference_value - objective.tolerance
+
+
+def missed(report: Mapping[str, Any]) -> bool:
+    """Whether the search's part of a report says that its strategy loses more than is allowed, before any recovery."""
+    least = report.get("least_value")
+    return least is not None and not reaches(float(report["best_value"]), float(least))
+
+
+def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOptions:
+    """The options under which recovery does not end before the objective is met: a loss is not enough above a tolerance
+    in its own unit, nor for another metric."""
+    within = float(objective["tolerance"]) if objective["metric"] in (Metric.AUTO, Metric.KL) else 0.0
+    return replace(options, kl_target=min(options.kl_target, within))
+
+
+def weighed(climbed: RecoveryResult, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What recovery cost and gained, and whether it is kept: by the metric of the objective, where its steps are judged
+    by the outputs' losses. `report`: the search's part of it."""
+    before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
+    value = objective_value(Metric(report["metric"]), climbed.metrics) if climbed.metrics else None
+    gains = value is not None and (value > before["value"] or isnan(before["value"]))
+    kept = gains and any(step["kept"] for step in climbed.steps)
+    after: dict[str, Any] = {"value": value, "accuracy": climbed.metrics.get("top1")} if kept else before
+    return {
+        "metric": report["metric"],
+        "least_value": report["least_value"],
+        "before": before["value"],
+        "after": after["value"],
+        "accuracy_before": before["accuracy"],
+        "accuracy_after": after["accuracy"],
+        "met": reaches(float(after["value"]), float(report["least_value"])),
+        "kept": kept,
+        "seconds": seconds,
+        "evaluations": climbed.evaluations,
+    }
+
+
+def left_out(climbed: RecoveryResult) -> RecoveryResult:
+    """The table of steps of a recovery whose result is not taken."""
+    reason = "the loss fell, and the objective's own metric gained nothing: the strategy stays as the search left it"
+    steps = tuple({**row, "kept": False, "reason": reason} if row["kept"] else row for row in climbed.steps)
+    return replace(climbed, steps=steps, layers=(), metrics={})
+
+
+def still_missed(shortfall: str, gain: Mapping[str, Any] | None) -> str:
+    """The sentence on a missed objective, with what recovery did about it."""
+    if gain is None:
+        return shortfall
+    return f"{shortfall}. Recovery did not reach it, and the best that was found is kept: {recovery_gain(gain)}"

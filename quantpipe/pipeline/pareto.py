@@ -1,0 +1,65 @@
+"""What a Pareto run leaves behind: the front as a table and as strategies, and the point that the rule picks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.search import Form, Objective, Pick, SearchResult
+from quantpipe.types import Point, Score, Trial
+
+
+def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, Mapping[str, Any]]:
+    """The point that becomes the strategy, its score, and what the report says of the front (nothing without one)."""
+    if objective.form is not Form.PARETO or not result.front:
+        return result.best, result.score, {}
+    rule = Pick.parse(job.settings.pick)
+    trial = rule(result.front, objective)
+    missed = None
+    if not rule.holds(trial, objective):
+        missed = (
+            f"no candidate of the front is near enough for pick={job.settings.pick}, and the one of the greatest value "
+            f"is used: it loses {objective.reference_value - trial.score.value:.4g} ({objective.metric}) on the search "
+            "samples"
+        )
+    shown = [[t.number, t.score.cost, t.score.value] for t in result.front]
+    return (
+        trial.point,
+        trial.score,
+        {"front": shown, "picked": trial.number, "pick": job.settings.pick, "shortfall": missed},
+    )
+
+
+def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, table: ThresholdTable) -> None:
+    """search/pareto.json, one strategy per point in search/front, and the one that was taken."""
+    rows, points, report = [], {}, found.report
+    for trial in front:
+        assignment = job.space.decode(trial.point)
+        strategy = table.strategy(assignment)
+        score = {"best_value": trial.score.value, "best_cost": trial.score.cost, "metrics": dict(trial.score.metrics)}
+        point = SearchDecision(strategy, {**report, "trial": trial.number, **score}, table.rectified(strategy))
+        points[_name(trial)] = job.strategy_payload(point, {})
+        rows.append(
+            {
+                "number": trial.number,
+                "value": trial.score.value,
+                "cost": trial.score.cost,
+                "metrics": dict(trial.score.metrics),
+                "choices": assignment,
+                "strategy": f"front/{_name(trial)}",
+                "picked": trial.number == report.get("picked"),
+            }
+        )
+    chosen = job.strategy_payload(found, {"recover": found.recovery})
+    job.files.write_front(chosen, points, {"pick": report.get("pick"), "front": rows}, job.searched)
+
+
+def front_current(job: RunContext, front: Sequence[Trial]) -> bool:
+    """Whether all files of the front are there, whole and of this search."""
+    return job.files.front_current([_name(trial) for trial in front], job.searched)
+
+
+def _name(trial: Trial) -> str:
+    return f"trial_{trial.number}.json"

@@ -1,0 +1,63 @@
+"""The recovery stage: better weights and biases for the strategy as it is, kept where they help."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from quantpipe.pipeline import decisions, stages
+from quantpipe.pipeline.candidate_weights import rounded
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.missed import left_out, missed, sought, weighed
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.plan import NO_OVERRIDES, Problem
+from quantpipe.recover import LayerCheckpoint, RecoveryResult
+from quantpipe.report.text import recovery_gain
+from quantpipe.types import Profile
+
+
+def recover(
+    job: RunContext, found: SearchDecision, profile: Profile | None, files: RunFolder | None = None
+) -> SearchDecision:
+    """What was found, with the overrides of the recovery steps that helped; without steps, with those that the search
+    gave its candidates. `profile`: the statistics behind the strategy, if this run has them. `files`: where they are
+    kept, if not in the run's own place."""
+    job, settings, options = job.settled(found.strategy), job.settings, job.settings.recover
+    files = files or job.files
+    waits = settings.recovers_if_missed
+    if waits:
+        options = sought(options, settings.objective) if missed(found.report) else replace(options, steps=())
+    if not options.steps and settings.search.weights == "nearest":
+        return found
+    origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))
+    stored = files.read_recovered(origin, job.topology)
+    kept = LayerCheckpoint(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
+    if stored is not None:
+        kept.clear()  # a kill may have come between what was recovered and this
+        job.console.stage("recover", "from an earlier run in this folder")
+        return replace(found, overrides=stored[0], recovery=stored[1])
+    start = found.overrides if found.overrides.weights else rounded(job, found.strategy)
+    if not options.steps:
+        return replace(found, overrides=start, recovery=files.write_recovered(RecoveryResult(start, ()), origin))
+    job.console.stage("recover", f"{'the objective is missed: ' if waits else ''}{', '.join(options.names)}")
+    started = time.perf_counter()
+    climbed = stages.recover(
+        Problem(job.graph, job.topology, settings.spec, settings.schema),
+        stages.Searched(found.strategy, start, profile),
+        job.inputs.calibrate,
+        stages.Holdout(job.inputs.judge, job.inputs.compared),
+        settings=stages.RecoverySettings(
+            options, settings.calibrate.memory_mb, settings.seed, settings.estimator, settings.weight_method
+        ),
+        progress=job.console.progress("recover"),
+        kept=kept,
+    )
+    gain = weighed(climbed, found.report, time.perf_counter() - started) if waits else None
+    if gain is not None and not gain["kept"]:
+        climbed = replace(left_out(climbed), overrides=start)
+    recovery = files.write_recovered(climbed, origin, gain)
+    kept.clear()
+    if gain is not None:
+        job.console.stage("recovered", recovery_gain(gain))
+    decisions.recovered(recovery)
+    return replace(found, overrides=climbed.overrides, recovery=recovery)

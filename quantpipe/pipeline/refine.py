@@ -1,0 +1,95 @@
+"""Finalists: several candidates of a search are recovered, and what is best after that is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.metrics.reference import objective_value
+from quantpipe.pipeline.candidate_weights import rounder
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.recover import recover
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.search import SearchContext
+from quantpipe.plan import NO_OVERRIDES
+from quantpipe.recover import RecoveryResult
+from quantpipe.search import Form, Objective, Pick, finalists, front
+from quantpipe.types import Profile, Score, Trial
+
+
+def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
+    """The best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
+
+    Each one's recovery stands in a folder of its own, so that an interrupted run goes on with the next one.
+    """
+    settings, objective = job.settings, aim.judging
+    table = ThresholdTable(
+        job.graph,
+        job.topology,
+        settings.schema,
+        profile,
+        estimator=settings.estimator,
+        weight_method=settings.weight_method,
+        variants=job.branches,
+    )
+    tried: list[tuple[Trial, Trial, SearchDecision]] = []
+    start = rounder(job)
+    chosen = finalists(aim.log.read(), aim.objective, settings.search.finalists)
+    for place, trial in enumerate(chosen, start=1):
+        strategy = table.strategy(job.space.decode(trial.point))
+        job.console.stage("finalist", f"{place} of {len(chosen)}: trial {trial.number}, cost {trial.score.cost:.6g}")
+        files = RunFolder(job.files.finalists / str(trial.number), job.console.warn)
+        mine = SearchDecision(strategy, found.report, table.rectified(strategy), start(strategy))
+        recovered = recover(job, mine, profile, files)
+        metrics = recovered.recovery.get("metrics")
+        value = objective_value(objective.metric, metrics) if metrics else trial.score.value
+        score = Score(value, trial.score.cost, tuple((metrics or dict(trial.score.metrics)).items()))
+        tried.append((trial, replace(trial, score=score), recovered))
+    if not tried:
+        return recover(job, found, profile)
+    best = _best([after for _, after, _ in tried], objective, settings.pick)
+    before, after, recovered = next(entry for entry in tried if entry[1] is best)
+    rows = [_row(a, b, b is best) for a, b, _ in tried]
+    recovery = job.files.write_recovered(
+        RecoveryResult(
+            recovered.overrides,
+            tuple(recovered.recovery["steps"]),
+            tuple(recovered.recovery["layers"]),
+            recovered.recovery["metrics"],
+        ),
+        job.recovered(job.files.digest_of(recovered.strategy, NO_OVERRIDES)),
+    )
+    report = {
+        **found.report,
+        "finalists": rows,
+        "best_value": after.score.value,
+        "best_cost": after.score.cost,
+        "metrics": dict(after.score.metrics),
+        "feasible": objective.feasible(after.score),
+    }
+    if "picked" in report:
+        report["picked"] = before.number
+    result = replace(recovered, report=report, recovery=recovery)
+    job.write_strategy(result, {}, job.searched)
+    return result
+
+
+def _best(trials: list[Trial], objective: Objective, pick: str) -> Trial:
+    if objective.form is Form.PARETO:
+        return Pick.parse(pick)(front(trials), objective)
+    best = trials[0]
+    for trial in trials[1:]:
+        if objective.better(trial.score, best.score):
+            best = trial
+    return best
+
+
+def _row(before: Trial, after: Trial, picked: bool) -> dict[str, Any]:
+    return {
+        "trial": before.number,
+        "cost": before.score.cost,
+        "value": before.score.value,
+        "recovered": after.score.value,
+        "picked": picked,
+    }

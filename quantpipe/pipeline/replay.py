@@ -1,0 +1,112 @@
+"""Strategies from files: of an earlier search in this folder, or to be replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from quantpipe.artifacts import damage, digest_json, read_json, read_origin
+from quantpipe.errors import ArtifactError
+from quantpipe.pipeline.candidate_weights import rounded
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.run_folder import replayed_overrides
+from quantpipe.pipeline.strategy_file import read_strategy, results_of, strategy_payload
+from quantpipe.pipeline.trial import replayed_trial
+from quantpipe.plan import NO_OVERRIDES, Overrides
+
+
+def stored_strategy(job: RunContext) -> SearchDecision:
+    """What an earlier search left in this folder; ArtifactError if nothing."""
+    if not job.files.strategy.is_file():
+        raise ArtifactError(
+            "there is no strategy of an earlier search in this folder; add search to stages or give command=replay "
+            "strategy=FILE",
+            stage="realize",
+            where=str(job.files.strategy),
+        )
+    _refuse_seen(job)
+    return _read(job, job.files.strategy)
+
+
+def _refuse_seen(job: RunContext) -> None:
+    """ArtifactError where the search has seen the samples that are to judge recovery."""
+    origin = read_origin(job.files.strategy)
+    searched = None if origin is None else origin.inputs.get("search_data")
+    if job.inputs.aside is not None and searched not in (None, job.inputs.search.digest):
+        raise ArtifactError(
+            "the search that left this strategy saw other samples, maybe those that are to judge recovery; give "
+            "recover.holdout=0, or search again in another folder (hydra.run.dir) with recover=default",
+            stage="recover",
+            where=str(job.files.strategy),
+        )
+
+
+def replayed_strategy(job: RunContext) -> SearchDecision:
+    """The strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`. ArtifactError
+    where this folder holds another one."""
+    path = job.settings.strategy
+    if path is None:
+        raise ArtifactError("there is no strategy to be replayed; give strategy=FILE", stage="replay")
+    number = job.settings.replay.trial
+    job.console.stage("replay", str(path) if number is None else f"trial {number} of {path}")
+    found = _read(job, path) if number is None else replayed_trial(job, path, number)
+    here = job.files.strategy
+    if (broken := damage(here)) is not None:
+        job.files.damaged(broken)
+    elif here.is_file() and digest_json(read_json(here).get("strategy")) != digest_json(_decided(job, found)):
+        raise ArtifactError(
+            "this folder holds another strategy than the one to be replayed; choose another folder (hydra.run.dir)",
+            stage="replay",
+            where=str(here),
+        )
+    return found
+
+
+def _decided(job: RunContext, found: SearchDecision) -> object:
+    """The part of the strategy's file that says what was decided."""
+    spec, schema = job.settings.spec, job.settings.schema
+    topology = job.variants.at(found.strategy.structure)
+    payload = strategy_payload(job.graph.model_hash, spec, schema, topology, strategy=found.strategy, results={})
+    return payload["strategy"]
+
+
+def _read(job: RunContext, path: Path) -> SearchDecision:
+    settings = job.settings
+    payload = read_json(path)
+    decided = payload.get("strategy")
+    model = str(decided.get("model_hash") if isinstance(decided, dict) else None)
+    forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
+    expected = model if forced else job.graph.model_hash
+    strategy = read_strategy(payload, str(path), expected, settings.spec, schema=settings.schema, variants=job.variants)
+    report, rectified, recovery = results_of(payload, str(path))
+    found = SearchDecision(strategy, report, rectified)
+    if forced:
+        left = ", and its recovered weights are left out" if recovery.get("weights") else ""
+        job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
+        return found
+    if settings.command != "replay":
+        return found
+    if not recovery:
+        return replace(found, overrides=_as_searched(job, path, found))
+    overrides = (
+        replayed_overrides(path, recovery, job.variants.at(strategy.structure))
+        if recovery.get("weights")
+        else NO_OVERRIDES
+    )
+    return SearchDecision(found.strategy, found.report, found.rectified, overrides, recovery)
+
+
+def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Overrides:
+    """The weights of a strategy that was not recovered after the search, such as a point of a Pareto front.
+
+    ArtifactError where the search recovered its candidates' weights and this run is not set up to do so again.
+    """
+    searched, here = found.report.get("weights", "nearest"), job.settings.search.weights
+    if searched != "nearest" and searched != here:
+        raise ArtifactError(
+            f"its search rounded weights by search.weights={searched}; replay it with that, the same recover "
+            "options and the same calibration samples",
+            stage="replay",
+            where=str(path),
+        )
+    return NO_OVERRIDES if searched == "nearest" else rounded(job, found.strategy)

@@ -1,0 +1,35 @@
+"""The order of the stages over a run folder: skip, resume, refuse.
+
+A stage whose artifact is in the run folder with the same origin is skipped; an artifact of another model or
+configuration is refused by name before anything is written. Everything is written atomically. An interrupted search
+leaves its best strategy so far.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantpipe.check.decisions import decisions
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.inputs import load
+from quantpipe.pipeline.settings import Console, Settings
+from quantpipe.pipeline.steps import Steps
+
+
+def open_run(settings: Settings, console: Console) -> Steps:
+    """Read the model and the data, and say what is to be known of them; the stages are still to be done."""
+    console.stage("model", str(settings.model))
+    inputs = load(settings)
+    for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
+        console.warn(note)
+    return Steps(RunContext.of(settings, inputs, console))
+
+
+def run(settings: Settings, console: Console) -> dict[str, Any]:
+    """Execute the stages and return the report (of the last stage that ran; complete after evaluate).
+
+    Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
+    """
+    steps = open_run(settings, console)
+    with steps.job.files.lock():
+        return steps.all()

@@ -1,0 +1,318 @@
+"""The run folder: which file holds what, and how typed values are written there and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from quantpipe.artifacts import (
+    Origin,
+    RunLock,
+    Unit,
+    damage,
+    digest_array,
+    digest_json,
+    is_current,
+    plain,
+    read_json,
+    read_npz,
+    read_origin,
+    write_json,
+    write_text,
+)
+from quantpipe.artifacts.encode import digest_arrays
+from quantpipe.calibrate.profile import profile_from_arrays, stats_arrays
+from quantpipe.calibrate.yaml_profile import profile_yaml
+from quantpipe.errors import ArtifactError, DamagedError
+from quantpipe.graph.store import is_model_current, stage_model
+from quantpipe.lowering import Rendered
+from quantpipe.pipeline.plan_file import plan_payload
+from quantpipe.plan import Overrides
+from quantpipe.recover import RecoveryResult, overrides_arrays, overrides_from_arrays
+from quantpipe.report import render_html
+from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Strategy, Topology
+
+FREE = {
+    "recover": ("strategy", "metric", "threshold", "profile", "aim"),
+    "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
+}
+"""By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
+
+
+class RunFolder:
+    """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
+
+    PLACES = (
+        "annotate", "calibrate", "search", "search/front", "recover", "recover/partial", "recover/finalists/*/recover",
+        "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
+    )  # fmt: skip
+    """Folders that files are written to, below `root`."""
+
+    def __init__(self, root: Path, warn: Callable[[str], None] = lambda text: None) -> None:
+        """`warn` is told of damaged files, once of each."""
+        self.root, self.warn = root, warn
+        self._said: set[Path] = set()
+        self.config = root / "config.yaml"
+        self.data = root / "data.json"
+        self.choices = root / "annotate" / "choices.json"
+        self.profile = root / "calibrate" / "profile.yaml"
+        self.plan = root / "realize" / "plan.json"
+        self.topology = root / "annotate" / "topology.json"
+        self.stats = root / "calibrate" / "stats.npz"
+        self.partial = root / "calibrate" / "partial.npz"
+        self.strategy = root / "search" / "strategy.json"
+        self.trials = root / "search" / "trials.jsonl"
+        self.pareto = root / "search" / "pareto.json"
+        self.front = root / "search" / "front"
+        self.model = root / "realize" / "model.onnx"
+        self.plan = root / "realize" / "plan.json"
+        self.certificate = root / "realize" / "certificate.json"
+        self.recovered = root / "recover" / "weights.npz"
+        self.finalists = root / "recover" / "finalists"
+        self.report = root / "evaluate" / "report.json"
+        self.page = root / "evaluate" / "report.html"
+        self.evaluating = root / "evaluate" / "partial"
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Keeps a second process out of the folder."""
+        return RunLock(self.root, self.PLACES)
+
+    def current(self, path: Path, origin: Origin) -> bool:
+        """Whether the file is there, whole and of this origin. Of what is damaged, and so is made again, it tells."""
+        return is_current(path, origin, self.damaged)
+
+    def damaged(self, error: DamagedError) -> None:
+        """Tell of a damaged file that is going to be made again."""
+        path = Path(error.where or self.root)
+        if path not in self._said:
+            self._said.add(path)
+            self.warn(f"{path} is damaged ({error.what}): it is not used, and what it held is made again")
+
+    @property
+    def renewed(self) -> tuple[Path, ...]:
+        """Files that every run writes again."""
+        return self.config, self.data, self.topology, self.choices
+
+    def look_over(self, *paths: Path) -> None:
+        """Tell of damage in files that are about to be written again, whatever they held."""
+        for path in paths:
+            found = damage(path)
+            if found is not None:
+                self.damaged(found)
+
+    def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
+        """`chosen_from` is the origin of the space, which a threshold may widen and the user may narrow."""
+        payload = {
+            "node_conds": dict(topology.node_conds),
+            "edge_conds": dict(topology.edge_conds),
+            "float_nodes": dict(topology.float_nodes),
+            "groups": [
+                {"key": g.key, "tensors": g.tensors, "sources": g.sources, "dtype": g.dtype, "max_bits": g.max_bits}
+                for g in topology.groups
+            ],
+            "kernels": [
+                {"node": k.node, "op": k.op, "output": k.output, "form": k.form, "fused": k.fused}
+                for k in topology.kernels
+            ],
+        }
+        choices = [{"key": c.key, "kind": c.kind, "options": c.options, "edges": c.edges} for c in space]
+        with Unit(self.topology.parent) as unit:
+            unit.json(self.topology, payload, origin)
+            unit.json(self.choices, {"choices": choices, "size": str(space.size)}, chosen_from)
+
+    def write_profile(self, profile: Profile, origin: Origin) -> None:
+        """The statistics, for programs and for people; what an interrupted calibration had left goes with that."""
+        self.look_over(self.profile, self.stats)
+        with Unit(self.stats.parent) as unit:
+            unit.text(self.profile, profile_yaml(profile), origin)
+            unit.npz(self.stats, stats_arrays(profile), origin)
+            unit.remove(self.partial)
+
+    def keep_profile(self, profile: Profile, origin: Origin) -> None:
+        """Write what people read of the stored statistics again, where it is missing or damaged."""
+        if not self.current(self.profile, origin):
+            write_text(self.profile, profile_yaml(profile), origin)
+
+    def read_profile(self, origin: Origin) -> Profile | None:
+        """The stored statistics; None when there are none, or they are damaged. ArtifactError when they have another
+        origin."""
+        if not self.stats.is_file():
+            return None
+        try:
+            return profile_from_arrays(read_npz(self.stats, origin), str(self.stats))
+        except DamagedError as error:
+            self.damaged(error)
+            return None
+
+    def refuse_other(self, path: Path, origin: Origin) -> None:
+        """ArtifactError when the file is there and belongs to another run than `origin` says.
+
+        Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
+        report shows beside the strategy or compares it by, another objective, or other estimates of ranges: report and
+        recovery are made anew.
+        """
+        if not path.is_file():
+            return
+        try:
+            found = read_origin(path)
+        except DamagedError as error:
+            self.damaged(error)
+            return
+        if path == self.model and found is None and self.plan.is_file():  # so earlier versions left it when killed
+            self.refuse_other(self.plan, origin)
+            return
+        if found is not None and "strategy" in origin.inputs:
+            free = FREE.get(origin.kind, ("strategy",))
+            kept = {name: digest for name, digest in origin.inputs.items() if name not in free}
+            same = {name: found.inputs[name] for name in free if name in found.inputs}
+            origin = replace(origin, inputs={**kept, **same})
+        differing = origin.differences(found) if found is not None else ["the file carries no origin"]
+        if differing:
+            differing.sort(key=lambda text: ".name is " not in text)  # what it is called says more than its details
+            raise ArtifactError(
+                f"this folder holds the work of another run: {'; '.join(differing[:4])}. Choose another folder "
+                "(hydra.run.dir) or the settings it was made with",
+                stage=origin.kind,
+                where=str(path),
+            )
+
+    def write_config(self, config: Mapping[str, Any], origin: Origin) -> None:
+        """The resolved configuration."""
+        text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
+        write_text(self.config, text, origin)
+
+    def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
+        """Which samples serve which split."""
+        write_json(self.data, record, origin)
+
+    def write_strategy(self, payload: Mapping[str, Any], origin: Origin) -> None:
+        """The run's own strategy with its results."""
+        write_json(self.strategy, payload, origin)
+
+    def strategy_origin(self, model: str) -> Origin:
+        """What the strategy in the folder was made from, whose results are being completed; a replay's own if there is
+        none."""
+        known = read_origin(self.strategy) if damage(self.strategy) is None and self.strategy.is_file() else None
+        return known or Origin("search/replay", {"model": model})
+
+    def write_front(
+        self,
+        strategy: Mapping[str, Any],
+        points: Mapping[str, Mapping[str, Any]],
+        table: Mapping[str, Any],
+        origin: Origin,
+    ) -> None:
+        """A Pareto front: the table, one strategy per point by file name, and the run's own. Points of an earlier front
+        go."""
+        with Unit(self.strategy.parent) as unit:
+            for name, payload in points.items():
+                unit.json(self.front / name, payload, origin)
+            unit.json(self.pareto, table, origin)
+            unit.json(self.strategy, strategy, origin)
+            for path in self.front.glob("trial_*.json") if self.front.is_dir() else ():
+                if path.name not in points:
+                    unit.remove(path)
+
+    def front_current(self, names: Sequence[str], origin: Origin) -> bool:
+        """Whether the table and these strategies of a front are there, whole and of this origin."""
+        found = [self.current(path, origin) for path in (self.pareto, *(self.front / name for name in names))]
+        return all(found)
+
+    def realized_current(self, origin: Origin) -> bool:
+        """Whether the integer model and the numbers in it are there, whole and of this origin."""
+        beside = [self.current(path, origin) for path in (self.plan, self.certificate)]
+        return is_model_current(self.model, origin, self.damaged) and all(beside)
+
+    def write_realized(
+        self, plan: QuantPlan, topology: Topology, realized: Rendered, claims: Mapping[str, Any], *, origin: Origin
+    ) -> None:
+        """The integer model, the numbers in it, and the certificate, which names both by the digests of their files."""
+        with Unit(self.model.parent) as unit:
+            unit.json(self.plan, plan_payload(plan, topology), origin)
+            stage_model(unit, self.model, realized.model, origin)
+            unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
+
+    def _digests(self, unit: Unit, origin: Origin) -> dict[str, Any]:
+        return {
+            "model": unit.digests[self.model],
+            "data": {path.name: digest for path, digest in unit.digests.items() if path.suffix == ".data"},
+            "plan": unit.digests[self.plan],
+            "hardware": digest_json(origin.config["hardware"]),
+            "source": origin.inputs["model"],
+        }
+
+    def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
+        """All results, for programs and for people."""
+        self.look_over(self.report, self.page)
+        with Unit(self.report.parent) as unit:
+            unit.json(self.report, report, origin)
+            unit.text(self.page, render_html(report), origin, "<!--")
+
+    def read_report(self, origin: Origin) -> dict[str, Any] | None:
+        """What an earlier run of the same origin reported, or None. Its page is made again where it is damaged."""
+        if not self.current(self.report, origin):
+            return None
+        report = read_json(self.report, origin)
+        if not self.current(self.page, origin):
+            write_text(self.page, render_html(report), origin, "<!--")
+        return report
+
+    def write_recovered(
+        self, climbed: RecoveryResult, origin: Origin, gain: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Store recovered weights; returns what the report and the strategy say of them. `gain`: what recovery cost and
+        gained, where it ran for a missed objective."""
+        arrays = overrides_arrays(climbed.overrides)
+        weights = digest_arrays(arrays) if arrays else None
+        record: dict[str, Any] = {
+            "steps": list(climbed.steps),
+            "layers": list(climbed.layers),
+            "weights": weights,
+            "metrics": dict(climbed.metrics),
+            **({} if gain is None else {"gain": dict(gain)}),
+        }
+        with Unit(self.recovered.parent) as unit:
+            unit.npz(self.recovered, arrays, origin)
+            unit.json(self.recovered.with_name("steps.json"), record, origin)
+        return record
+
+    def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, dict[str, Any]] | None:
+        """What an earlier run of the same origin recovered, or None."""
+        steps = self.recovered.with_name("steps.json")
+        if not all([self.current(self.recovered, origin), self.current(steps, origin)]):
+            return None
+        arrays = read_npz(self.recovered, origin)
+        record = read_json(steps, origin)
+        known: dict[str, Any] = {k: record[k] for k in ("steps", "layers", "weights", "metrics", "gain") if k in record}
+        return overrides_from_arrays(arrays, topology, str(self.recovered)), known
+
+    def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:
+        """Digest of a strategy's numbers, recovered weights included."""
+        ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
+        weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
+        recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
+        return digest_json([dict(strategy.bits), ranges, weights, recovered, strategy.structure.decided])
+
+
+def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
+    """The recovered weights that belong to a strategy file: they stand beside it in its run folder.
+
+    Raises ArtifactError when they are not there, or are not the ones that the strategy names.
+    """
+    path = RunFolder(strategy.parent.parent).recovered
+    if not path.is_file():
+        raise ArtifactError(
+            f"its weights were recovered, and {path} is not there; replay it from its own run folder",
+            stage="replay",
+            where=str(strategy),
+        )
+    arrays = read_npz(path)
+    if digest_arrays(arrays) != recovery["weights"]:
+        raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
+    return overrides_from_arrays(arrays, topology, str(path))

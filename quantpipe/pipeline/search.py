@@ -1,0 +1,278 @@
+"""The search stage: its aim, known before anything is written; the search itself; and whether the target is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from quantpipe.artifacts import digest_json, read_json
+from quantpipe.calibrate.estimators import clip_percents
+from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.errors import Interrupted
+from quantpipe.executors import Workers
+from quantpipe.graph.execute import Session
+from quantpipe.lowering import Rendered
+from quantpipe.metrics.reference import Reference, objective_value, reference_of
+from quantpipe.pipeline import decisions, stages
+from quantpipe.pipeline.build_report import shortfall
+from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
+from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
+from quantpipe.pipeline.log_run import file_trials
+from quantpipe.pipeline.missed import least_value, still_missed
+from quantpipe.pipeline.pareto import front_current, picked, write_front
+from quantpipe.plan import NO_OVERRIDES, Planner
+from quantpipe.report.text import number
+from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
+from quantpipe.scoring.timed import TimedMeasure
+from quantpipe.search import (
+    CostKind,
+    JsonlLog,
+    Measure,
+    Metric,
+    Objective,
+    SearchResult,
+    Stopped,
+    reaches,
+    search_origin,
+)
+from quantpipe.types import Point, Profile, Samples, Score
+
+
+@dataclass(frozen=True, eq=False)
+class SearchContext:
+    """What the search stage starts from."""
+
+    reference: Reference
+    objective: Objective
+    judging: Objective
+    """The same on the samples that judge recovery, where the float model may have another accuracy."""
+    log: JsonlLog
+
+    @classmethod
+    def of(cls, job: RunContext) -> SearchContext:
+        """ArtifactError when the folder's log of trials belongs to another search."""
+        settings, session = job.settings, Session(job.graph.model, where=job.graph.source)
+
+        def on(samples: Samples) -> tuple[Reference, Objective]:
+            found = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
+            made = stages.make_objective(
+                settings.objective, job.graph, job.variants, settings.spec, space=job.space, reference=found
+            )
+            return found, made
+
+        reference, objective = on(job.inputs.search)
+        judging = objective if job.inputs.aside is None else on(job.inputs.aside)[1]
+        # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
+        identity = search_origin(
+            job.space,
+            objective,
+            settings.seed,
+            model=job.graph.model_hash,
+            **job.fitted_on,
+            **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
+            threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
+            algorithm=repr(settings.search.algorithm),
+            **rounding_origin(settings),
+        )
+        log = JsonlLog(job.files.trials, identity, job.space, job.console.warn)
+        log.read()
+        return cls(reference, objective, judging, log)
+
+
+def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecision:
+    """The best strategy within the budget. Interrupted after Ctrl-C, with the best one so far written."""
+    settings = job.settings
+    table = ThresholdTable(
+        job.graph,
+        job.topology,
+        settings.schema,
+        profile,
+        estimator=settings.estimator,
+        weight_method=settings.weight_method,
+        variants=job.branches,
+    )
+    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
+    timed = aim.objective.cost is CostKind.LATENCY
+    recipe = CandidateRecipe(
+        job.graph,
+        job.topology,
+        settings.spec,
+        settings.schema,
+        job.space,
+        table,
+        job.inputs.search,
+        aim.reference,
+        aim.objective.metric.value,
+        "bits" if timed else str(settings.objective["cost"]),
+        settings.backend,
+        EvaluatorKind(settings.search.candidate_form),
+        settings.calibrate.memory_mb,
+        moments_of(job),
+        candidate_layer(settings),
+        job.branches,
+    )
+    aim.log.mend()
+    workers = settings.executor.open(recipe)
+    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
+    show = job.console.progress("search")
+    limit = settings.search.max_evaluations or 0
+    with closing(workers):
+        result = stages.search(
+            job.space,
+            _timed(job, workers, table, planner) if timed else workers,
+            aim.objective,
+            settings.search.algorithm,
+            budget=stages.Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target),
+            seed=settings.seed,
+            log=aim.log,
+            on_trial=lambda trial, best: show(
+                trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"
+            ),
+            singly=timed,
+        )
+    point, score, front = picked(job, result, aim.objective)
+    strategy = table.strategy(job.space.decode(point))
+    current = job.files.current(job.files.strategy, job.searched)
+    known = read_json(job.files.strategy)["results"]["search"] if current else {}
+    report = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    variants = recipe.variants(planner)
+    overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
+    found = SearchDecision(strategy, report, table.rectified(strategy), overrides)
+    decisions.searched(found.report)
+    for note in found.report["notes"]:
+        job.console.warn(note)
+    if front and not (current and _same(known, report) and front_current(job, result.front)):
+        write_front(job, result.front, found, table)
+    elif not (current and _same(known, report)):
+        job.write_strategy(found, {}, job.searched)
+    file_trials(settings.tracker, aim.log.read())
+    if result.stopped is Stopped.INTERRUPTED:
+        raise Interrupted(
+            f"interrupted after {result.evaluations} evaluations; the best strategy so far is in "
+            f"{job.files.strategy}. Resume with: {settings.resume_command}",
+            stage="search",
+        )
+    return found
+
+
+def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
+    return all(known.get(name) == report[name] for name in ("evaluations", "stopped"))
+
+
+def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
+    """Whether the target is met, after recovery, on the samples that judged it; says so when it is not."""
+    report = dict(found.report)
+    if found.recovery.get("metrics") and not objective.open_ended:
+        value = objective_value(objective.metric, found.recovery["metrics"])
+        score = Score(value, float(report["best_cost"]), tuple(found.recovery["metrics"].items()))
+        samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
+        losses = job.inputs.compared.losses
+        missed = shortfall(objective, score, samples, doubtful=bool(job.inputs.doubts), losses=losses)
+        report |= {"feasible": objective.feasible(score), "shortfall": missed}
+    if report["shortfall"]:
+        report["shortfall"] = still_missed(report["shortfall"], found.recovery.get("gain"))
+        job.console.warn(report["shortfall"])
+    return replace(found, report=report)
+
+
+def judged_by_report(found: SearchDecision) -> SearchDecision:
+    """Return what was found with the target judged after recovery, where the search was made by an earlier run."""
+    report, metrics = found.report, found.recovery.get("metrics")
+    least = report.get("least_value")
+    if least is None or not metrics or not report.get("shortfall"):
+        return found
+    value = objective_value(Metric(report["metric"]), metrics)
+    if value is not None and reaches(value, float(least)):
+        return replace(found, report={**report, "feasible": True, "shortfall": None})
+    missed = still_missed(str(report["shortfall"]), found.recovery.get("gain"))
+    return replace(found, report={**report, "shortfall": missed})
+
+
+def _timed(job: RunContext, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
+    """Candidates whose cost is their latency, realized as the run's own result will be."""
+    objective = job.settings.objective
+
+    def realized(point: Point) -> Rendered:
+        strategy = table.strategy(job.space.decode(point))
+        topology = job.variants.at(strategy.structure)
+        plan = planner.on(topology).plan(strategy)
+        return stages.realize(job.graph, topology, plan, job.settings.backend)
+
+    session = Session(job.graph.model, where=job.graph.source)
+    feeds = next(iter(job.inputs.search.batches(job.graph.fixed_batch or 1))).inputs
+    return TimedMeasure(
+        candidates,
+        realized,
+        session,
+        feeds,
+        runs=int(objective["latency_runs"]),
+        max_seconds=float(objective["latency_seconds"]),
+    )
+
+
+def _report(
+    job: RunContext,
+    result: SearchResult,
+    score: Score,
+    objective: Objective,
+    *,
+    known: Mapping[str, Any],
+    workers: Workers,
+) -> dict[str, Any]:
+    """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
+    was timed beside its trials."""
+    pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
+    return {
+        "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
+        "evaluations": result.evaluations,
+        "seconds": result.seconds,
+        "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
+        "pruned": result.pruned,
+        "weights": job.settings.search.weights,
+        "evaluator": _kind(workers, known, job.settings.search.candidate_form),
+        "workers": workers.count,
+        "float_pass_seconds": pass_seconds,
+        "best_value": score.value,
+        "best_cost": score.cost,
+        "feasible": objective.feasible(score),
+        "shortfall": shortfall(objective, score, doubtful=bool(job.inputs.doubts), losses=job.inputs.compared.losses),
+        "least_value": least_value(objective),
+        "stopped": result.stopped.value,
+        "space_size": job.space.about,
+        "space_log10": job.space.log10,
+        "metrics": dict(score.metrics),
+        "metric": objective.metric.value,
+        "losses": [asdict(loss) for loss in job.inputs.compared.losses],
+        "cost": objective.cost.value,
+        "pinned": dict(job.pinned),
+        "form": objective.form.value,
+        "notes": _notes(job, result),
+        "trace": [[t.number, t.score.value] for t in result.trace],
+        "trace_cost": [[t.number, t.score.cost] for t in result.trace],
+    }
+
+
+def _notes(job: RunContext, result: SearchResult) -> list[str]:
+    """What the user should know of how the search went: that it had thresholds to search and did not, and that it saw
+    what judges recovery."""
+    notes = []
+    if clip_percents(job.settings.estimator) and result.evaluations == 1:
+        notes.append(
+            "threshold=search leaves every range to the search, and this search looked at a single point: all ranges "
+            "are those of threshold.activations.base; take search=annealing, greedy_edge or greedy, or a threshold "
+            "option that estimates"
+        )
+    if job.settings.holdout and job.inputs.aside is None:
+        notes.append(
+            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so what judges the "
+            "steps of recovery has been seen by the search"
+        )
+    return notes
+
+
+def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
+    """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
+    return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))

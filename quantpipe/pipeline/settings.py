@@ -1,0 +1,291 @@
+"""What a run is, as typed values: the app fills it from the configuration, the runner acts on it. No Hydra here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
+from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.table import WeightMethod
+from quantpipe.data.splits import Splits
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.executors import Executor
+from quantpipe.metrics.reference import ValueOf
+from quantpipe.recover import RecoverOptions
+from quantpipe.scoring.candidate import EvaluatorKind
+from quantpipe.search import Algorithm, Form, Metric, Objective, Pick
+from quantpipe.search.options import real, whole
+from quantpipe.tracking import Tracker
+from quantpipe.types import HardwareSpec, Schema, TensorInfo
+
+RUN_LOG = "quantpipe.run"
+"""The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
+
+STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
+COMMANDS = ("run", "replay", "check", "lint", "verify")
+FORMATS = ("text", "json")
+VERIFY = ("fail", "warn")
+OBJECTIVE = (
+    "metric", "target", "outputs", "all_outputs", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs",
+    "latency_seconds",
+)  # fmt: skip
+LEAST_MEMORY_MB = 16
+STATISTICS = ("full", "extremes")
+WEIGHTS = ("nearest", "recovered")
+
+
+class Dataset(Protocol):
+    """What a dataset option gives: three disjoint splits that fit the model."""
+
+    def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits: ...
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """`weights`: how candidates' weights are rounded. `refine`: whether `finalists` candidates are recovered, and the
+    best of them after that is taken."""
+
+    algorithm: Algorithm
+    max_evaluations: int | None
+    max_seconds: float | None
+    candidate_form: str = EvaluatorKind.AUTO.value
+    target: float | None = None
+    weights: str = "nearest"
+    refine: bool = False
+    finalists: int = 4
+
+    def __post_init__(self) -> None:
+        _legal("search.weights", self.weights, WEIGHTS)
+        whole("search.finalists", self.finalists, least=1)
+        if not isinstance(self.refine, bool):
+            raise ConfigError(f"is {self.refine!r}; legal is true or false", where="search.refine")
+        _legal("search.candidate_form", self.candidate_form, [kind.value for kind in EvaluatorKind])
+        if self.max_evaluations is not None:
+            whole("search.max_evaluations", self.max_evaluations, least=1, also=", or null for no limit")
+        if self.max_seconds is not None:
+            real("search.max_seconds", self.max_seconds, above=0.0, also=", or null for no limit")
+        if self.target is not None:
+            real("search.target", self.target, also=", or null for none")
+
+
+@dataclass(frozen=True)
+class CalibrateSettings:
+    """`statistics`: `full`, or `extremes` for minima and maxima only. `per_channel`: glob patterns of tensors.
+
+    `cache`: the folder of statistics that all runs share, `auto` for the user's own, `none` for no cache.
+    """
+
+    memory_mb: int = 1024
+    statistics: str = "full"
+    per_channel: tuple[str, ...] = ()
+    cache: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.memory_mb < LEAST_MEMORY_MB:
+            raise ConfigError(
+                f"is {self.memory_mb}; at least {LEAST_MEMORY_MB} MiB are needed", where="calibrate.memory_mb"
+            )
+        _legal("calibrate.statistics", self.statistics, STATISTICS)
+        object.__setattr__(self, "per_channel", tuple(self.per_channel))
+        if not self.cache:
+            raise ConfigError("is empty; legal are auto, none and a folder", where="calibrate.cache")
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
+    `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
+    output that metrics and objectives are about, None for the first. `warn_sqnr_db`: outputs of the realized model with
+    less SQNR are warned of, None for none."""
+
+    output: str | None = None
+    realized_samples: int | None = None
+    agreement_samples: int = 64
+    layer_samples: int = 32
+    latency_runs: int = 50
+    latency_seconds: float = 10.0
+    warn_sqnr_db: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("agreement_samples", "layer_samples", "latency_runs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")
+        if self.realized_samples is not None:
+            whole("evaluate.realized_samples", self.realized_samples, least=1, also=", or null for all")
+        if self.warn_sqnr_db is not None:
+            real("evaluate.warn_sqnr_db", self.warn_sqnr_db, also=", or null for no warning")
+        if not self.latency_seconds > 0:
+            raise ConfigError(f"is {self.latency_seconds}; legal is a number above 0", where="evaluate.latency_seconds")
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """How `command=check` and `command=lint` answer; `shapes` by input name, where the model leaves them free."""
+
+    format: str = "text"
+    shapes: Mapping[str, Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        _legal("check.format", self.format, FORMATS)
+        object.__setattr__(self, "shapes", self.shapes or {})
+        if not isinstance(self.shapes, Mapping):
+            raise ConfigError(f"is {self.shapes!r}; legal is {{input: [1,3,224,224]}}", where="check.shapes")
+        for name, shape in self.shapes.items():
+            if isinstance(shape, str) or not isinstance(shape, Sequence):
+                raise ConfigError(f"is {shape!r}; legal is a list such as [1,3,224,224]", where=f"check.shapes.{name}")
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """`force`: take a strategy of another model where all its names fit. `trial`: a number in trials.jsonl, where the
+    file named is a log."""
+
+    force: bool = False
+    trial: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.force, bool):
+            raise ConfigError(f"is {self.force!r}; legal is true or false", where="replay.force")
+        if self.trial is not None:
+            whole("replay.trial", self.trial, least=0, also=", or null for a strategy.json")
+
+
+class Console(Protocol):
+    """Where a run tells how far it is."""
+
+    def stage(self, name: str, note: str = "") -> None: ...
+
+    def progress(self, name: str) -> Callable[[int, int, str], None]:
+        """A function to call with (done, total, note)."""
+        ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run. `choices` are the names of the group options; `config` is the resolved configuration as plain data."""
+
+    command: str
+    stages: tuple[str, ...]
+    model: Path
+    dataset: Dataset
+    spec: HardwareSpec
+    schema: Schema
+    estimator: Estimator
+    weight_method: WeightMethod
+    search: SearchSettings
+    objective: Mapping[str, Any]
+    recover: RecoverOptions
+    backend: str
+    annotate: AnnotateOptions
+    evaluate: EvaluateSettings
+    check: CheckSettings
+    calibrate: CalibrateSettings
+    resident_mb: int
+    verify: str
+    seed: int
+    folder: Path
+    resume_command: str
+    tracker: Tracker
+    executor: Executor
+    choices: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Path | None = None
+    profile: Path | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    limits: ChoiceLimits = field(default_factory=ChoiceLimits)
+    pick: str = "knee"
+    replay: ReplaySettings = field(default_factory=ReplaySettings)
+    value_of: ValueOf | None = None
+    isolate: bool = True
+
+    @property
+    def recovers_if_missed(self) -> bool:
+        """Whether recovery waits for a missed objective. Whoever asks for finalists asks for their recovery."""
+        return self.recover.when == "missed" and not self.search.refine
+
+    @property
+    def holdout(self) -> float:
+        """The share of the search samples that the search does not see, so that they can judge recovery. Nothing is set
+        aside where candidates are rounded to the nearest: recovery then makes other weights than those chosen by. Nor
+        is it for a recovery that may never run: the search is the one that it would be without."""
+        if self.search.weights == "nearest" or not self.recover.steps or self.recovers_if_missed:
+            return 0.0
+        return self.recover.holdout
+
+    def __post_init__(self) -> None:
+        _legal("command", self.command, COMMANDS)
+        _legal("verify", self.verify, VERIFY)
+        for stage in self.stages:
+            _legal("stages", stage, STAGES)
+        if self.resident_mb < 0:
+            raise ConfigError(f"is {self.resident_mb}; legal is 0 and above", where="model.resident_mb")
+        if not self.stages:
+            raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
+        _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))
+        if self.calibrate.statistics == "extremes" and getattr(self.estimator, "needs_histogram", True):
+            raise ConfigError(
+                f"is extremes, and threshold={self.choices.get('threshold', type(self.estimator).__name__)} reads "
+                "histograms; legal are full, or a threshold that needs only extremes, such as max_range",
+                where="calibrate.statistics",
+            )
+        for name in self.objective:
+            _legal("objective", name, OBJECTIVE)
+        # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
+        objective = Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
+        if objective.form is Form.PARETO and self.search.target is not None:
+            raise ConfigError(
+                f"has no meaning with objective.form={Form.PARETO}, which has no single best; give null",
+                where="search.target",
+            )
+        structural = [kind for kind in self.annotate.choices if kind in STRUCTURAL]
+        if structural and self.search.weights != "nearest":
+            raise ConfigError(
+                f"is {self.search.weights}, and annotate.choices has {', '.join(structural)}: candidates' weights are "
+                "recovered for one topology; legal is nearest, or choices of bits and thresholds (recover works with "
+                "all of them)",
+                where="search.weights",
+            )
+        Pick.parse(self.pick)
+        if self.search.refine and not self.recover.steps:
+            raise ConfigError(
+                "is true, and recover names no step; give recover=auto or recover=default, or search.refine=false",
+                where="search.refine",
+            )
+        self._refuse_idle_keys()
+        if self.command == "replay" and self.profile is not None:
+            raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
+        if self.command == "replay" and self.strategy is None:
+            raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
+
+    def _refuse_idle_keys(self) -> None:
+        """ConfigError for keys that say something and would change nothing."""
+        idle = {
+            "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
+            "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
+            "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
+            "objective.outputs": (
+                bool(self.objective.get("outputs")),
+                "objective=auto",
+                self.objective["metric"] == Metric.AUTO,
+            ),
+            "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == Form.PARETO),
+            "search.finalists": (
+                self.search.finalists != SearchSettings.finalists,
+                "search.refine=true",
+                self.search.refine,
+            ),
+        }
+        for key, (given, needed, there) in idle.items():
+            if given and not there:
+                raise ConfigError(f"is set, and has a meaning with {needed} only; leave it out, or add that", where=key)
+
+
+def _legal(key: str, value: str, legal: Sequence[str]) -> None:
+    if value not in legal:
+        raise ConfigError(f"is {value!r}{nearest(value, legal)}; legal are {', '.join(legal)}", where=key)

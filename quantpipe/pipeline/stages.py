@@ -1,0 +1,252 @@
+"""The stages as pure functions of typed values: annotate -> calibrate -> search -> realize -> evaluate.
+
+No stage reads or writes files, talks to MLflow or knows of configuration; the runner does that around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.variants import Topologies
+from quantpipe.calibrate.estimators import MSE, Estimator
+from quantpipe.calibrate.measure import float_pass_seconds
+from quantpipe.calibrate.table import WeightMethod
+from quantpipe.data.subset import First
+from quantpipe.evaluate.evaluation import Evaluation, Sizes, evaluate, whole_batches
+from quantpipe.graph.execute import Session
+from quantpipe.graph.external_weights import model_size
+from quantpipe.graph.view import Graph
+from quantpipe.hardware.cost import COSTS, macs
+from quantpipe.lowering import Rendered, render
+from quantpipe.metrics.losses import OutputLoss, only_kl
+from quantpipe.metrics.outputs import top1
+from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
+from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
+from quantpipe.realize import BACKENDS
+from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
+from quantpipe.scoring.judge import Judge
+from quantpipe.search import Algorithm, Evaluator, Measure, Metric, Objective, SearchResult, TrialLog, run_search
+from quantpipe.types import (
+    ChoiceSpace,
+    HardwareSpec,
+    Profile,
+    QuantPlan,
+    Samples,
+    Schema,
+    Strategy,
+    Topology,
+    Trial,
+)
+
+__all__ = [
+    "Budget",
+    "Evaluation",
+    "Sizes",
+    "all_costs",
+    "annotate",
+    "describe_model",
+    "evaluate",
+    "float_pass",
+    "make_objective",
+    "realize",
+    "recover",
+    "search",
+]
+
+Progress = Callable[[int, int, str], None]
+
+
+def annotate(
+    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, percents: Sequence[int] = ()
+) -> tuple[Topology, ChoiceSpace]:
+    """What runs in integers by default, and what there is to choose; `percents`: what ranges may be clipped to, if
+    anything."""
+    variants = Topologies(graph, spec, schema, options)
+    return variants.base, variants.space(percents)
+
+
+@dataclass(frozen=True, eq=False)
+class Budget:
+    max_evaluations: int | None
+    max_seconds: float | None
+    target: float | None = None
+
+
+def make_objective(
+    config: Mapping[str, Any],
+    graph: Graph,
+    variants: Topologies,
+    spec: HardwareSpec,
+    *,
+    space: ChoiceSpace,
+    reference: Reference,
+) -> Objective:
+    """The objective with its reference: the float model's own value, and the cost of the point that a search begins
+    with."""
+    start = space.decode(space.start)
+    topology, bits = variants.topology_of(start), variants.bits(start)
+    cost = COSTS.get(str(config["cost"]))  # a latency has no formula
+    return Objective.from_config(
+        **{**config, "metric": metric_for(str(config["metric"]), reference.output, reference.losses)},
+        float_accuracy=top1(reference.outputs, reference.labels),
+        float_value=reference.own_value,
+        start_cost=None if cost is None else cost(topology, graph, spec, bits),
+    )
+
+
+def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:
+    """What `auto` comes to: `kl`, where it is the divergence of the one output that metrics are about."""
+    return Metric.KL.value if metric == Metric.AUTO and only_kl(losses) == output else metric
+
+
+def search(
+    space: ChoiceSpace,
+    candidates: Measure,
+    objective: Objective,
+    algorithm: Algorithm,
+    *,
+    budget: Budget,
+    seed: int,
+    log: TrialLog,
+    on_trial: Callable[[Trial, Trial], None],
+    singly: bool,
+) -> SearchResult:
+    """The best point within the budget; trials go to the log as they come.
+
+    `singly`: `candidates` takes one point at a time and cannot give up, because it times them.
+    """
+    evaluator = Evaluator(
+        candidates,
+        objective,
+        max_evaluations=budget.max_evaluations,
+        max_seconds=budget.max_seconds,
+        target=budget.target,
+        log=log,
+        batch_size=1 if singly else None,
+        prunes=objective.bounded and not singly,
+        on_trial=on_trial,
+    )
+    return run_search(algorithm, space, evaluator, objective, seed=seed)
+
+
+def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
+    """The integer model in one of the output forms."""
+    return render(graph, topology, plan, BACKENDS[backend]())
+
+
+def float_pass(graph: Graph, samples: Samples) -> float:
+    """Seconds of one pass of the float model over a split, the unit in which search costs are read."""
+    return float_pass_seconds(graph, samples, graph.batch_size)
+
+
+def describe_model(
+    graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
+) -> dict[str, Any]:
+    """Sizes, operations and bits: the report's `model` part."""
+    integer = sum(topology.node_conds.values())
+    return {
+        "float_bytes": model_size(graph.model),
+        "realized_bytes": model_size(realized.model),
+        "macs": sum(macs(node, graph) for node in graph.nodes),
+        "bops": COSTS["bops"](topology, graph, spec, strategy.bits),
+        "mean_weight_bits": plan.mean_weight_bits,
+        "mean_activation_bits": plan.mean_activation_bits,
+        "float_nodes": len(topology.node_conds) - integer,  # of the model's own: recovery may add bounds of channels
+        "integer_nodes": integer,
+    }
+
+
+def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> dict[str, float]:
+    """The strategy by every cost measure."""
+    return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Holdout:
+    """Samples that nothing is fitted to, by which steps of recovery are judged, and what of the model is compared
+    there: by its losses, or KL of its output where it has none. An objective of the user's is in the result's metrics,
+    too."""
+
+    samples: Samples
+    compared: Compared = Compared()  # noqa: RUF009  (frozen)
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """What a search leaves to recovery: its strategy, what this has of integer weights already, and the statistics
+    behind it (None: they are measured where they are needed)."""
+
+    strategy: Strategy
+    overrides: Overrides = NO_OVERRIDES
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RecoverySettings:
+    """`estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
+    `memory_mb`: what cached tensors may take."""
+
+    options: RecoverOptions
+    memory_mb: int
+    seed: int = 0
+    estimator: Estimator = MSE()  # noqa: RUF009  (frozen)
+    weight_method: WeightMethod = "mse"
+
+
+def recover(
+    problem: Problem,
+    searched: Searched,
+    samples: Samples,
+    holdout: Holdout,
+    *,
+    settings: RecoverySettings,
+    progress: Progress = lambda done, total, note: None,
+    kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
+) -> RecoveryResult:
+    """Find better numbers for a strategy: fitted on `samples`, each step judged on others.
+
+    Layers that an interrupted recovery left in `kept` are taken from there.
+    """
+    graph, options = problem.graph, settings.options
+    judges: list[Judge] = []
+
+    def judge_on(some: Samples) -> Judge:
+        session = Session(graph.model, where=graph.source)
+        judges.append(Judge(reference_of(session, some, graph.batch_size, holdout.compared), some))
+        return judges[-1]
+
+    @cache
+    def fitted(count: int | None) -> Callable[[Graph, Topology, QuantPlan], float]:
+        return judge_on(samples if count is None else First(samples, whole_batches(graph, count))).loss
+
+    judge = judge_on(holdout.samples)
+    work = Work(
+        *(graph, problem.topology, problem.spec, problem.schema, searched.strategy, samples),
+        *(settings.estimator, settings.weight_method, settings.memory_mb, settings.seed, fitted),
+        progress=progress,
+        kept=kept,
+        profile=searched.profile,
+    )
+    outputs: WeakKeyDictionary[State, Found] = WeakKeyDictionary()
+
+    def measured(state: State) -> float:
+        outputs[state] = judge.outputs(state.graph, state.topology, work.plan(state))
+        judge.release()  # the next step needs the memory, and gives another network or other weights
+        return judge.loss_of(outputs[state])
+
+    state, climbed = accept_steps(
+        work.start(searched.overrides, (options.layer("gptq"), options.rows)),
+        options.items(),
+        lambda step, state: STEPS[step.name].run(work, state, step.parameters),
+        measured,
+        kl_target=options.kl_target,
+    )
+    climbed = replace(climbed, evaluations=sum(used.evaluations for used in judges))
+    if climbed.overrides is NO_OVERRIDES:
+        return climbed
+    return replace(climbed, metrics=output_metrics(judge.reference, outputs[state]))

@@ -1,0 +1,146 @@
+"""The stages of one run over its folder, to be done one by one or all in order.
+
+Every door of the program (the command line, the Python functions) drives this one class. A stage does what it needs of
+the stages before it, once; a stage that raised can be asked again, and goes on from what is in the folder. Nothing is
+locked here: whoever drives the stages holds the folder's lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from quantpipe.pipeline.calibrate import calibrate
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.finish import Realized, evaluate, realize
+from quantpipe.pipeline.profile import loaded_profile
+from quantpipe.pipeline.recover import recover
+from quantpipe.pipeline.refine import refine
+from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
+from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
+from quantpipe.types import ChoiceSpace, Profile, Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What is known before the first stage: all of it is read and checked before anything is written."""
+
+    replayed: SearchDecision | None
+    aim: SearchContext | None
+    """None where nothing is searched in this run."""
+    stored: Profile | None
+    loaded: Profile | None
+
+
+class Steps:
+    """`settings.stages` says which stages belong to the run; the others are answered from the folder."""
+
+    def __init__(self, job: RunContext) -> None:
+        self.job = job
+        self._wanted = frozenset(job.settings.stages)
+
+    def all(self) -> dict[str, Any]:
+        """Every stage that belongs to the run; the report, empty without evaluate.
+
+        Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
+        """
+        _ = self.annotated
+        if self._calibrates:
+            _ = self.profile
+        if self._start.aim is not None:
+            _ = self.found
+        if not {"realize", "evaluate"} & self._wanted and self._start.replayed is None:
+            self._judge_alone()
+            return {}
+        _ = self.realized
+        return self.report if "evaluate" in self._wanted else {}
+
+    @cached_property
+    def annotated(self) -> tuple[Topology, ChoiceSpace]:
+        """What runs in integers, and what there is to choose."""
+        _, job = self._start, self.job
+        integer = sum(job.topology.node_conds.values())
+        job.console.stage(
+            "annotate", f"{integer} of {len(job.graph.nodes)} nodes in integers, {len(job.space)} choices"
+        )
+        job.files.write_annotation(job.topology, job.space, job.annotated, job.chosen_from)
+        return job.topology, job.space
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """Statistics; None where the run needs none and the folder holds none."""
+        _, start = self.annotated, self._start
+        if start.replayed is not None:
+            return None
+        return calibrate(self.job, start.stored, start.loaded) if self._calibrates else start.stored
+
+    @cached_property
+    def found(self) -> SearchDecision:
+        """The strategy of the search; without a search, the one that is replayed or stored in the folder."""
+        start, profile = self._start, self.profile
+        if start.replayed is not None:
+            return start.replayed
+        if start.aim is not None and profile is not None:
+            return search(self.job, start.aim, profile)
+        return stored_strategy(self.job)
+
+    @cached_property
+    def recovered(self) -> SearchDecision:
+        """The strategy with the weights that recovery kept, and whether the target is met then."""
+        found, aim, profile = self.found, self._start.aim, self.profile
+        if self._start.replayed is not None:
+            return found
+        if aim is None or profile is None:
+            return judged_by_report(recover(self.job, found, profile))
+        refines = self.job.settings.search.refine
+        better = refine(self.job, found, aim, profile) if refines else recover(self.job, found, profile)
+        return judged(self.job, better, aim.judging)
+
+    @cached_property
+    def realized(self) -> Realized:
+        """The integer model, in the folder."""
+        return realize(self.job, self.recovered)
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """What evaluation found. AgreementError when integers differ and `verify=fail`."""
+        aim = self._start.aim
+        return evaluate(self.realized, self.recovered, self.profile, None if aim is None else aim.reference)
+
+    @property
+    def _calibrates(self) -> bool:
+        return bool(self._wanted & {"calibrate", "search"}) and self._start.replayed is None
+
+    @cached_property
+    def _start(self) -> Start:
+        job, settings = self.job, self.job.settings
+        self._refuse_another_run()
+        replayed = replayed_strategy(job) if settings.command == "replay" else None
+        aim = SearchContext.of(job) if "search" in self._wanted and replayed is None else None
+        stored = job.files.read_profile(job.calibrated) if replayed is None else None
+        needed = bool(self._wanted & {"calibrate", "search"}) and replayed is None and stored is None
+        loaded = loaded_profile(settings, job.graph, job.variants.measured) if needed else None
+        job.files.look_over(*job.files.renewed)
+        job.files.write_config(settings.config, job.origin("config", {}, ()))
+        job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
+        return Start(replayed, aim, stored, loaded)
+
+    def _judge_alone(self) -> None:
+        """A run that ends with the search still says whether its target is met."""
+        aim = self._start.aim
+        if aim is not None:
+            judged(self.job, self.found, aim.judging)
+
+    def _refuse_another_run(self) -> None:
+        """Whatever the folder holds must be of this model, data and configuration."""
+        job = self.job
+        made = {
+            job.files.topology: job.annotated,
+            job.files.stats: job.calibrated,
+            job.files.recovered: job.recovered(""),
+            job.files.model: job.realized(""),
+            job.files.report: job.evaluated("", {}, ""),
+        }
+        for path, origin in made.items():
+            job.files.refuse_other(path, origin)

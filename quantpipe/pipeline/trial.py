@@ -1,0 +1,101 @@
+"""A candidate of an earlier search by its number in trials.jsonl, made a strategy again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quantpipe.artifacts import digest_json
+from quantpipe.calibrate.table import ThresholdTable
+from quantpipe.errors import ArtifactError, nearest
+from quantpipe.pipeline.calibrate import calibrate
+from quantpipe.pipeline.candidate_weights import rounded, rounding_origin
+from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.search import LoggedTrial, find_trial
+from quantpipe.types import Profile
+
+
+def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
+    """The strategy of one line of a log. Ranges are estimated again, from the statistics beside the log where they are
+    there, else from the calibration samples.
+
+    Raises ArtifactError for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
+    annotation, estimator, `search.weights` or calibration data, and for a number that it does not hold.
+    """
+    trial = find_trial(log, number)
+    forced = _check_origin(job, log, trial)
+    _check_names(job, log, trial)
+    settings = job.settings
+    profile = calibrate(job, None if forced else _beside(job, log))
+    table = ThresholdTable(
+        job.graph,
+        job.topology,
+        settings.schema,
+        profile,
+        estimator=settings.estimator,
+        weight_method=settings.weight_method,
+        variants=job.branches,
+    )
+    strategy = table.strategy(trial.choices)
+    score = trial.trial.score
+    if score.pruned:
+        job.console.warn(f"trial {number} was given up when it could not win any more: its value in {log} is a bound")
+    report = {
+        "algorithm": f"trial {trial.trial.number}",
+        "trial": trial.trial.number,
+        "best_value": score.value,
+        "best_cost": score.cost,
+        "metrics": dict(score.metrics),
+        "weights": settings.search.weights,
+    }
+    return SearchDecision(strategy, report, table.rectified(strategy), rounded(job, strategy))
+
+
+def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
+    """Whether another model is forced upon it."""
+    settings = job.settings
+    here = {key: digest_json(settings.config.get(key)) for key in ANNOTATE} | {
+        "threshold": f"{settings.estimator!r}, weights by {settings.weight_method}",
+        "calibrate_data": job.inputs.calibrate.digest,
+        "weights": rounding_origin(settings).get("weights"),
+    }
+    differing = [key for key, value in here.items() if trial.origin.get(key) != value]
+    other = bool(trial.origin.get("model") != job.graph.model_hash)
+    if other and not settings.replay.force:
+        differing.insert(0, "model")
+    if other and settings.replay.force and differing == ["calibrate_data"]:
+        differing = []  # another model comes with samples of its own
+    if differing:
+        raise ArtifactError(
+            f"it belongs to another {', '.join(differing)}; replay it with the settings it was made with"
+            + (", or give replay.force=true where only the model is another one" if differing[0] == "model" else ""),
+            stage="replay",
+            where=str(log),
+        )
+    if other:
+        job.console.warn(f"replay.force: {log} was made for another model; its names fit")
+    return other
+
+
+def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
+    legal = {choice.key: choice.options for choice in job.whole}
+    for key, options in legal.items():
+        if key not in trial.choices:
+            raise ArtifactError(
+                f"it says nothing about {key}{nearest(key, trial.choices)}", stage="replay", where=str(log)
+            )
+        if trial.choices[key] not in options:
+            raise ArtifactError(
+                f"{key} is {trial.choices[key]} there; legal are {', '.join(map(str, options))}",
+                stage="replay",
+                where=str(log),
+            )
+
+
+def _beside(job: RunContext, log: Path) -> Profile | None:
+    """The statistics of the log's own run folder, or of this one."""
+    for folder in (RunFolder(log.absolute().parent.parent, job.console.warn), job.files):
+        found = folder.read_profile(job.calibrated)
+        if found is not None:
+            return found
+    return None

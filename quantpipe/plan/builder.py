@@ -1,0 +1,52 @@
+"""A plan in the making: what is given, and what has been decided so far. The modules of this package fill it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.lookup import Functions
+from quantpipe.plan.overrides import Overrides
+from quantpipe.types import Form, HardwareSpec, KernelPlan, Quantizer, Schema, Strategy, Topology, WeightTensor
+
+WeightMaker = Callable[[str, int, NDArray[np.float64]], WeightTensor]
+"""(tensor, bits, thresholds) -> integer weights."""
+
+
+@dataclass(eq=False)
+class PlanBuilder:
+    """`raw` holds scales and `bounds` the greatest magnitudes of tensors that are handed on as accumulators."""
+
+    graph: Graph
+    topology: Topology
+    spec: HardwareSpec
+    schema: Schema
+    strategy: Strategy
+    overrides: Overrides
+    make_weight: WeightMaker
+    functions: Functions
+    weights: dict[str, WeightTensor] = field(default_factory=dict)
+    quantizers: dict[str, Quantizer] = field(default_factory=dict)
+    raw: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    bounds: dict[str, int] = field(default_factory=dict)
+    kernels: dict[str, KernelPlan] = field(default_factory=dict)
+    rescales: list[dict[str, Any]] = field(default_factory=list)
+    raised: list[dict[str, Any]] = field(default_factory=list)
+
+    def scale(self, tensor: str, form: Form) -> NDArray[np.float32]:
+        return self.raw[tensor] if form is Form.RAW else self.quantizers[tensor].scale
+
+    def zero_point(self, tensor: str, form: Form) -> int:
+        return 0 if form is Form.RAW else self.quantizers[tensor].zero_point
+
+    def peak(self, tensor: str, form: Form) -> int:
+        """Greatest magnitude of the integers q - z that a tensor can hold."""
+        if form is Form.RAW:
+            return self.bounds[tensor]
+        quantizer = self.quantizers[tensor]
+        return max(abs(quantizer.low), abs(quantizer.high))

@@ -1,0 +1,73 @@
+"""The steps of recovery, one on top of the other, each measured on samples it was not fitted to and kept only if it
+helps: an ablation of the method on the model at hand.
+
+The measure is what the outputs lose against the float model's (KL of class scores), without labels. A step that is not
+kept leaves nothing behind; the next one works on what the last kept one left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Any
+
+from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.plan import Overrides
+from quantpipe.recover.options import StepItem
+from quantpipe.recover.work import NotApplicable, State
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveryResult:
+    """What the ladder ended with: the overrides of the kept steps (none when no step helped), and the table of
+    steps."""
+
+    overrides: Overrides
+    steps: tuple[Mapping[str, Any], ...]
+    layers: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """kl, mse and (with labels) top1 of the result on the samples that judged it; empty when no step was kept."""
+    evaluations: int = 0
+    """How often the network was measured on samples for it."""
+
+
+def accept_steps(
+    start: State,
+    steps: Sequence[StepItem],
+    run: Callable[[StepItem, State], State],
+    measure: Callable[[State], float],
+    *,
+    kl_target: float = 0.0,
+) -> tuple[State, RecoveryResult]:
+    """Try the steps in order. `measure` gives the loss of a state (lower is better).
+
+    A step that cannot apply, or whose numbers the device or the network cannot express, is not kept, and its row says
+    why. Where the loss is `kl_target` behind a walk, steps that would repeat it in other units are left out.
+    """
+    state, best = start, measure(start)
+    table: list[Mapping[str, Any]] = []
+    for step in steps:
+        started = time.perf_counter()
+        row: dict[str, Any] = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
+        table.append(row)
+        if state.walk is not None and best <= kl_target and step.rescales:
+            known = f"the loss is {best:.2g}, no more than recover.kl_target={kl_target:g}"
+            reason = f"{known}: the walk is not repeated"
+            row |= {"seconds": 0.0, "reason": reason}
+            continue
+        try:
+            found = run(step, replace(state, note=""))
+            value = measure(found)
+        except (HardwareError, NotApplicable, ArtifactError) as error:
+            row |= {"seconds": time.perf_counter() - started, "reason": str(error)}
+            continue
+        helps = value < best
+        row |= {"kl_after": value, "gain": best - value, "kept": helps, "on": found.note}
+        row["seconds"] = time.perf_counter() - started
+        if not isfinite(value):
+            row["reason"] = "its loss is no finite number: outputs are, or differ, beyond what float32 holds"
+        if helps:
+            best, state = value, found
+    return state, RecoveryResult(state.overrides, tuple(table), state.layers)

@@ -1,0 +1,78 @@
+"""Tensors of all batches between two segments: in memory up to a limit, on disk beyond it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class ActivationStore:
+    """Keyed by (tensor, batch). What does not fit into `limit` bytes goes to files that vanish with the spool. Several
+    threads may put and get."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._used = limit, 0
+        self._memory: dict[tuple[str, int], Array] = {}
+        self._elements: dict[tuple[str, int], int] = {}
+        self._files: dict[tuple[str, int], Path] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-")
+        self._number = 0
+        self._lock = Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Delete the files and forget everything."""
+        self._memory.clear()
+        self._files.clear()
+        self._elements.clear()
+        self._folder.cleanup()
+
+    def put(self, tensor: str, batch: int, array: Array) -> None:
+        with self._lock:
+            self._elements[tensor, batch] = array.size
+            if self._used + array.nbytes <= self._limit:
+                self._memory[tensor, batch] = np.asarray(array, order="C")
+                self._used += array.nbytes
+                return
+            self._number += 1
+            path = Path(self._folder.name) / f"{self._number}.npy"
+        np.save(path, array)
+        self._files[tensor, batch] = path
+
+    def get(self, tensor: str, batch: int) -> Array:
+        found = self._memory.get((tensor, batch))
+        return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
+
+    def elements(self, tensor: str, batch: int) -> int:
+        """How many the array has; it is not read for that."""
+        return self._elements[tensor, batch]
+
+    def __contains__(self, tensor: str) -> bool:
+        return any(name == tensor for name, _ in self._elements)
+
+    def drop(self, tensors: Iterable[str]) -> int:
+        """Forget tensors that nobody reads any more. Returns the bytes of memory that this frees."""
+        names, before = set(tensors), self._used
+        for key in [k for k in self._elements if k[0] in names]:
+            del self._elements[key]
+        for key in [k for k in self._memory if k[0] in names]:
+            self._used -= self._memory.pop(key).nbytes
+        for key in [k for k in self._files if k[0] in names]:
+            self._files.pop(key).unlink(missing_ok=True)
+        return before - self._used

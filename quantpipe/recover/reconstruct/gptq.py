@@ -1,0 +1,170 @@
+"""Rounding a layer's weights so that its output error is small: E[(ŵ - w) H (ŵ - w)ᵀ] for several scales at once.
+
+Shapes: targets `[G, O, K]`, scales `[S, G, O]`, least and greatest integers `[G, O]`, H `[G, K, K]`; integers and
+errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Inside, columns stand first: `[K, G, S·O]`, all rows of
+weights at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+
+Floats = NDArray[np.float64]
+Bounds = tuple[Floats, Floats]
+Rounded = tuple[Floats, Floats]
+BLOCK = 64
+SWEEPS = 20
+
+Rounding = Callable[[Floats, Floats, Bounds], Rounded]
+"""(target, scales, least and greatest integers) -> integers, errors. Rows of weights do not see one another: any part
+of them can be rounded by itself."""
+
+
+def nearest(hessian: Floats) -> Rounding:
+    """Each weight for itself."""
+
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))
+        return integers, row_errors(integers * scales[..., None] - target, hessian)
+
+    return rounded
+
+
+def gptq(hessian: Floats) -> Rounding:
+    """Column by column, in order of falling H_kk; each column takes in the errors of those before it.
+
+    With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where
+    η_k = w_k + Σ_{j<k} U_jk e_j - s·q_k and e = w - s·q. Rounding w_k + Σ_{j<k} U_jk e_j makes each η_k least in turn:
+    optimal brain quantization in a fixed order (GPTQ, Frantar et al. 2022), written with the factor of H itself instead
+    of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal). `hessian` is positive definite.
+    """
+    order = _falling(hessian)
+    upper, weights = _factor(hessian, order)
+
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        groups, outs, width = target.shape
+        work, wide = _columns(target, order, len(scales)), _flat(scales)
+        low, high = (np.tile(b, len(scales)) for b in bounds)
+        found, errors = np.empty_like(work), np.empty_like(work)
+        loss = np.zeros_like(wide)
+        for first in range(0, width, BLOCK):
+            last = min(first + BLOCK, width)
+            moved = work[first:last] + _carried(upper[:, :first, first:last], errors[:first])
+            for k in range(first, last):
+                here = moved[k - first]
+                found[k] = intmath.nearest_step(here / wide, low, high)
+                real = found[k] * wide
+                loss += weights[:, k, None] * (here - real) ** 2
+                errors[k] = work[k] - real
+                moved[k - first + 1 :] += upper[:, k, k + 1 : last].T[:, :, None] * errors[k]
+        return _rows(found, order, len(scales), outs), _unflat(loss, len(scales), groups, outs)
+
+    return rounded
+
+
+def coordinate_descent(hessian: Floats) -> Rounding:
+    """From the nearest integers on, each weight in turn to the integer that is best while all others stay, until none
+    moves (at most `SWEEPS` times through). With e = w - s·q that is q_k + (e H)_k / (s·H_kk), rounded."""
+    order = _falling(hessian)
+    ordered = _ordered(hessian, order)
+    diagonal = np.einsum("gkk->gk", ordered)
+
+    def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
+        outs, width = target.shape[1:]
+        work, wide = _columns(target, order, len(scales)), _flat(scales)
+        low, high = (np.tile(b, len(scales)) for b in bounds)
+        found = intmath.nearest_step(work / wide, low, high)
+        for _ in range(SWEEPS):
+            before = found.copy()
+            pull = _carried(ordered, work - found * wide)
+            for first in range(0, width, BLOCK):
+                last = min(first + BLOCK, width)
+                here, old = pull[first:last], found[first:last].copy()
+                for k in range(first, last):
+                    each = diagonal[:, k, None]
+                    best = intmath.nearest_step(found[k] + here[k - first] / (wide * each), low, high)
+                    moved = np.where(_gains(best - found[k], here[k - first], wide, each), best, found[k])
+                    step = (moved - found[k]) * wide
+                    found[k] = moved
+                    here[k - first + 1 :] -= ordered[:, k, k + 1 : last].T[:, :, None] * step
+                pull[last:] -= _carried(ordered[:, first:last, last:], (found[first:last] - old) * wide)
+            if np.array_equal(found, before):
+                break
+        integers = _rows(found, order, len(scales), outs)
+        return integers, row_errors(integers * scales[..., None] - target, hessian)
+
+    return rounded
+
+
+ROUNDINGS: dict[str, Callable[[Floats], Rounding]] = {
+    "nearest": nearest,
+    "gptq": gptq,
+    "coordinate_descent": coordinate_descent,
+}
+"""H -> rounding: what follows from H alone is made once, for all rows."""
+
+
+def row_errors(difference: Floats, hessian: Floats) -> Floats:
+    """d H dᵀ per row of weights: the expected squared error of one output. `[…, G, O, K]` -> `[…, G, O]`."""
+    return np.asarray(np.einsum("...gok,...gok->...go", difference @ hessian, difference))
+
+
+def _gains(steps: Floats, pull: Floats, scale: Floats, diagonal: Floats) -> NDArray[np.bool_]:
+    """Whether moving by `steps` lowers the error, by more than float64 can be wrong about (so that no two weights
+    trade places for ever)."""
+    move = steps * scale
+    change = move * (move * diagonal - 2 * pull)
+    return np.asarray(change < -1e-12 * diagonal * scale**2)
+
+
+def _falling(hessian: Floats) -> NDArray[np.int64]:
+    """Columns in order of falling H_kk, `[G, K]`."""
+    return np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
+
+
+def _factor(hessian: Floats, order: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """(U, D) of H = U D Uᵀ in an order of columns: Cholesky from the last column to the first."""
+    backwards = np.ascontiguousarray(order[:, ::-1])
+    lower = np.linalg.cholesky(_ordered(hessian, backwards))
+    upper = lower[:, ::-1, ::-1]
+    roots = np.einsum("gkk->gk", upper)
+    return upper / roots[:, None, :], roots**2
+
+
+def _ordered(hessian: Floats, order: NDArray[np.int64]) -> Floats:
+    return hessian[np.arange(len(hessian))[:, None, None], order[:, :, None], order[:, None, :]]
+
+
+def _carried(factor: Floats, errors: Floats) -> Floats:
+    """Σ_j factor[g, j, k] · errors[j, g, r] -> `[k, g, r]`."""
+    if len(factor) == 1:
+        return np.asarray(factor[0].T @ errors[:, 0])[:, None]
+    return np.ascontiguousarray((factor.transpose(0, 2, 1) @ errors.transpose(1, 0, 2)).transpose(1, 0, 2))
+
+
+def _columns(target: Floats, order: NDArray[np.int64], count: int) -> Floats:
+    """`[G, O, K]` -> `[K, G, S·O]` in order."""
+    columns = target.transpose(2, 0, 1)[order.T, np.arange(len(target)), :]
+    return np.tile(columns, (1, 1, count))
+
+
+def _rows(columns: Floats, order: NDArray[np.int64], count: int, outs: int) -> Floats:
+    """The inverse: `[K, G, S·O]` -> `[S, G, O, K]`."""
+    width, groups = columns.shape[:2]
+    found = np.empty((width, groups, count * outs))
+    found[order.T, np.arange(groups), :] = columns
+    return np.ascontiguousarray(found.reshape(width, groups, count, outs).transpose(2, 1, 3, 0))
+
+
+def _flat(scales: Floats) -> Floats:
+    """`[S, G, O]` -> `[G, S·O]`."""
+    return np.ascontiguousarray(scales.transpose(1, 0, 2)).reshape(scales.shape[1], -1)
+
+
+def _unflat(values: Floats, count: int, groups: int, outs: int) -> Floats:
+    return np.ascontiguousarray(values.reshape(groups, count, outs).transpose(1, 0, 2))

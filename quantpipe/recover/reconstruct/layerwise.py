@@ -1,0 +1,223 @@
+"""The walk through the network: solve a layer, run it, hand its float and its quantized result to the next.
+
+Each segment runs once in float and once simulated, on cached inputs; so the whole walk costs about one float and one
+simulated pass plus the layers' algebra, whatever the depth.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.external_weights import beside
+from quantpipe.oprules import Family, rule_of
+from quantpipe.plan import Overrides, Problem
+from quantpipe.recover.reconstruct.checkpoint import Chain, Kept, NoCheckpoint
+from quantpipe.recover.reconstruct.forward import Forward, dequantized
+from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
+from quantpipe.recover.reconstruct.moments import MomentCollector, Moments
+from quantpipe.recover.reconstruct.prepare import Layer, layer_of
+from quantpipe.recover.reconstruct.segments import Segment, segments
+from quantpipe.recover.reconstruct.shrinkage import parts_of
+from quantpipe.recover.reconstruct.threads import one_thread_each
+from quantpipe.types import Kernel, QuantPlan, Samples, Strategy, WeightTensor
+
+Array = NDArray[Any]
+ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
+Progress = Callable[[int, int, str], None]
+Read = tuple[Array, Array | None]
+"""Rows of x̂, and of what counts of x."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recovery:
+    """The better weights and biases; per layer the expected squared output error before and after, and what the samples
+    left open of its moments."""
+
+    overrides: Overrides
+    layers: tuple[Mapping[str, Any], ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """`rows`: sampled rows per layer for its moments; `memory_mb`: what cached tensors may take."""
+
+    rows: int
+    memory_mb: int
+    seed: int = 0
+
+
+def recover(
+    problem: Problem,
+    strategy: Strategy,
+    samples: Samples,
+    options: LayerOptions,
+    *,
+    effort: Effort,
+    progress: Progress = lambda done, total, note: None,
+    kept: Kept = NoCheckpoint(),  # noqa: B008  (without state)
+) -> Recovery:
+    """Recover every layer with integer weights, in graph order.
+
+    Layers that an interrupted walk left in `kept` are not solved again.
+    """
+    graph, topology, planner = problem.graph, problem.topology, problem.planner
+    parts = segments(graph, topology)
+    # A layer's data can be made anew inside its own segment (an accumulator that is also read narrowed).
+    last_reader = {t: i for i, part in enumerate(parts) for t in (*part.inputs, *_layer_data(part))}
+    with one_thread_each() as pool, Forward(graph, topology, samples, effort.memory_mb) as forward:
+        plan = planner.plan(strategy)
+        chain = Chain(plan, options, effort.rows, effort.seed, samples.digest, forward.sizes)
+        walk = _Walk(problem, plan, options, effort, forward, pool, chain, kept)
+        for number, part in enumerate(parts):
+            progress(number, len(parts), part.nodes[-1])
+            for kernel in part.kernels:
+                if kernel.weight is not None:
+                    walk.solve(kernel)
+            forward.run(part, planner.plan(strategy, walk.overrides, part.kernels))
+            forward.drop([t for t in (*part.inputs, *part.outputs) if last_reader.get(t, -1) <= number])
+        return Recovery(walk.overrides, tuple(walk.layers))
+
+
+@dataclass(eq=False)
+class _Walk:
+    """The layers solved so far."""
+
+    problem: Problem
+    plan: QuantPlan
+    options: LayerOptions
+    effort: Effort
+    forward: Forward
+    pool: ThreadPoolExecutor
+    chain: Chain
+    kept: Kept
+    overrides: Overrides = field(default_factory=lambda: Overrides({}, {}))
+    layers: list[Mapping[str, Any]] = field(default_factory=list)
+
+    def solve(self, kernel: Kernel) -> None:
+        """Moments, then new weights and bias of one layer."""
+        layer = layer_of(self.problem.graph, self.problem.topology, kernel)
+        if layer is None or layer.site.tensor in self.overrides.weights:
+            return  # a weight with several users keeps what its first user was given
+        before = self.plan.weights[layer.site.tensor]
+        bias = np.zeros(layer.channels) if layer.bias is None and layer.takes_bias else layer.bias
+        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
+        key = self.chain.key(kernel.node, *arrays)
+        found = self.kept.read(key)
+        if found is None:
+            found = self._solved(kernel, layer, before, bias)
+            self.kept.write(key, found)
+        self.chain.solved(found)
+        self._keep(kernel, before, found)
+
+    def _solved(
+        self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
+    ) -> Mapping[str, Array]:
+        """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after, and
+        the `uncertainty` of the moments."""
+        moments = self._moments(kernel, layer)
+        input_scale = float(self.plan.quantizers[kernel.operands[0].tensor].scale)
+        floor = layer.floor(input_scale, bias)
+        made, solved = layer.solved(before, moments, floor, self.problem.schema, options=self.options)
+        if bias is not None:
+            # In a channel of all but zero weights, what the bias takes up may be more than it was.
+            needed = layer.floor(input_scale, bias + solved.bias_shift.reshape(-1))
+            if np.any(made.scale < needed):
+                made, solved = layer.solved(
+                    before, moments, np.maximum(floor, needed), self.problem.schema, options=self.options
+                )
+        errors = np.array([solved.error_before, solved.error_after])
+        unsure = np.array(moments.uncertainty)
+        found = {"values": made.values, "scale": made.scale, "errors": errors, "uncertainty": unsure}
+        return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
+
+    def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
+        """Of rows sampled from every batch, each from its own random numbers."""
+        data, sizes = kernel.operands[0].tensor, self.forward.sizes
+        groups, _, width = layer.matrix.shape
+        wanted = layer.matrix if self.options.wants_float else None
+        shortcut = self._shortcut(kernel)
+        collector = MomentCollector(groups, width, wanted, self.pool, shortcut=shortcut is not None)
+        rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self.effort.rows)
+        count = sum(sizes)
+        share = rows / max(count, 1)
+        quantizer = self.plan.quantizers[data]
+
+        def read(number: int, size: int) -> Read:
+            q = self.forward.integers(data, number, self.plan)
+            rng = np.random.default_rng([self.effort.seed, len(self.layers), number])
+            picked = layer.form.pick(layer.node, self.problem.graph, q.shape, ceil(share * size), rng=rng)
+            stored = dequantized(picked.read(q, quantizer.zero_point), quantizer)
+            if wanted is None:
+                return stored, None
+            x = picked.read(self.forward.real(data, number))
+            if shortcut is None:
+                return stored, collector.seen(x)
+            tensor, sign = shortcut
+            error = picked.read_output(self.forward.error(tensor, number, self.plan))
+            return stored, collector.seen(x, error * np.float32(sign))
+
+        for size, (stored, seen) in zip(sizes, _ahead(self.pool, read, list(enumerate(sizes))), strict=True):
+            collector.add(stored, seen, parts_of(size, count))
+        return collector.finish()
+
+    def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:
+        """What the layer's result is added to (or, sign -1, subtracted from), if it is known by now: its error is then
+        regressed together with the layer's own, for all that follows sees their sum. With many bits it is the rounding
+        of stored tensors, which nothing foretells."""
+        graph, made = self.problem.graph, kernel.output
+        wanted = self.options.propagate and self.options.shortcuts
+        if not wanted or self.plan.weights[kernel.weight or ""].bits > FEW_BITS:
+            return None
+        readers = graph.consumers.get(made, ())
+        if kernel.fused or len(readers) != 1 or made in graph.output_names:
+            return None
+        node, _ = readers[0]
+        rule = rule_of(node)
+        if rule is None or rule.family is not Family.SUM:
+            return None
+        other = next((t for t in node.inputs if t != made), made)
+        if graph.shapes[other] != graph.shapes[made] or not self.forward.knows(other):
+            return None
+        if not self.forward.grow_alike(other, kernel.operands[0].tensor):
+            return None
+        return other, rule.sign
+
+    def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
+        values = beside(found["values"], before.values)
+        self.overrides.weights[before.tensor] = replace(before, values=values, scale=found["scale"])
+        if "bias" in found:
+            self.overrides.biases[kernel.node] = found["bias"]
+        nearest, recovered = (float(e) for e in found["errors"])
+        self.layers.append(
+            {
+                "node": kernel.node,
+                "bits": before.bits,
+                "error_nearest": nearest,
+                "error_recovered": recovered,
+                "uncertainty": float(found["uncertainty"]),
+            }
+        )
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, call: Callable[[int, int], Read], wanted: Sequence[tuple[int, int]]
+) -> Iterator[Read]:
+    """The results in order, while the next one is in the making."""
+    coming: deque[Future[Read]] = deque()
+    for arguments in wanted:
+        coming.append(pool.submit(call, *arguments))
+        if len(coming) > 1:
+            yield coming.popleft().result()
+    yield from (found.result() for found in coming)
+
+
+def _layer_data(part: Segment) -> list[str]:
+    return [k.operands[0].tensor for k in part.kernels if k.weight is not None]

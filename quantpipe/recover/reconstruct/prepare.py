@@ -1,0 +1,94 @@
+"""A layer of the network as the algebra of recovery wants it, and its solution as a plan wants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import rule_of
+from quantpipe.oprules.matrix import MatrixForm
+from quantpipe.plan import MOST_BIAS_STEPS
+from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
+from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.types import Kernel, Schema, Topology, WeightSite, WeightTensor
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """`weight`, in the model's own form; `bias` `[C]` in real units, or None where the layer has none; `channels` is
+    C; `takes_bias` tells whether its op could have one."""
+
+    node: Node
+    form: MatrixForm
+    site: WeightSite
+    weight: Array
+    bias: Floats | None
+    channels: int
+    takes_bias: bool
+
+    @cached_property
+    def matrix(self) -> Floats:
+        """`[G, O, K]`."""
+        return np.asarray(self.form.matrix(self.node, self.weight.astype(np.float64)))
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each output channel has a scale of its own."""
+        return self.site.axis is not None
+
+    def floor(self, input_scale: float, bias: Floats | None) -> Floats:
+        """The least weight scale per output channel at which a bias `[C]` in real units still fits, `[C]`; all are
+        equal where the tensor has one scale."""
+        if bias is None:
+            return np.zeros(self.channels)
+        steps = MOST_BIAS_STEPS if self.per_channel else MOST_BIAS_STEPS * 2**8
+        floor = np.abs(bias) / (steps * input_scale)
+        return floor if self.per_channel else np.full(self.channels, floor.max())
+
+    def solved(
+        self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, *, options: LayerOptions
+    ) -> tuple[WeightTensor, Solved]:
+        """The weight with other integers and another scale (at least `floor` `[C]`) in place of those of `before`, and
+        the whole solution."""
+        groups, outs, _ = self.matrix.shape
+
+        def spread(array: Array) -> Array:
+            return np.broadcast_to(array.reshape(-1), (groups * outs,)).reshape(groups, outs)
+
+        zero = spread(before.zero_point).astype(np.int64)
+        _, _, qmin, qmax = intmath.scales_zero_points(
+            [-1.0], [1.0], before.bits, self.site.dtype, schema=schema.weights
+        )
+        found = solve(
+            self.matrix,
+            moments,
+            spread(before.scale).astype(np.float32),
+            spread(floor),
+            grid=WeightGrid(before.bits, (qmin - zero, qmax - zero), schema.weights, self.per_channel),
+            options=options if self.takes_bias else replace(options, correct_bias=False),
+        )
+        values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
+        scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
+        made = replace(before, values=values.astype(before.values.dtype), scale=np.asarray(scale, np.float32))
+        return made, found
+
+
+def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
+    """The layer of a kernel; None for one without weight, and for an op that is no matrix product."""
+    node = graph.by_name[kernel.node]
+    rule = rule_of(node)
+    if kernel.weight is None or rule is None or rule.matrix is None:
+        return None
+    site = topology.weight_of[kernel.weight]
+    bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+    channels = graph.shapes[kernel.weight][site.channel_axis]
+    return Layer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, rule.bias is not None)

@@ -1,0 +1,85 @@
+"""Recovered weights of any strategy: each layer rounded on the float model's own input, made once per (tensor, bits).
+
+A search that measures candidates with these weights knows what their bits lose after recovery, and not what they lose
+with rounding to the nearest (at few bits, many times as much). The moments are those of the float model, so nothing
+depends on the other choices of a candidate, and a tensor's integers serve every candidate that has its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.external_weights import beside
+from quantpipe.graph.view import Graph
+from quantpipe.plan import Overrides, Planner
+from quantpipe.recover.reconstruct.float_moments import first_users
+from quantpipe.recover.reconstruct.layer import LayerOptions
+from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.recover.reconstruct.prepare import Layer, layer_of
+from quantpipe.types import Kernel, Schema, Strategy, Topology, WeightTensor
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class _Made:
+    weight: WeightTensor
+    shift: Floats
+    """What the bias of each output channel gets besides, `[C]`."""
+
+
+class Variants:
+    """The recovered weights and biases of strategies. Solving is deterministic: what was asked before plays no part."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        topology: Topology,
+        schema: Schema,
+        planner: Planner,
+        *,
+        moments: Mapping[str, Moments],
+        options: LayerOptions,
+    ) -> None:
+        self._graph, self._topology, self._schema, self._planner = graph, topology, schema, planner
+        self._moments, self._options = moments, options
+        self._users = first_users(topology, graph)
+        self._made: dict[tuple[str, int, bytes, bytes], _Made] = {}
+
+    def overrides(self, strategy: Strategy) -> Overrides:
+        """For `Planner.plan`: integers and biases that take the place of rounding to the nearest."""
+        found = Overrides({}, {})
+        for tensor, kernel in self._users.items():
+            layer = layer_of(self._graph, self._topology, kernel)
+            assert layer is not None  # noqa: S101  (chosen so in first_users)
+            made = self._of(tensor, kernel, layer, strategy)
+            found.weights[tensor] = made.weight
+            if layer.bias is not None:
+                found.biases[kernel.node] = layer.bias + made.shift
+        return found
+
+    def _of(self, tensor: str, kernel: Kernel, layer: Layer, strategy: Strategy) -> _Made:
+        thresholds = np.asarray(strategy.weights[tensor], np.float64)
+        start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
+        made = self._solved(layer, start, thresholds, np.zeros(layer.channels))
+        group = self._topology.group_of[kernel.operands[0].tensor]
+        scale, *_ = intmath.scale_zero_point(
+            strategy.ranges[group.key], strategy.bits[group.key], group.dtype, self._schema.activations
+        )
+        floor = layer.floor(float(scale), None if layer.bias is None else layer.bias + made.shift)
+        # A channel whose bias does not fit is rare: only then do the activations' bits matter.
+        low = np.broadcast_to(made.weight.scale, floor.shape) < floor
+        return self._solved(layer, start, thresholds, np.where(low, floor, 0.0)) if np.any(low) else made
+
+    def _solved(self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats) -> _Made:
+        key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes())
+        if key not in self._made:
+            made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, options=self._options)
+            made = replace(made, values=beside(made.values, start.values))
+            self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
+        return self._made[key]

@@ -1,0 +1,151 @@
+"""Cross-layer equalization: channels of a tensor in units in which the rows of the layer that makes them and the
+columns of the layers that read them have the same range (Nagel et al. 2019, section 4.1).
+
+    factor = sqrt(range of the maker's row / range of the readers' column)
+
+pair after pair, until nothing moves. Takes links, their channels' extremes and the weights; gives changes of channels.
+Pure: no graph is run or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph
+from quantpipe.oprules import rule_of
+from quantpipe.oprules.channels import COLUMNS, along
+from quantpipe.plan import ChannelChange
+from quantpipe.recover.parameters import flag, one_of, share, whole
+from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_stats import ChannelExtremes
+from quantpipe.recover.rescale.rescale_channels import clamp_limits
+from quantpipe.types import Topology
+
+Floats = NDArray[np.float64]
+POWER_OF_TWO = "power_of_two"
+FACTORS = ("real", POWER_OF_TWO)
+STILL = 1e-3
+"""Pairs are at rest when no factor differs from 1 by more."""
+
+
+@dataclass(frozen=True)
+class Equalization:
+    """`iterations`: most rounds over all pairs. `factors`: `real`, or `power_of_two` for factors 2^k only. `margin`:
+    how far below a clamp that cannot move the channels that it must not meet stay, as a share of its limit.
+    `per_channel`: also where weights have scales per channel."""
+
+    iterations: int = 20
+    factors: str = "real"
+    margin: float = 0.1
+    per_channel: bool = False
+
+    def __post_init__(self) -> None:
+        whole("iterations", self.iterations, 1)
+        one_of("factors", self.factors, FACTORS)
+        share("margin", self.margin)
+        flag("per_channel", self.per_channel)
+
+
+def equalized(
+    graph: Graph,
+    topology: Topology,
+    found: Iterable[Link],
+    extremes: Mapping[str, ChannelExtremes],
+    *,
+    channel_bounds: bool,
+    options: Equalization,
+) -> dict[str, ChannelChange]:
+    """A change per link whose channels are better off in other units; offsets are 0. `channel_bounds`: whether the
+    device can bound each channel by itself."""
+    made = [link for link in found if not link.affine]
+    pairs = [_Pair(graph, link, extremes, channel_bounds, options=options) for link in made]
+    weights = {n: _weight(graph, topology, n) for p in pairs for n in (p.link.maker, *p.link.readers)}
+    for _ in range(options.iterations):
+        moved = [pair.balance(weights) for pair in pairs]
+        if max(moved, default=0.0) <= STILL:
+            break
+    return {p.link.tensor: p.change() for p in pairs if np.any(p.factor != 1.0)}
+
+
+class _Pair:
+    """One link and its factors so far."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        link: Link,
+        extremes: Mapping[str, ChannelExtremes],
+        channel_bounds: bool,
+        *,
+        options: Equalization,
+    ) -> None:
+        self._graph, self.link, self._options = graph, link, options
+        self.factor = np.ones(link.channels)
+        self._least, self._most, self._limits = self._room(extremes, channel_bounds)
+
+    def balance(self, weights: dict[str, Floats]) -> float:
+        """Give both sides the same ranges, in place; how far the factors moved (of 1)."""
+        graph, link = self._graph, self.link
+        maker, rule = graph.by_name[link.maker], rule_of(graph.by_name[link.maker])
+        axis = rule.channel_axis(maker, graph) if rule is not None else 0
+        others = tuple(a for a in range(weights[link.maker].ndim) if a != axis)
+        rows = np.abs(weights[link.maker]).max(axis=others)
+        columns = np.zeros(link.channels)
+        for name in link.readers:
+            node = graph.by_name[name]
+            own = COLUMNS[node.op].magnitudes(node, weights[name], link.channels * link.repeats)
+            columns = np.maximum(columns, own.reshape(link.channels, -1).max(axis=1))
+        alive = (rows > 0) & (columns > 0)
+        step = np.sqrt(np.where(alive, rows, 1.0) / np.where(alive, columns, 1.0))
+        factor = np.clip(self.factor * step, self._least, self._most)
+        factor = np.where(alive, factor, self.factor)
+        if self._options.factors == POWER_OF_TWO:
+            factor = 2.0 ** np.floor(np.log2(factor) + 0.5)
+            factor = np.where(factor < self._least, 2 * factor, np.where(factor > self._most, factor / 2, factor))
+        step = factor / self.factor
+        self.factor = factor
+        weights[link.maker] = weights[link.maker] / along(step, weights[link.maker].ndim, axis)
+        for name in link.readers:
+            node = graph.by_name[name]
+            weights[name] = COLUMNS[node.op].scaled(node, weights[name], np.repeat(step, link.repeats))
+        return float(np.abs(step - 1.0).max())
+
+    def change(self) -> ChannelChange:
+        return ChannelChange(self.factor, np.zeros(self.link.channels), self._limits)
+
+    def _room(
+        self, extremes: Mapping[str, ChannelExtremes], channel_bounds: bool
+    ) -> tuple[Floats, Floats, tuple[float, float] | None]:
+        """Least and greatest factors, and the limits that the clamp keeps where it cannot have others."""
+        link = self.link
+        # No channel grows beyond its tensor's own range, which would cost all the others resolution.
+        least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamped]))
+        most = np.full(link.channels, np.inf)
+        limits = None if link.clamp is None else clamp_limits(self._graph, self._graph.by_name[link.clamp])
+        if limits is None or (channel_bounds and link.swallowed):
+            return least, most, None
+        if all(not np.isfinite(b) or b == 0.0 for b in limits):
+            return least, most, limits
+        # The clamp stays: a channel that meets it stays, too, and no other one may come to meet it.
+        (low, high), there = limits, extremes[link.clamped]
+        keep = 1.0 - self._options.margin
+        met = np.zeros(link.channels, bool)
+        for bound, seen in ((low, there.minimum), (high, there.maximum)):
+            if np.isfinite(bound) and bound != 0.0:
+                met |= np.abs(seen) >= keep * abs(bound)
+                least = np.maximum(least, np.abs(seen) / (keep * abs(bound)))
+        return np.where(met, 1.0, least), np.where(met, 1.0, most), (low, high)
+
+
+def _share(seen: ChannelExtremes) -> Floats:
+    """The peak of each channel as a share of the greatest; 1 where all are 0."""
+    peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
+    return np.asarray(peak / peak.max() if peak.max() > 0 else np.ones_like(peak))
+
+
+def _weight(graph: Graph, topology: Topology, name: str) -> Floats:
+    return graph.constant(topology.kernel_of[name].weight or "").astype(np.float64)

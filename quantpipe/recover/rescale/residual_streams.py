@@ -1,0 +1,155 @@
+"""Where the channels of tensors can be mixed without changing the network: tensors that only additions and other linear
+ops tie together, the layers that make them, and the layers that read them.
+
+The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp behind them, additions, and
+the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a maker's weight becomes M W, its
+bias M b, a reader's weight W Mᵀ.
+
+Takes graph and topology; gives every such stream, and for each layer whose result is in none why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.channels import COLUMNS, PASSAGES
+from quantpipe.recover.rescale.channel_regions import users_of_constants
+from quantpipe.types import Topology
+
+
+@dataclass(frozen=True)
+class Stream:
+    """`tensors`, `makers` and `readers` (nodes) are in graph order; the first tensor names the stream. `channels`: of
+    each of the tensors."""
+
+    tensors: tuple[str, ...]
+    makers: tuple[str, ...]
+    readers: tuple[str, ...]
+    channels: int
+
+    @property
+    def name(self) -> str:
+        return self.tensors[0]
+
+
+def streams(graph: Graph, topology: Topology) -> tuple[dict[str, Stream], dict[str, str]]:
+    """All streams by name, in graph order, and for each layer whose result is in none of them why."""
+    finder = _Finder(graph, topology)
+    found: dict[str, Stream] = {}
+    refused: dict[str, str] = {}
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if not finder.is_layer(node) or node.outputs[0] in seen:
+            continue
+        stream = finder.spread(node)
+        if isinstance(stream, str):
+            refused[node.name] = stream
+        else:
+            found[stream.name] = stream
+            seen.update(stream.tensors)
+    return found, refused
+
+
+class _Finder:
+    def __init__(self, graph: Graph, topology: Topology) -> None:
+        self._graph, self._topology = graph, topology
+        self._uses = users_of_constants(graph)
+        self._number = {name: i for i, n in enumerate(graph.nodes) for name in (n.name, *n.outputs)}
+
+    def is_layer(self, node: Node) -> bool:
+        """Whether a node has a constant weight that every output channel sees all of the input's channels through."""
+        kernel = self._topology.kernel_of.get(node.name)
+        form = COLUMNS.get(node.op)
+        return (
+            kernel is not None and kernel.weight is not None and form is not None and form.weight_axis(node) is not None
+        )
+
+    def spread(self, start: Node) -> Stream | str:
+        """The stream of a layer's result, or why it is none."""
+        graph, first = self._graph, start.outputs[0]
+        tensors, carriers = {first}, dict[str, Node]()
+        makers, readers = {start.name: start}, dict[str, Node]()
+        waiting = [first]
+
+        def reach(tensor: str) -> None:
+            if tensor not in tensors:
+                tensors.add(tensor)
+                waiting.append(tensor)
+
+        while waiting:
+            tensor = waiting.pop()
+            if tensor in graph.output_names:
+                return f"{tensor} is an output of the model"
+            maker = graph.producers.get(tensor)
+            if maker is None:
+                return f"{tensor} is an input or a constant"
+            if self.is_layer(maker):
+                makers[maker.name] = maker
+            elif self._carries(maker, tensor, reach):
+                carriers[maker.name] = maker
+            else:
+                return f"{tensor} is made by {maker.name} ({maker.op}), which does not mix with its channels"
+            for reader, _ in graph.consumers.get(tensor, ()):
+                if self._reads(reader, tensor):
+                    readers[reader.name] = reader
+                elif self._carries(reader, tensor, reach):
+                    carriers[reader.name] = reader
+                else:
+                    return (
+                        f"{tensor} is read by {reader.name} ({reader.op}), which does not let mixtures of channels pass"
+                    )
+        if not readers:
+            return f"no layer reads {first}"
+        places = {self._place(n, n.outputs[0]) for n in makers.values()}
+        places |= {self._place(n, n.inputs[0]) for n in readers.values()}
+        places |= {1 for n in carriers.values() if n.op in PASSAGES and not PASSAGES[n.op].anywhere}
+        if len(places) > 1 or len({graph.shapes[t][max(places)] for t in tensors}) > 1:
+            return f"the layers around {first} do not agree about where channels are"
+        return self._pinned(tensors, [*makers.values(), *readers.values()]) or Stream(
+            self._ordered(tensors), self._ordered(makers), self._ordered(readers), graph.shapes[first][max(places)]
+        )
+
+    def _carries(self, node: Node, tensor: str, reach: Callable[[str], None]) -> bool:
+        """Whether the same mixture in front of a node and behind it leaves what it does as it is; all tensors that must
+        be mixed then are reached."""
+        graph, rule, passage = self._graph, rule_of(node), PASSAGES.get(node.op)
+        if rule is not None and rule.family is Family.SUM:
+            ends = [*node.inputs, *node.outputs]
+            if len({graph.shapes[t] for t in ends}) > 1:
+                return False
+        elif passage is not None and passage.linear and passage.repeats(node, graph) == 1:
+            ends = [node.inputs[0], node.outputs[0]]
+            if tensor in node.inputs[1:]:
+                return False
+        else:
+            return False
+        for end in ends:
+            reach(end)
+        return True
+
+    def _reads(self, node: Node, tensor: str) -> bool:
+        return self.is_layer(node) and node.inputs[0] == tensor and tensor not in node.inputs[1:]
+
+    def _pinned(self, tensors: Iterable[str], layers: Iterable[Node]) -> str:
+        """Why constants or ranges cannot be changed, if so."""
+        for node in layers:
+            kernel = self._topology.kernel_of[node.name]
+            for constant in (kernel.weight, kernel.bias):
+                if constant is not None and self._uses.get(constant, 0) > 1:
+                    return f"{constant} of {node.name} has other users"
+        for tensor in tensors:
+            group = self._topology.group_of.get(tensor)
+            if group is not None and group.fixed is not None:
+                return f"the range of {tensor} is given"
+        return ""
+
+    def _place(self, node: Node, tensor: str) -> int:
+        """Where a layer has channels, in what it reads or makes."""
+        return COLUMNS[node.op].axis % len(self._graph.shapes[tensor])
+
+    def _ordered(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Tensors or nodes in graph order."""
+        return tuple(sorted(names, key=self._number.__getitem__))

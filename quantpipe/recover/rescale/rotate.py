@@ -1,0 +1,68 @@
+"""The step `rotate`: a rotation per stream (see `streams`), found from the weights around it alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph
+from quantpipe.recover.parameters import whole
+from quantpipe.recover.rescale.apply_rotation import faces, mixed
+from quantpipe.recover.rescale.optimize_rotation import crest, flattest, rotated
+from quantpipe.recover.rescale.residual_streams import Stream
+from quantpipe.types import Topology
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class RotationResult:
+    """The `matrix` `[C, C]` of one stream, and the mean squared `crest` factor of the weights around it, before and
+    after."""
+
+    matrix: Floats = field(repr=False)
+    crest: tuple[float, float]
+
+    @property
+    def gain_db(self) -> float:
+        """By how much the rounding of these weights loses less, as far as their ranges decide."""
+        return 10 * math.log10(self.crest[0] / self.crest[1])
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """`iterations`: most steps of the search for a rotation."""
+
+    iterations: int = 40
+
+    def __post_init__(self) -> None:
+        whole("iterations", self.iterations, 1)
+
+
+def rotations(
+    graph: Graph,
+    topology: Topology,
+    found: Iterable[Stream],
+    options: Rotation,
+    *,
+    apply: Callable[..., Iterable[Any]] = map,
+) -> Mapping[str, RotationResult]:
+    """The rotations by stream that lower the crest factors of the weights around it; a stream that has nothing to gain
+    has none. A layer between two streams is rotated on both sides, so the crest factors are those of the network with
+    all of them."""
+    around = {stream: faces(graph, topology, stream) for stream in found}
+    made: dict[Stream, Floats] = {}
+    for stream, weights in around.items():
+        matrix = flattest(weights, stream.channels, options.iterations, apply)
+        if crest(rotated(face, matrix) for face in weights) < crest(weights):
+            made[stream] = matrix
+    turned = mixed(graph, topology, {stream.name: matrix for stream, matrix in made.items()})
+    return {
+        stream.name: RotationResult(matrix, (crest(around[stream]), crest(faces(turned, topology, stream))))
+        for stream, matrix in made.items()
+    }

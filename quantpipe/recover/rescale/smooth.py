@@ -1,0 +1,61 @@
+"""Migration of scales from activations to weights behind a normalization (Xiao et al., SmoothQuant, 2023, section 4).
+
+    factor_c = max|x_c|^alpha / max|w_c|^(1 - alpha)
+
+scaled so that the geometric mean is 1: a channel of outliers gets smaller, its weights larger. Gain and offset of the
+normalization take it up. Pure: takes links and their channels' extremes, gives changes of channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quantpipe.errors import ConfigError
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.channels import COLUMNS
+from quantpipe.plan import ChannelChange
+from quantpipe.recover.parameters import KEY, share
+from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_stats import ChannelExtremes
+from quantpipe.types import Topology
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """`alphas`: candidates; the one with the least KL on the calibration samples is taken."""
+
+    alphas: Sequence[float] = (0.25, 0.5, 0.75)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.alphas, Sequence) or not self.alphas:
+            raise ConfigError(f"has alphas={self.alphas!r}; legal is a list of at least one number", where=KEY)
+        object.__setattr__(self, "alphas", tuple(self.alphas))
+        for alpha in self.alphas:
+            share("alphas", alpha)
+
+
+def smoothed(
+    graph: Graph, topology: Topology, found: Iterable[Link], extremes: Mapping[str, ChannelExtremes], *, alpha: float
+) -> dict[str, ChannelChange]:
+    """A change per link behind a normalization; offsets are 0."""
+    changes = {}
+    for link in found:
+        if not link.affine:
+            continue
+        seen = extremes[link.tensor]
+        peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
+        weight = np.zeros(link.channels)
+        for name in link.readers:
+            node = graph.by_name[name]
+            values = graph.constant(topology.kernel_of[name].weight or "").astype(np.float64)
+            own = COLUMNS[node.op].magnitudes(node, values, link.channels * link.repeats)
+            weight = np.maximum(weight, own.reshape(link.channels, -1).max(axis=1))
+        alive = (peak > 0) & (weight > 0)
+        logs = np.zeros(link.channels)
+        logs[alive] = alpha * np.log(peak[alive]) - (1 - alpha) * np.log(weight[alive])
+        logs[alive] -= logs[alive].mean() if np.any(alive) else 0.0
+        changes[link.tensor] = ChannelChange(np.exp(logs), np.zeros(link.channels))
+    return changes

@@ -1,0 +1,124 @@
+"""Running a candidate: the sections of the model one after the other, each in the form that is fastest here.
+
+A candidate's numbers in the sections up to a cut are one digest; the tensors at the cut are kept under it. Another
+candidate with the same digest starts there. Sessions are kept per section, so a change builds one section anew and not
+the whole model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quantpipe.graph.execute import Session
+from quantpipe.lowering import render
+from quantpipe.realize import BACKENDS
+from quantpipe.scoring.plan_digest import PlanDigest
+from quantpipe.scoring.sections import Section
+from quantpipe.scoring.tensor_cache import State, TensorCache
+from quantpipe.simulate.simulator import Simulator
+from quantpipe.types import QuantPlan
+
+SESSIONS = 4
+"""Kept per section: a search alternates between few sets of numbers, and each session holds its weights."""
+
+SAMPLES = b""
+"""The key of the model's own inputs in the cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A section that can run: its session, the parameters to feed beside the tensors, and the names of its ports."""
+
+    session: Session
+    parameters: Mapping[str, NDArray[Any]]
+    ports: tuple[str, ...]
+
+
+class Chain:
+    """Runs plans on the batches of one list of samples. `backend`: the realized form for the sections that are integers
+    throughout; None: every section is simulated. Both give the same. `cache` None: nothing is kept. Several threads may
+    run batches of one candidate."""
+
+    def __init__(
+        self, parts: Sequence[Section], cache: TensorCache | None, backend: str | None, threads: int | None = None
+    ) -> None:
+        self._parts, self.cache, self._backend, self._threads = tuple(parts), cache, backend, threads
+        self._digests = PlanDigest()
+        self._ready: list[OrderedDict[bytes, Ready]] = [OrderedDict() for _ in parts]
+        self._lock = Lock()
+        self._simulators = [Simulator(p.graph, p.topology, p.stored, SESSIONS, threads=threads) for p in parts]
+
+    def candidate(self, plan: QuantPlan) -> Candidate:
+        """A plan, ready to be run batch by batch."""
+        own = [self._digests.of(plan, p.topology, (*p.reads, *p.makes), p.identity) for p in self._parts]
+        keys, key = [], b""
+        for digest in own:
+            key = hashlib.blake2b(key + digest, digest_size=16).digest()
+            keys.append(key)
+        if self.cache is not None:
+            self.cache.begin(keys[:-1])
+        return Candidate(self, plan, own, keys)
+
+    def run(self, of: Candidate, number: int, inputs: Callable[[int], State]) -> State:
+        """The outputs for batch `number`, by name; `inputs` gives the samples of a batch, and is asked at need only."""
+        first, state = self._start(of, number)
+        for index in range(first, len(self._parts)):
+            part, ready = self._parts[index], self._prepared(index, of)
+            given = [*(inputs(number)[t] for t in part.feeds), *(state[t] for t in part.reads)]
+            results = ready.session.run({**dict(zip(ready.ports, given, strict=True)), **ready.parameters})
+            if index == len(self._parts) - 1:
+                return dict(zip(part.ends, results.values(), strict=True))
+            made = dict(zip(part.makes, results.values(), strict=True))
+            state = {t: made[t] if t in made else state[t] for t in part.live}
+            if self.cache is not None:
+                self.cache.put(of.keys[index], number, state)
+        raise AssertionError("a chain has a last section")
+
+    def _start(self, of: Candidate, number: int) -> tuple[int, State]:
+        """The first section to run, and what it starts from."""
+        for index in range(len(self._parts) - 2, -1, -1):
+            state = self.cache.get(of.keys[index], number) if self.cache is not None else None
+            if state is not None:
+                return index + 1, state
+        return 0, {}
+
+    def _prepared(self, index: int, of: Candidate) -> Ready:
+        kept, key = self._ready[index], of.own[index]
+        with self._lock:
+            found = kept.get(key)
+            if found is None:
+                found = kept[key] = self._prepare(index, of.plan)
+                while len(kept) > SESSIONS:
+                    kept.popitem(last=False)
+            kept.move_to_end(key)
+            return found
+
+    def _prepare(self, index: int, plan: QuantPlan) -> Ready:
+        part, count = self._parts[index], len(self._parts[index].feeds) + len(self._parts[index].reads)
+        if self._backend is not None and part.integer:
+            written = render(part.graph, part.topology, plan, BACKENDS[self._backend](), stored=part.stored)
+            session = Session(written.model, threads=self._threads, spin=False, where="realized section")
+            return Ready(session, {}, session.inputs[:count])
+        session, parameters = self._simulators[index].prepare(plan)
+        return Ready(session, parameters, session.inputs[:count])
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A plan with the digest of each section (`own`), and of each section with all before it (`keys`)."""
+
+    chain: Chain
+    plan: QuantPlan
+    own: Sequence[bytes]
+    keys: Sequence[bytes]
+
+    def run(self, number: int, inputs: Callable[[int], State]) -> State:
+        """The outputs for one batch, by name."""
+        return self.chain.run(self, number, inputs)

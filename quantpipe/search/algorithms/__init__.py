@@ -1,0 +1,1 @@
+"""The search algorithms, one file each, and the pieces that several of them share."""

@@ -1,0 +1,147 @@
+"""Greedy squash: lower one choice after the other while the result stays good enough.
+
+The search of the HAGO RFC (`greedy_squash`: start at the most bits, lower the current dimension while little is lost,
+else go on to the next, wrap around, stop after a full fruitless round), in an order taken from measured
+sensitivities: what loses least per saved cost is lowered first, as single losses predict the joint loss well (recovery
+trials: Spearman 0.75 to 0.98 between their sum and the joint loss).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.objective import Form, Objective
+from quantpipe.search.options import member
+from quantpipe.types import ChoiceSpace, Point, Score
+
+
+class Order(StrEnum):
+    """In which order choices are lowered: least loss per saved cost first (one more batch), or the space's own."""
+
+    SENSITIVITY = "sensitivity"
+    TOPOLOGICAL = "topological"
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Walks down from the most precise point, one choice by one option at a time.
+
+    Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
+    that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
+    where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
+    A choice whose lowering saved nothing is not tried again: precision is never given away for nothing. Unless the
+    probe of such a choice came out better (a threshold step may): then the best of its options is taken before the
+    walk. Within a tolerance that the most precise point misses, choices whose probe gained something for a cost (a
+    layer in float) are taken first, until it is met.
+    """
+
+    order: Order = Order.SENSITIVITY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", member("search.algorithm.order", self.order, Order))
+
+    def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        (start,) = evaluate([space.start])
+        if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+            self._while_it_holds(space, evaluate, objective, start)
+        elif objective.open_ended or not objective.feasible(start):
+            self._until_it_fits(space, evaluate, objective, start)
+
+    def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
+        ranks, free, dearer = self._ranks(space, evaluate, objective, start)
+        point, score = _settled(space, evaluate, objective, free, start=start)
+        point, score = _lifted(space, evaluate, objective, dearer, point=point, score=score)
+        turns = deque(sorted(ranks, key=ranks.__getitem__))
+        fruitless = 0
+        while fruitless < len(turns):
+            choice = turns.popleft()
+            while (lower := _lowered(space, point, choice)) is not None:
+                (attempt,) = evaluate([lower], rival=score)
+                if attempt.cost >= score.cost:
+                    break
+                if not objective.better(attempt, score):
+                    turns.append(choice)
+                    fruitless += 1
+                    break
+                point, score, fruitless = lower, attempt, 0
+
+    def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
+        ranks, free, _ = self._ranks(space, evaluate, objective, start)
+        point, score = _settled(space, evaluate, objective, free, start=start)
+        while ranks and (objective.open_ended or not objective.feasible(score)):
+            choice = min(ranks, key=ranks.__getitem__)
+            rank = ranks.pop(choice)
+            lower = _lowered(space, point, choice)
+            if lower is None:
+                continue
+            (attempt,) = evaluate([lower])
+            if attempt.cost >= score.cost:
+                continue
+            # The next step of this choice is expected to lose at least what this one lost.
+            by_loss = self.order is Order.SENSITIVITY
+            ranks[choice] = _sensitivity(score, attempt) if by_loss else (rank[0] + 1, rank[1])
+            point, score = lower, attempt
+
+    def _ranks(
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score
+    ) -> tuple[dict[int, tuple[float, float]], list[int], list[int]]:
+        """Choice -> rank, least first, for all choices that may save cost; the choices that are better for nothing; and
+        those that gain something for a cost, the most per cost first."""
+        lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
+        if self.order is Order.TOPOLOGICAL:
+            return {i: (0.0, float(i)) for i in lowered}, [], []
+        scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))
+        ranks = {i: _sensitivity(start, score) for i, score in scores.items() if score.cost < start.cost}
+        free = [i for i, score in scores.items() if score.cost == start.cost and objective.better(score, start)]
+        gains = {i: (s.value - start.value) / (s.cost - start.cost) for i, s in scores.items() if s.cost > start.cost}
+        dearer = sorted((i for i, gain in gains.items() if gain > 0), key=lambda i: -gains[i])
+        return ranks, free, dearer
+
+
+def _settled(
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, free: list[int], *, start: Score
+) -> tuple[Point, Score]:
+    """The start with each free choice, one after the other, at the best of its options."""
+    point, score = space.start, start
+    for choice in free:
+        others = [(*point[:choice], o, *point[choice + 1 :]) for o in range(1, len(space.choices[choice].options))]
+        for option, attempt in zip(others, evaluate(others), strict=True):
+            if attempt.cost <= score.cost and objective.better(attempt, score):
+                point, score = option, attempt
+    return point, score
+
+
+def _lifted(
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, dearer: list[int], *, point: Point, score: Score
+) -> tuple[Point, Score]:
+    """Where the start is not good enough: with choices at dearer options, one after the other, until it is."""
+    for choice in dearer:
+        if objective.feasible(score):
+            break
+        higher = _lowered(space, point, choice)
+        if higher is not None:
+            (attempt,) = evaluate([higher])
+            if objective.better(attempt, score):
+                point, score = higher, attempt
+    return point, score
+
+
+def _sensitivity(before: Score, after: Score) -> tuple[float, float]:
+    """Loss per saved cost of one step; a gain is no loss, and of equals what saves more comes first."""
+    saved = before.cost - after.cost
+    loss = before.value - after.value
+    # NaN (a broken model) comes last; `max` alone would let it pass as no loss.
+    return (float("inf") if np.isnan(loss) else max(loss, 0.0) / saved), -saved
+
+
+def _lowered(space: ChoiceSpace, point: Point, choice: int) -> Point | None:
+    """The point with one choice one option less precise; None at the last option."""
+    option = point[choice] + 1
+    if option >= len(space.choices[choice].options):
+        return None
+    return (*point[:choice], option, *point[choice + 1 :])
