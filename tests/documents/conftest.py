@@ -1,0 +1,3 @@
+from tests.e2e.conftest import zygote
+
+__all__ = ["zygote"]

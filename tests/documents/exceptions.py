@@ -1,0 +1,60 @@
+"""What the documents show and tests do not run, each with the reason; and what stands for a reader's own names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.documents.collect import Command
+
+OTHER_PROGRAMS = {
+    "pip install": ".ci/run begins with it, in a fresh environment",
+    "python -m pip install": "packages for a release, from the registry",
+    "fresh/bin/": "a release: the wheel in an environment of its own",
+    "python -m venv": "a release: the wheel in an environment of its own",
+    "python -m build": "a release",
+    "python -m twine": "a release",
+    "git ": "a release: changes the repository",
+    ".ci/run": "runs these tests itself",
+    "SLOW=1 .ci/run": "runs these tests itself",
+    "pytest": ".ci/run runs it",
+    "ruff": ".ci/run runs it",
+    "mypy": ".ci/run runs it",
+    "lint-imports": ".ci/run runs it",
+    "mkdocs": ".ci/run runs it, with the packages of the extra docs",
+    "pre-commit": "changes the clone's hooks",
+    "mlflow ui": "a server that does not end",
+    "mkdir": "run as part of its page",
+    "python -m quantpipe.verify": "run as part of its page",
+}
+"""Beginnings of command lines of other programs, and why they are not run on their own."""
+
+NOT_RUN = {
+    "MODEL": "needs EfficientNet-Lite0 and its images",
+    "search.max_seconds=170": "takes minutes",
+    "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_launchers.py runs it where there is one",
+}
+"""Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""
+
+SHORTENED = {"experiments=estimators_digits": ("threshold=mse",)}
+"""Parts of command lines -> overrides that leave less of a sweep."""
+
+PLACEHOLDERS = {
+    "MODEL": "",
+    "search=NAME": "search=random",
+    "hardware=NAME": "hardware=vta",
+    "experiments=NAME": "experiments=vta_digits",
+    "hardware=mine": "hardware=vta",
+    "search=clever": "search=random",
+}
+"""Words that stand for a reader's own -> a word of the same kind."""
+
+SHOWN_AS_WRONG = {"+search.foo=1", "hardware=vtta"}
+"""Overrides that a page shows as an example of a mistake."""
+
+
+def filled(command: Command) -> Command:
+    """With a word of the program's own in the place of each of the reader's."""
+    text = command.text
+    for placeholder, word in PLACEHOLDERS.items():
+        text = text.replace(placeholder, word)
+    return replace(command, text=text)
