@@ -47,7 +47,7 @@ def model(nodes: int, channels: int = 8, expansion: int = 6) -> onnx.ModelProto:
     made: list[onnx.NodeProto] = []
     constants = [numpy_helper.from_array(np.float32(v), n) for n, v in (("low", 0.0), ("high", 6.0))]
 
-    def conv(name: str, x: str, into: int, out: int, kernel: int, group: int = 1) -> str:
+    def conv(name: str, x: str, into: int, out: int, *, kernel: int, group: int = 1) -> str:
         weight = rng.standard_normal((out, into // group, kernel, kernel)).astype(np.float32) * 0.2
         bias = rng.standard_normal(out).astype(np.float32) * 0.1
         constants.extend([numpy_helper.from_array(weight, f"{name}.w"), numpy_helper.from_array(bias, f"{name}.b")])
@@ -60,13 +60,13 @@ def model(nodes: int, channels: int = 8, expansion: int = 6) -> onnx.ModelProto:
         made.append(helper.make_node("Clip", [x, "low", "high"], [f"{name}.out"], name=name))
         return f"{name}.out"
 
-    x, wide = conv("stem", "image", 3, channels, 3), channels * expansion
+    x, wide = conv("stem", "image", 3, channels, kernel=3), channels * expansion
     block = 0
     while len(made) < nodes:
         name, skip = f"block{block}", x
-        y = clip(f"{name}.clip1", conv(f"{name}.expand", x, channels, wide, 1))
-        y = clip(f"{name}.clip2", conv(f"{name}.depthwise", y, wide, wide, 3, wide))
-        y = conv(f"{name}.project", y, wide, channels, 1)
+        y = clip(f"{name}.clip1", conv(f"{name}.expand", x, channels, wide, kernel=1))
+        y = clip(f"{name}.clip2", conv(f"{name}.depthwise", y, wide, wide, kernel=3, group=wide))
+        y = conv(f"{name}.project", y, wide, channels, kernel=1)
         made.append(helper.make_node("Add", [y, skip], [f"{name}.out"], name=f"{name}.add"))
         x, block = f"{name}.out", block + 1
     graph = helper.make_graph(

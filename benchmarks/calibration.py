@@ -98,11 +98,11 @@ def ours(paths: list[Path], extremes_only: bool) -> dict[str, float]:
     import yaml
 
     from quantpipe.annotate.conditions import AnnotateOptions
-    from quantpipe.calibrate.measure import measure
+    from quantpipe.calibrate.measure import Detail, measure
     from quantpipe.graph.normalize import load_graph
     from quantpipe.hardware.load import load_hardware
     from quantpipe.hardware.schemas import resolve_schema
-    from quantpipe.stages import annotate
+    from quantpipe.pipeline.stages import annotate
 
     def option(name: str) -> Any:
         return yaml.safe_load((ROOT / "conf" / f"{name}.yaml").read_text())
@@ -114,7 +114,7 @@ def ours(paths: list[Path], extremes_only: bool) -> dict[str, float]:
     schema = resolve_schema(spec, option("schema/asymmetric"), {})
     topology, _ = annotate(graph, spec, schema, AnnotateOptions())
     seconds = float_seconds(paths)
-    profile = measure(graph, topology.measured, images, 1024, extremes_only=extremes_only)
+    profile = measure(graph, topology.measured, images, 1024, detail=Detail(extremes_only=extremes_only))
     found = {"seconds": profile.seconds, "float": seconds, "tensors": float(len(profile.tensors))}
     return found if extremes_only else found | {"thresholds": thresholds(profile, schema.activations)}
 

@@ -192,7 +192,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def compare(
-    folder: Path, zoo: Path, models: Sequence[str], devices: Sequence[str], searches: Sequence[str], plot: Path | None
+    folder: Path,
+    zoo: Path,
+    models: Sequence[str],
+    devices: Sequence[str],
+    *,
+    searches: Sequence[str],
+    plot: Path | None,
 ) -> None:
     """Make what is missing, then print the tables of all that is there; `plot`: where their curves are drawn (SVG)."""
     make(folder, zoo, tasks(models, devices), searches)

@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def run(
-    op: str, domain: str, inputs: dict[str, Array], constants: dict[str, Any], order: list[str], dtype: Any
+    op: str, domain: str, inputs: dict[str, Array], constants: dict[str, Any], *, order: list[str], dtype: Any
 ) -> Array:
     """One node on its own."""
     kind = TensorProto.UINT8 if dtype == np.uint8 else TensorProto.INT8
@@ -72,16 +72,24 @@ def elementwise(rng: np.random.Generator, op: str) -> Counter[str]:
         limits, size = np.iinfo(dtype), int(rng.integers(1000, 60000))
         a, b = (rng.integers(limits.min, limits.max + 1, (1, size)).astype(dtype) for _ in range(2))
         constants = {"sa": s_a, "za": dtype(z_a), "sb": s_b, "zb": dtype(z_b), "sy": s_y, "zy": dtype(z_y)}
-        y = run(op, "com.microsoft", {"a": a, "b": b}, constants, ["a", "sa", "za", "b", "sb", "zb", "sy", "zy"], dtype)
+        y = run(
+            op,
+            "com.microsoft",
+            {"a": a, "b": b},
+            constants,
+            order=["a", "sa", "za", "b", "sb", "zb", "sy", "zy"],
+            dtype=dtype,
+        )
         real = (a.astype(F), b.astype(F))
         forms = additions if op == "QLinearAdd" else products
-        for name, value in forms(*real, s_a, s_b, s_y, int(z_a), int(z_b), int(z_y)).items():
+        for name, value in forms(*real, (s_a, s_b, s_y), (int(z_a), int(z_b), int(z_y))).items():
             found[name] += int((saturated(value, dtype) != y).sum())
         found["elements"] += size
     return found
 
 
-def additions(a: Array, b: Array, s_a: F, s_b: F, s_y: F, z_a: int, z_b: int, z_y: int) -> dict[str, Array]:
+def additions(a: Array, b: Array, scales: tuple[F, F, F], zeros: tuple[int, int, int]) -> dict[str, Array]:
+    (s_a, s_b, s_y), (z_a, z_b, z_y) = scales, zeros
     r_a, r_b = F(s_a / s_y), F(s_b / s_y)
     fused = F(z_y) - F(fma(z_a, r_a, F(r_b * F(z_b))))
     plain = F(z_y) - F(F(r_a * F(z_a)) + F(r_b * F(z_b)))
@@ -93,7 +101,8 @@ def additions(a: Array, b: Array, s_a: F, s_b: F, s_y: F, z_a: int, z_b: int, z_
     }
 
 
-def products(a: Array, b: Array, s_a: F, s_b: F, s_y: F, z_a: int, z_b: int, z_y: int) -> dict[str, Array]:
+def products(a: Array, b: Array, scales: tuple[F, F, F], zeros: tuple[int, int, int]) -> dict[str, Array]:
+    (s_a, s_b, s_y), (z_a, z_b, z_y) = scales, zeros
     product, m = (a - F(z_a)) * (b - F(z_b)), F(F(s_a * s_b) / s_y)
     return {"f32(P·m) + z_y, then round": product * m + F(z_y), "round, then + z_y": np.rint(product * m) + z_y}
 

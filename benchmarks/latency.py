@@ -27,14 +27,14 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.data.image_folder import ImageFolderDataset
-from quantpipe.data.npz import NpzDataset
+from quantpipe.data.sources.image_folder import ImageFolderDataset
+from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.normalize import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.pipeline.stages import annotate, realize
 from quantpipe.plan import Planner
-from quantpipe.stages import annotate, realize
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = Path(os.environ.get("QUANTPIPE_ZOO", ROOT.parent / "shared" / "zoo"))
@@ -80,7 +80,7 @@ def ours(name: str, dataset: Any) -> tuple[Any, Any, bytes]:
     schema = resolve_schema(spec, option("schema/asymmetric"), {})
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = measure(graph, topology.measured, made[0].calibrate, 1024)
-    table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
+    table = ThresholdTable(graph, topology, schema, profile, estimator=MSE(), weight_method="mse")
     plan = Planner(graph, topology, spec, schema).plan(table.strategy(space.decode(space.start)))
     return graph, made[0], model_bytes(realize(graph, topology, plan, "qdq").model)
 

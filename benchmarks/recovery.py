@@ -33,18 +33,19 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.calibrate.estimators import MSE
+from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.data.image_folder import ImageFolderDataset
-from quantpipe.data.npz import NpzDataset
-from quantpipe.evaluate.reference import outputs_of
+from quantpipe.data.sources.image_folder import ImageFolderDataset
+from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.execute import Session, pairs_saturate
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
-from quantpipe.plan import NO_OVERRIDES
-from quantpipe.recover import RecoverOptions, changed
-from quantpipe.stages import annotate, calibrate, float_pass, plan_of, realize, recover
+from quantpipe.metrics.reference import outputs_of
+from quantpipe.pipeline.stages import Holdout, RecoverySettings, Searched, annotate, float_pass, realize, recover
+from quantpipe.plan import NO_OVERRIDES, Problem
+from quantpipe.recover import RecoverOptions, rescale_channels
 from quantpipe.types import HardwareSpec, Profile, Schema, Strategy, Topology
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -162,42 +163,34 @@ def prepared(model: str, setting: str, calibration: int, split: int = 0) -> Prep
     spec = load_hardware(data)
     schema = resolve_schema(spec, schema_data, {})
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
-    profile = calibrate(graph, topology, splits.calibrate, MEMORY_MB, lambda *_: None)
-    table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
+    profile = measure(graph, topology.measured, splits.calibrate, MEMORY_MB)
+    table = ThresholdTable(graph, topology, schema, profile, estimator=MSE(), weight_method="mse")
     narrow = {f"bits:{g.key}" for g in topology.groups if chosen.image_bits and graph.inputs[0].name not in g.tensors}
     point = tuple(c.options.index(chosen.activation_bits) if c.key in narrow else 0 for c in space)
     return Prepared(graph, topology, spec, schema, splits, profile, table.strategy(space.decode(point)))
 
 
-def one(model: str, setting: str, calibration: int, steps: list[str] | None, seed: int) -> dict[str, Any]:
+def one(model: str, setting: str, calibration: int, steps: list[str] | None, *, seed: int) -> dict[str, Any]:
     """One line of the table."""
     work = prepared(model, setting, calibration)
     graph, topology, spec, schema, splits = work.graph, work.topology, work.spec, work.schema, work.splits
     before_rss = peak_mb()
     started = time.perf_counter()
-    options = RecoverOptions(**option("recover/default") | ({"steps": steps, "enough": 0} if steps else {}))
+    options = RecoverOptions(**option("recover/default") | ({"steps": steps, "kl_target": 0} if steps else {}))
     climbed = recover(
-        graph,
-        topology,
-        spec,
-        schema,
-        work.strategy,
+        Problem(graph, topology, spec, schema),
+        Searched(work.strategy, profile=work.profile),
         splits.calibrate,
-        splits.search,
-        options,
-        MEMORY_MB,
-        seed,
-        lambda *_: None,
-        estimator=MSE(),
-        profile=work.profile,
+        Holdout(splits.search),
+        settings=RecoverySettings(options, MEMORY_MB, seed, MSE()),
     )
     seconds = time.perf_counter() - started
     after_rss = peak_mb()
     float_seconds = float_pass(graph, splits.calibrate)
     found = {"float": hits(graph.model, splits.evaluate, graph.batch_size)}
     for name, overrides in (("before", NO_OVERRIDES), ("after", climbed.overrides)):
-        network = changed(graph, topology, overrides.channels, overrides.rotations)
-        plan = plan_of(*network, spec, schema, work.strategy, overrides)
+        network = rescale_channels(graph, topology, overrides.channels, overrides.rotations)
+        plan = Problem(*network, spec, schema).plan(work.strategy, overrides)
         found[name] = hits(realize(*network, plan, SETTINGS[setting].backend).model, splits.evaluate, graph.batch_size)
     return {
         "samples": [len(splits.calibrate), len(splits.search), len(splits.evaluate)],
@@ -255,13 +248,13 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--calibration", nargs="+", type=int, default=[128])
-    parser.add_argument("--steps", nargs="+", help="instead of those of recover=default, with recover.enough=0")
+    parser.add_argument("--steps", nargs="+", help="instead of those of recover=default, with recover.kl_target=0")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of the walks; the samples stay")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        which = options.models[0], options.settings[0], options.calibration[0], options.steps, options.seeds[0]
-        print(json.dumps(one(*which)))
+        which = options.models[0], options.settings[0], options.calibration[0], options.steps
+        print(json.dumps(one(*which, seed=options.seeds[0])))
         return
     print(f"# Accuracy recovery, {f'steps {options.steps}' if options.steps else 'recover=default'}\n")
     print(f"{machine()},")

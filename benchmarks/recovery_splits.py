@@ -23,34 +23,30 @@ import yaml
 from recovery import MEMORY_MB, MODELS, SETTINGS, machine, option, prepared
 
 from quantpipe.calibrate.estimators import MSE
-from quantpipe.evaluate.metrics import log_probabilities
-from quantpipe.evaluate.reference import outputs_of
 from quantpipe.graph.execute import Session
-from quantpipe.recover import RecoverOptions, changed
-from quantpipe.stages import plan_of, realize, recover
+from quantpipe.metrics.outputs import log_probabilities
+from quantpipe.metrics.reference import outputs_of
+from quantpipe.pipeline.stages import Holdout, RecoverySettings, Searched, realize, recover
+from quantpipe.plan import Problem
+from quantpipe.recover import RecoverOptions, rescale_channels
 
 
-def one(model: str, setting: str, split: int, seed: int, steps: list[Any]) -> dict[str, float]:
+def one(model: str, setting: str, split: int, seed: int, *, steps: list[Any]) -> dict[str, float]:
     """What is left on the search split: KL and its root, squared error as a share of the outputs' variance, and how
     many images change class."""
     work = prepared(model, setting, 128, split)
     network = (work.graph, work.topology)
     climbed = recover(
-        *network,
-        work.spec,
-        work.schema,
-        work.strategy,
+        Problem(*network, work.spec, work.schema),
+        Searched(work.strategy, profile=work.profile),
         work.splits.calibrate,
-        work.splits.search,
-        RecoverOptions(**option("recover/default") | {"steps": steps, "enough": 0}),
-        MEMORY_MB,
-        seed,
-        lambda *_: None,
-        estimator=MSE(),
-        profile=work.profile,
+        Holdout(work.splits.search),
+        settings=RecoverySettings(
+            RecoverOptions(**option("recover/default") | {"steps": steps, "kl_target": 0}), MEMORY_MB, seed, MSE()
+        ),
     )
-    found = changed(*network, climbed.overrides.channels, climbed.overrides.rotations)
-    plan = plan_of(*found, work.spec, work.schema, work.strategy, climbed.overrides)
+    found = rescale_channels(*network, climbed.overrides.channels, climbed.overrides.rotations)
+    plan = Problem(*found, work.spec, work.schema).plan(work.strategy, climbed.overrides)
     size = work.graph.batch_size
     real, made = (
         outputs_of(Session(m), work.splits.search, size).astype(np.float64)
@@ -89,7 +85,7 @@ def main() -> None:
     given = parser.parse_args()
     lists = [yaml.safe_load(steps) for steps in given.steps]
     if given.one:
-        print(json.dumps(one(given.models[0], given.settings[0], given.splits[0], given.seeds[0], lists[0])))
+        print(json.dumps(one(given.models[0], given.settings[0], given.splits[0], given.seeds[0], steps=lists[0])))
         return
     print("# Steps of recovery, on several splits and seeds\n")
     print(f"{machine()}. Splits")

@@ -40,16 +40,16 @@ from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.subset import First
-from quantpipe.evaluate.candidate import CandidateRecipe, EvaluatorKind
-from quantpipe.evaluate.reference import reference_of
 from quantpipe.executors import Process, Serial
 from quantpipe.graph.execute import Session, available_cores, run_batches
 from quantpipe.graph.normalize import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.metrics.reference import reference_of
+from quantpipe.pipeline.stages import annotate
 from quantpipe.plan import Planner
+from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.simulate.simulator import Simulator
-from quantpipe.stages import annotate
 from quantpipe.types import ChoiceSpace, Point
 
 CALIBRATION = 16
@@ -69,7 +69,7 @@ def recipe(name: str, samples: int) -> CandidateRecipe:
     schema = resolve_schema(spec, option("schema/asymmetric"), {})
     topology, space = annotate(graph, spec, schema, AnnotateOptions())
     profile = measure(graph, topology.measured, made[0].calibrate, 1024)
-    table = ThresholdTable(graph, topology, schema, profile, MSE(), "mse")
+    table = ThresholdTable(graph, topology, schema, profile, estimator=MSE(), weight_method="mse")
     few = First(made[0].evaluate, samples)
     reference = reference_of(Session(graph.model), few, graph.batch_size)
     for option_number in range(max(len(c.options) for c in space)):  # ranges are made once in every search
@@ -127,7 +127,7 @@ def whole(r: CandidateRecipe) -> Any:
 
     def run(point: Point) -> None:
         session, parameters = simulator.prepare(planner.plan(r.table.strategy(r.space.decode(point))))
-        for _ in run_batches(session, r.samples, r.graph.batch_size, session.outputs[:1], parameters):
+        for _ in run_batches(session, r.samples, r.graph.batch_size, session.outputs[:1], extra=parameters):
             pass
 
     return run
@@ -207,7 +207,7 @@ def main() -> None:
     compared.add_argument("--plot", type=Path)
     options = parser.parse_args()
     if options.part == "compare":
-        compare(options.folder, ZOO, options.models, options.devices, options.searches, options.plot)
+        compare(options.folder, ZOO, options.models, options.devices, searches=options.searches, plot=options.plot)
         return
     (cost if options.part == "cost" else workers)(options.model, options.samples, options.candidates)
 
