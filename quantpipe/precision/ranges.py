@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.masks import ADDING, JOINING, OF_SHAPES, SELECTING
 from quantpipe.types import Kernel, Profile, TensorStats, Topology
 
 MASK_RATIO = 1e4
@@ -23,12 +24,6 @@ MASK_RATIO = 1e4
 
 APART_RATIO = 100.0
 """Parts of a Concat whose ranges differ by more leave the smaller one two levels of 255, or fewer."""
-
-MASKING = ("Add", "Sub", "Sum", "Where", "Max", "Min")
-"""Ops by which a mask is laid over values."""
-
-OF_SHAPES = ("Shape", "Size")
-"""What these give depends on an input's shape, not on its values."""
 
 
 class FindingKind(StrEnum):
@@ -58,9 +53,9 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
             continue
         node = graph.by_name[kernel.node]
         found += _constant(graph, node, kernel, profile.tensors)
-        if node.op in MASKING:
+        if node.op in (*ADDING, *SELECTING):
             found += _mask(graph, node, kernel, profile.tensors)
-        if node.op == "Concat":
+        if node.op in JOINING:
             found += _apart(node, kernel, profile.tensors)
     return tuple(found)
 
@@ -121,7 +116,7 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
 def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, TensorStats]) -> bool:
     """Whether the large operand leaves the others as they are at some elements: it chooses (Where, Max, Min), or it is
     near zero there."""
-    if node.op in ("Where", "Max", "Min"):
+    if node.op in SELECTING:
         return True
     if graph.is_constant(mask):
         values = np.abs(graph.constant(mask)).ravel()
