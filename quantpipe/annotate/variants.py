@@ -52,6 +52,7 @@ class Topologies:
 
     @property
     def graph(self) -> Graph:
+        """Return the graph that all topologies are of."""
         return self._given[0]
 
     @cached_property
@@ -85,6 +86,7 @@ class Topologies:
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
     def topology_of(self, assignment: Assignment) -> Topology:
+        """Return the topology that an assignment leads to."""
         return self.at(self.structure_of(assignment))
 
     def bits(self, assignment: Assignment) -> dict[str, int]:
@@ -135,8 +137,10 @@ class Topologies:
         return self._given[0].dtypes.get(tensor, "float32") == "float32"
 
     def _inside(self, kernel: Kernel) -> list[str]:
-        """Tensors between a kernel's node and a clamp it swallows that cannot run in float: stored where the node is
-        in float and the clamp is not."""
+        """Return the tensors between a kernel's node and a clamp that it swallows and that cannot run in float.
+
+        They are stored where the node is in float and the clamp is not.
+        """
         graph, spec, *_ = self._given
         clamps = [graph.by_name[n] for n in kernel.fused]
         return [c.inputs[0] for c in clamps if (r := rule_of(c)) is not None and not takes_float(spec, c, graph, r)]
@@ -179,8 +183,10 @@ class Topologies:
         return Structure(tuple((ADD_KEY + n, treatment.value) for n in self._sums))
 
     def _touches_stated(self, kernel: Kernel) -> bool:
-        """Whether a tensor beside the kernel has to stay stored, because a user states something of it, or of one that
-        is stored only as long as it is."""
+        """Return whether a tensor beside the kernel has to stay stored.
+
+        It has to where a user states something of it, or of a tensor that is stored only as long as it is.
+        """
         graph = self._given[0]
         nodes = [graph.by_name[n] for n in (kernel.node, *kernel.fused)]
         return bool(self._stated.intersection(t for n in nodes for t in (*n.inputs, *n.outputs)))
