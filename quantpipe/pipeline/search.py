@@ -222,8 +222,11 @@ def _report(
     known: Mapping[str, Any],
     workers: Workers,
 ) -> dict[str, Any]:
-    """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
-    was timed beside its trials."""
+    """Return the search's part of the report.
+
+    `score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass was
+    timed beside its trials.
+    """
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     return {
         "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
@@ -256,8 +259,10 @@ def _report(
 
 
 def _notes(job: RunContext, result: SearchResult) -> list[str]:
-    """What the user should know of how the search went: that it had thresholds to search and did not, and that it saw
-    what judges recovery."""
+    """Return what the user should know of how the search went.
+
+    That is that it had thresholds to search and did not, and that it saw what judges recovery.
+    """
     notes = []
     if clip_percents(job.settings.estimator) and result.evaluations == 1:
         notes.append(
