@@ -182,20 +182,11 @@ def load_as_written(
 ) -> Graph:
     """Read and measure a model with every node as it is written, except for inputs that are fixed.
 
-    Functions are written out, constants have one form, and nodes without a name get one.
-
-    Args:
-        path: the ONNX file.
-        example: gets the view of the raw model and returns feeds of a few real samples `[N, ...]`.
-        resident_mb: external data beyond so many MiB stay in their files.
-        fixed: inputs that are made constants first, by name.
-        isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
+    Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
+    `load_graph`.
 
     Returns:
         The graph with the shapes and dtypes of one real run.
-
-    Raises:
-        ModelError: where the file cannot be read or run.
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})
     with readable(path):
@@ -252,10 +243,7 @@ def _slim(model: ir.Model) -> ir.Model:
 
 
 def _slim_unshaped(model: ir.Model) -> ir.Model:
-    """Return the model after the same clean-up, without the shapes that the file declares.
-
-    Some exporters write wrong ones.
-    """
+    """Return the model after the same clean-up, without the shapes that the file declares, which may be wrong."""
     copy = copied(model)
     inputs = {id(v) for v in copy.graph.inputs}
     for value in [v for n in copy.graph for v in n.outputs]:

@@ -56,7 +56,7 @@ def build_report(
         strategy: what the search chose.
         profile: the statistics behind it, where known.
         search: the search's part of the report.
-        rectified: what calibration had to correct.
+        rectified: scale groups whose common range is not the one that a source would have alone.
         recovery: the record of recovery.
         model: what is said of the model file.
         costs: what the chosen bits cost.
