@@ -52,8 +52,15 @@ class Topologies:
         *,
         floatable: Collection[str] = (),
     ) -> None:
-        """`floatable`: nodes that may be left in float by choice, whatever `annotate.choices` asks for; of
-        `may_float`."""
+        """Take what `analyze` takes.
+
+        Args:
+            graph: The clean model.
+            spec: The device.
+            schema: How ranges become scales.
+            options: What the user states.
+            floatable: Nodes of `may_float` that may be left in float by choice, whatever `annotate.choices` asks for.
+        """
         self._given = (graph, spec, schema, options)
         self._floatable = frozenset(floatable)
         self._kept: OrderedDict[Structure, Topology] = OrderedDict()
@@ -63,6 +70,7 @@ class Topologies:
 
     @property
     def graph(self) -> Graph:
+        """Return the graph that all topologies are of."""
         return self._given[0]
 
     @cached_property
@@ -96,6 +104,7 @@ class Topologies:
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
     def topology_of(self, assignment: Assignment) -> Topology:
+        """Return the topology that an assignment leads to."""
         return self.at(self.structure_of(assignment))
 
     def bits(self, assignment: Assignment) -> dict[str, int]:
@@ -150,8 +159,10 @@ class Topologies:
         return self._given[0].dtypes.get(tensor, "float32") == "float32"
 
     def _inside(self, kernel: Kernel) -> list[str]:
-        """Tensors between a kernel's node and a clamp it swallows that cannot run in float: stored where the node is
-        in float and the clamp is not."""
+        """Return the tensors between a kernel's node and a clamp that it swallows and that cannot run in float.
+
+        They are stored where the node is in float and the clamp is not.
+        """
         graph, spec, *_ = self._given
         clamps = [graph.by_name[n] for n in kernel.fused]
         return [c.inputs[0] for c in clamps if (r := rule_of(c)) is not None and not takes_float(spec, c, graph, r)]
@@ -172,8 +183,10 @@ class Topologies:
 
     @property
     def may_float(self) -> tuple[str, ...]:
-        """Nodes that run in integers and that the device could run in float as well, in execution order: those that
-        only move values included, but none whose tensors the user states something of."""
+        """Nodes that run in integers and that the device could run in float as well, in execution order.
+
+        Those that only move values are among them, but none whose tensors the user states something of.
+        """
         return tuple(kernel.node for kernel in self._may_float())
 
     def _may_float(self) -> list[Kernel]:
@@ -212,8 +225,10 @@ class Topologies:
         return Structure(tuple((ADD_KEY + n, treatment.value) for n in self._sums))
 
     def _touches_stated(self, kernel: Kernel) -> bool:
-        """Whether a tensor beside the kernel has to stay stored, because a user states something of it, or of one that
-        is stored only as long as it is."""
+        """Return whether a tensor beside the kernel has to stay stored.
+
+        It has to where a user states something of it, or of a tensor that is stored only as long as it is.
+        """
         graph = self._given[0]
         nodes = [graph.by_name[n] for n in (kernel.node, *kernel.fused)]
         return bool(self._stated.intersection(t for n in nodes for t in (*n.inputs, *n.outputs)))

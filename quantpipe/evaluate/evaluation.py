@@ -32,10 +32,12 @@ from quantpipe.types import Batch, Outputs, QuantPlan, Samples, Topology
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Numbers of the report that come from running the three models. `realized_samples`: of how many samples the
-    realized model's metrics are, the first ones; `alike`: the simulated model's on the same. `outputs`: how near each
-    output of the realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are
-    not near."""
+    """Hold the numbers of the report that come from running the three models.
+
+    `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
+    model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
+    `lossy`: what is to be said of those that are not near.
+    """
 
     metrics: Mapping[str, Mapping[str, float | None]]
     agreement: Agreement
@@ -60,8 +62,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of the evaluate split the parts of an evaluation use: samples compared `agreement` by element and
-    `layer` by tensor, samples the `realized` model runs on (None: all), runs and seconds of the latency."""
+    """State how much of the evaluate split the parts of an evaluation use.
+
+    These are samples compared `agreement` by element and `layer` by tensor, samples the `realized` model runs on (None:
+    all), runs and seconds of the latency.
+    """
 
     agreement: int
     layer: int
@@ -90,12 +95,27 @@ def evaluate(
     course: Course | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
-    """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
-    of the output that `compared` names.
+    """Run float, simulated and realized model on samples that nothing was fitted to or chosen by.
 
-    The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`;
-    `seen` is the float model's reference on these, if it is known. `course` tells how far it is, and goes on where an
-    interrupted evaluation was. Every output whose SQNR is under `warn_sqnr_db` is warned of (None: none is).
+    The metrics are those of the output that `compared` names. The simulated model runs on the samples it was chosen by
+    as well, to compare its losses.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        realized: the realized model.
+        samples: the evaluate split.
+        sizes: how much of it each part uses.
+        chosen_by: the samples that the plan was chosen by.
+        metric: the metric of the objective.
+        compared: what is compared with the float model.
+        seen: the float model's reference on `chosen_by`, if it is known.
+        course: tells how far it is, and goes on where an interrupted evaluation was.
+        warn_sqnr_db: every output whose SQNR is below so many dB is warned of (None: none is).
+
+    Returns:
+        The numbers of the report.
     """
     course = course or Course()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)

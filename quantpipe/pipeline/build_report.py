@@ -45,8 +45,32 @@ def build_report(
     doubts: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
-    known of the machine that ran it, `lacking` the nodes that no kernel runs as they are (`without_kernel`)."""
+    """Return the whole report as plain data.
+
+    Args:
+        settings: the settings of the run.
+        graph: the clean model.
+        topology: what of it runs in integers.
+        space: what the search could choose.
+        plan: every number.
+        strategy: what the search chose.
+        profile: the statistics behind it, where known.
+        search: the search's part of the report.
+        rectified: scale groups whose common range is not the one that a source would have alone.
+        recovery: the record of recovery.
+        model: what is said of the model file.
+        costs: what the chosen bits cost.
+        evaluation: the measured numbers.
+        data: what is said of each split.
+        output: the model's output that the metrics are about.
+        host: what is to be known of the machine that ran it.
+        lacking: the nodes that no kernel runs as they are (`without_kernel`).
+        doubts: what speaks against the samples.
+        notes: further sentences for the user.
+
+    Returns:
+        The report.
+    """
     carried = evaluation.generalization
     return {
         "version": __version__,
@@ -162,9 +186,18 @@ def shortfall(
     doubtful: bool = False,
     losses: Sequence[OutputLoss] = (),
 ) -> str | None:
-    """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
-    does not. `doubtful`: the samples themselves are in doubt, so no other tolerance is advised. `losses`: by which
-    outputs are judged, where the metric is auto."""
+    """Return by how much the best candidate misses the objective, and which key decides that; None when it does not.
+
+    Args:
+        objective: the objective.
+        best: the score of the best candidate.
+        samples: what the score was measured on, in words.
+        doubtful: the samples themselves are in doubt, so no other tolerance is advised.
+        losses: by which outputs candidates are judged, where the metric is auto.
+
+    Returns:
+        The sentence, or None.
+    """
     if objective.feasible(best):
         return None
     if objective.open_ended:
@@ -216,8 +249,10 @@ def _data(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
-    """How many tensors change between real numbers, stored integers and accumulators in a run, and how many operands
-    are rescaled."""
+    """Return how many tensors change their form in a run, and how many operands are rescaled.
+
+    The forms are real numbers, stored integers and accumulators.
+    """
     ends, inside = conversions(graph, topology)
     return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
 

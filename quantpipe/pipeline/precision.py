@@ -128,8 +128,10 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
 
 
 def loss_of(score: Score, metric: Metric) -> float:
-    """Return a score's loss in nats: of all outputs where the objective has that, else KL or squared error of one;
-    infinite where it is no number."""
+    """Return a score's loss in nats, infinite where it is no number.
+
+    It is that of all outputs where the objective has one, else KL or twice the squared error of one output.
+    """
     metrics = dict(score.metrics)
     kind = "loss" if "loss" in metrics else "mse" if metric is Metric.MSE else "kl"
     found = metrics.get(kind, -score.value if metric in LOSSES else math.nan)

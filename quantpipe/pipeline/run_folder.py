@@ -142,8 +142,11 @@ class RunFolder:
             write_text(self.profile, profile_yaml(profile), origin)
 
     def read_profile(self, origin: Origin) -> Profile | None:
-        """The stored statistics; None when there are none, or they are damaged. ArtifactError when they have another
-        origin."""
+        """Return the stored statistics; None when there are none, or they are damaged.
+
+        Raises:
+            ArtifactError: when they have another origin.
+        """
         if not self.stats.is_file():
             return None
         try:
@@ -203,8 +206,10 @@ class RunFolder:
         write_json(self.strategy, payload, origin)
 
     def strategy_origin(self, model: str) -> Origin:
-        """What the strategy in the folder was made from, whose results are being completed; a replay's own if there is
-        none."""
+        """Return what the strategy in the folder was made from, whose results are being completed.
+
+        It is a replay's own origin if there is none.
+        """
         known = read_origin(self.strategy) if damage(self.strategy) is None and self.strategy.is_file() else None
         return known or Origin("search/replay", {"model": model})
 
@@ -215,8 +220,14 @@ class RunFolder:
         table: Mapping[str, Any],
         origin: Origin,
     ) -> None:
-        """A Pareto front: the table, one strategy per point by file name, and the run's own. Points of an earlier front
-        go."""
+        """Write a Pareto front and remove the points of an earlier one.
+
+        Args:
+            strategy: the run's own strategy.
+            points: file name -> the strategy of one point.
+            table: the table of all points.
+            origin: what all of it is made from.
+        """
         with Unit(self.strategy.parent) as unit:
             for name, payload in points.items():
                 unit.json(self.front / name, payload, origin)
@@ -273,8 +284,10 @@ class RunFolder:
     def write_recovered(
         self, climbed: RecoveryResult, origin: Origin, gain: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Store recovered weights; returns what the report and the strategy say of them. `gain`: what recovery cost and
-        gained, where it ran for a missed objective."""
+        """Store recovered weights, and return what the report and the strategy say of them.
+
+        `gain`: what recovery cost and gained, where it ran for a missed objective.
+        """
         arrays = overrides_arrays(climbed.overrides)
         weights = digest_arrays(arrays) if arrays else None
         record: dict[str, Any] = {

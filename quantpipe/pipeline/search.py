@@ -43,8 +43,10 @@ from quantpipe.types import Point, Profile, Samples, Score
 
 @dataclass(frozen=True, eq=False)
 class SearchContext:
-    """What the search stage starts from. `aside`: the float model's outputs on the samples that judge recovery, where
-    these are others than the search's."""
+    """What the search stage starts from.
+
+    `aside` holds the float model's outputs on the samples that judge recovery, where these are not the search's.
+    """
 
     reference: Reference
     aside: Reference | None
@@ -151,8 +153,16 @@ class Candidates:
 
 
 def search(aim: SearchContext, candidates: Candidates, decided: Mapping[str, Any]) -> SearchDecision:
-    """The best strategy within the budget; `decided`: what was decided before the search, which its report shows.
-    Closes the candidates. Interrupted after Ctrl-C, with the best one so far written."""
+    """Return the best strategy within the budget, and close the candidates.
+
+    Args:
+        aim: What the search starts from.
+        candidates: What measures the points.
+        decided: What was decided before the search; its report shows that.
+
+    Raises:
+        Interrupted: After Ctrl-C; the best strategy so far is written.
+    """
     job, table, recipe, workers = candidates.job, candidates.table, candidates.recipe, candidates.workers
     settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
@@ -266,8 +276,11 @@ def _report(
     known: Mapping[str, Any],
     workers: Workers,
 ) -> dict[str, Any]:
-    """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
-    was timed beside its trials."""
+    """Return the search's part of the report.
+
+    `score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass was
+    timed beside its trials.
+    """
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     return {
         "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
@@ -300,8 +313,10 @@ def _report(
 
 
 def _notes(job: RunContext, result: SearchResult) -> list[str]:
-    """What the user should know of how the search went: that it had thresholds to search and did not, and that it saw
-    what judges recovery."""
+    """Return what the user should know of how the search went.
+
+    That is that it had thresholds to search and did not, and that it saw what judges recovery.
+    """
     notes = []
     if clip_percents(job.settings.estimator) and result.evaluations == 1:
         notes.append(

@@ -64,14 +64,26 @@ Progress = Callable[[int, int, str], None]
 def annotate(
     graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, percents: Sequence[int] = ()
 ) -> tuple[Topology, ChoiceSpace]:
-    """What runs in integers by default, and what there is to choose; `percents`: what ranges may be clipped to, if
-    anything."""
+    """Return what runs in integers by default, and what there is to choose.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        schema: how ranges become scales.
+        options: the settings of annotate.
+        percents: what ranges may be clipped to, if anything.
+
+    Returns:
+        The topology and the choice space.
+    """
     variants = Topologies(graph, spec, schema, options)
     return variants.base, variants.space(percents)
 
 
 @dataclass(frozen=True, eq=False)
 class Budget:
+    """State when a search ends: after so many evaluations or seconds, or at a target."""
+
     max_evaluations: int | None
     max_seconds: float | None
     target: float | None = None
@@ -86,8 +98,21 @@ def make_objective(
     space: ChoiceSpace,
     reference: Reference,
 ) -> Objective:
-    """The objective with its reference: the float model's own value, and the cost of the point that a search begins
-    with."""
+    """Return the objective with its reference.
+
+    The reference is the float model's own value, and the cost of the point that a search begins with.
+
+    Args:
+        config: the keys of conf/objective.
+        graph: the clean model.
+        variants: its topologies.
+        spec: the device.
+        space: what the search can choose.
+        reference: the float model's outputs on the search samples.
+
+    Returns:
+        The objective.
+    """
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
@@ -168,9 +193,11 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
 
 @dataclass(frozen=True, eq=False)
 class Holdout:
-    """Samples that nothing is fitted to, by which steps of recovery are judged, and what of the model is compared
-    there: by its losses, or KL of its output where it has none. An objective of the user's is in the result's metrics,
-    too."""
+    """Hold samples that nothing is fitted to, by which steps of recovery are judged.
+
+    `compared`: what of the model is compared there: by its losses, or KL of its output where it has none. An objective
+    of the user's is in the result's metrics, too.
+    """
 
     samples: Samples
     compared: Compared = Compared()  # noqa: RUF009  (frozen)
@@ -178,8 +205,11 @@ class Holdout:
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """What a search leaves to recovery: its strategy, what this has of integer weights already, and the statistics
-    behind it (None: they are measured where they are needed)."""
+    """Hold what a search leaves to recovery.
+
+    It is its strategy, what this has of integer weights already, and the statistics behind it (None: they are measured
+    where they are needed).
+    """
 
     strategy: Strategy
     overrides: Overrides = NO_OVERRIDES
@@ -188,8 +218,11 @@ class Searched:
 
 @dataclass(frozen=True, eq=False)
 class RecoverySettings:
-    """`estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
-    `memory_mb`: what cached tensors may take."""
+    """State how recovery is run.
+
+    `estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
+    `memory_mb`: what cached tensors may take.
+    """
 
     options: RecoverOptions
     memory_mb: int

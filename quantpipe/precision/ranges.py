@@ -45,8 +45,14 @@ class Finding:
 
 
 def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[Finding, ...]:
-    """Return what the ranges of the operands of `nodes` say, in execution order; `nodes`: kernels of the topology that
-    could run in float. Tensors without statistics are passed over."""
+    """Return what the ranges of operands say, in execution order.
+
+    Args:
+        graph: The clean model.
+        topology: The kernels whose operands are looked at.
+        profile: Statistics of activations; tensors without any are passed over.
+        nodes: The kernels of the topology that could run in float.
+    """
     found: list[Finding] = []
     for kernel in topology.kernels:
         if kernel.node not in nodes:
@@ -95,8 +101,7 @@ def depends_on_values(graph: Graph, tensor: str) -> bool:
 
 
 def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
-    """A sentinel among the operands: so large that nothing is left of the others, and beside it values near zero, or
-    fixed values alone."""
+    """Find a sentinel among the operands: so large that nothing is left of the others where they share its scale."""
     sizes = {o.tensor: _size(graph, o.tensor, stats) for o in kernel.operands}
     sizes |= {t: _size(graph, t, stats) for t in node.inputs if graph.is_constant(t) and t not in sizes}
     known = {tensor: size for tensor, size in sizes.items() if size is not None}
@@ -114,8 +119,10 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
 
 
 def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, TensorStats]) -> bool:
-    """Whether the large operand leaves the others as they are at some elements: it chooses (Where, Max, Min), or it is
-    near zero there."""
+    """Return whether the large operand leaves the others as they are at some elements.
+
+    It does where the op chooses (Where, Max, Min), or where it is near zero there.
+    """
     if node.op in SELECTING:
         return True
     if graph.is_constant(mask):

@@ -15,8 +15,11 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
 def summary_table(report: Mapping[str, Any]) -> Table | Group:
-    """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency; below it the steps of
-    recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
+    """Return float, simulated and realized model side by side: accuracy, agreement, size, cost, latency.
+
+    Below follow the steps of recovery, where there were any; above stands what speaks against the samples. Missing keys
+    are left out.
+    """
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
     parts: list[Text | Table] = [
@@ -97,8 +100,11 @@ def _precision(decided: Mapping[str, Any]) -> Table:
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> Table:
-    """A row per step: the loss before and after, the gain, whether it was kept, seconds, and what it changed or why
-    not; below them what all of it cost and gained, where it ran for a missed objective."""
+    """Return a table with a row per step of recovery.
+
+    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed or why not;
+    below it stands what all of it cost and gained, where it ran for a missed objective.
+    """
     table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
     table.caption = Text(text.recovery_gain(gain)) if gain else None
     table.add_column("step")

@@ -45,6 +45,7 @@ def interval(value: Any) -> str:
 
 
 def decibel(value: Any) -> str:
+    """Return a number of decibels as text."""
     return f"{value:.1f} dB" if _is_number(value) else _other(value)
 
 
@@ -55,8 +56,10 @@ def several_outputs(rows: Any) -> list[dict[str, Any]]:
 
 
 def squared_error(report: Mapping[str, Any]) -> float | None:
-    """The realized model's squared error at the output that metrics are about, as a share of its variance, where that
-    is what the output was judged by; None where it holds class scores."""
+    """Return the realized model's squared error at the output that metrics are about, as a share of its variance.
+
+    The result is None where the output was judged by something else, such as class scores.
+    """
     losses = {row["output"]: row.get("kind") for row in _named(_mapping(report.get("search")).get("losses"))}
     rows = {row["output"]: row for row in _named(report.get("outputs"))}
     name = _mapping(report.get("run")).get("output")
@@ -94,6 +97,7 @@ def size(value: Any) -> str:
 
 
 def seconds(value: Any) -> str:
+    """Return a time as text, in seconds, minutes or hours."""
     if not _is_number(value):
         return _other(value)
     if value < 120:
@@ -103,10 +107,12 @@ def seconds(value: Any) -> str:
 
 
 def milliseconds(value: Any) -> str:
+    """Return a number of milliseconds as text."""
     return f"{value:.3g} ms" if _is_number(value) else _other(value)
 
 
 def yes(value: Any) -> str:
+    """Return a truth value as `yes` or `no`."""
     return ("yes" if value else "no") if isinstance(value, bool) else _other(value)
 
 
@@ -150,8 +156,10 @@ def _rounded(agreement: dict[str, Any]) -> str:
 
 
 def sessions(agreement: Any) -> str | None:
-    """The sessions that the realized model was compared in, and what differs in each: one sentence; None where they are
-    not known."""
+    """Return one sentence about the sessions that the realized model was compared in, and what differs in each.
+
+    The result is None where they are not known.
+    """
     found = agreement.get("sessions") if isinstance(agreement, dict) else None
     rows = [row for row in found or () if isinstance(row, dict) and _is_number(row.get("differing"))]
     if not rows:
