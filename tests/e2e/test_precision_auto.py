@@ -17,13 +17,21 @@ pytestmark = pytest.mark.program
 BLOCKS = 3
 
 
-def attention(path: Path) -> str:
-    """x [N, 6, 8], keep [N, 1, 6] -> y [N, 6, 8]: blocks of attention with (1 - keep) · -1e9 on the scores."""
+def attention(path: Path, infinite: bool = False) -> str:
+    """x [N, 6, 8], keep [N, 1, 6] -> y [N, 6, 8]: blocks of attention with (1 - keep) · -1e9 on the scores; `infinite`:
+    with minus infinity where keep is 0.
+    """
     nodes, constants = [], {"one": np.float32(1.0), "low": np.float32(-1e9)}
     nodes += [
         helper.make_node("Sub", ["one", "keep"], ["away"], name="away"),
         helper.make_node("Mul", ["away", "low"], ["mask"], name="mask"),
     ]
+    if infinite:
+        constants |= {"half": np.float32(0.5), "never": np.float32(-np.inf), "zero": np.float32(0.0)}
+        nodes = [
+            helper.make_node("Greater", ["keep", "half"], ["kept"], name="kept"),
+            helper.make_node("Where", ["kept", "zero", "never"], ["mask"], name="mask"),
+        ]
     x = "x"
     for block in range(BLOCKS):
         for part in "qkv":
@@ -72,6 +80,14 @@ def test_masks_stay_in_float_and_are_named(program: Program) -> None:
     assert "apply0" in found.out and "loss" in found.out
     assert "apply0 to apply2" in (found.folder / "evaluate" / "report.html").read_text()
     assert found.report["agreement"]["differing"] == 0
+
+
+def test_masks_of_minus_infinity_do_as_well(program: Program) -> None:
+    given = data(program)[:2]
+    found = program.run(*given, attention(program.cwd / "infinite.onnx", infinite=True))
+    assert found.code == 0, found.err
+    assert found.report["outputs"][0]["sqnr_db"] > 15 and found.report["agreement"]["differing"] == 0
+    assert set(found.report["precision"]["float"]) >= {f"apply{n}" for n in range(BLOCKS)}
 
 
 def test_an_unpadded_mask_is_warned_of_and_not_frozen(program: Program) -> None:
