@@ -17,6 +17,10 @@ from quantpipe.types import Choice, ChoiceSpace, OptionValue, ScaleGroup, Topolo
 BITS = "bits"
 STEP = "threshold_step"
 CLIP = "clip_percent"
+RANGE = "range"
+
+ESTIMATED, WHOLE = "estimated", "whole"
+"""Options of a choice of range: what the estimator gives, or everything that calibration saw."""
 
 STEPS = (-1, 0, 1)
 """Of thresholds, where they are asked for and none are given."""
@@ -83,6 +87,11 @@ def clip_key(tensor: str) -> str:
     return f"clip:{tensor}"
 
 
+def range_key(tensor: str) -> str:
+    """Return the key of the choice of a group's range, by its first tensor."""
+    return f"range:{tensor}"
+
+
 def bits_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Return the bits of each stored tensor and weight.
 
@@ -105,6 +114,19 @@ def steps_of(topology: Topology, assignment: Assignment, reference: Topology | N
 def clips_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Group key -> percent of the estimated range that is kept."""
     return {g.key: int(assignment.get(clip_key(_owner(g, reference) or ""), 100)) for g in topology.groups}
+
+
+def range_choice(group: ScaleGroup) -> Choice:
+    """Return the choice between the estimated range of a group and the whole one."""
+    return Choice(range_key(group.key), RANGE, (ESTIMATED, WHOLE), group.edges, graded=False)
+
+
+def wholes_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> frozenset[str]:
+    """Return the keys of the groups whose range is everything that calibration saw."""
+    chosen = {key for key, option in assignment.items() if option == WHOLE}
+    if not chosen:
+        return frozenset()
+    return frozenset(g.key for g in topology.groups if range_key(_owner(g, reference) or "") in chosen)
 
 
 def _owner(group: ScaleGroup, reference: Topology | None) -> str | None:

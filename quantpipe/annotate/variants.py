@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from quantpipe.annotate.choices import Assignment, bits_of, choice_space, clips_of, steps_of
+from quantpipe.annotate.choices import Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
 from quantpipe.annotate.topology import analyze
 from quantpipe.errors import ConfigError
@@ -118,6 +118,10 @@ class Topologies:
     def clips(self, assignment: Assignment) -> dict[str, int]:
         """Group key -> percent of the range that is kept, in the topology of an assignment."""
         return clips_of(self.topology_of(assignment), assignment, self.reference)
+
+    def wholes(self, assignment: Assignment) -> frozenset[str]:
+        """Return the keys of the groups whose range is the whole one, in the topology of an assignment."""
+        return wholes_of(self.topology_of(assignment), assignment, self.reference)
 
     def space(self, percents: Sequence[int] = ()) -> ChoiceSpace:
         """All choices; `percents` as `choice_space` takes it."""

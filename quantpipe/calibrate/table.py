@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of
+from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of, wholes_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
-from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
@@ -47,7 +47,7 @@ class ThresholdTable:
         self._estimator, self._weight_method = estimator, weight_method
         self._variants = variants
         self._stats: dict[str, TensorStats] = dict(profile.tensors)
-        self._ranges: dict[tuple[str, int], Range] = {}
+        self._ranges: dict[tuple[str, int, bool], Range] = {}
         self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
         self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
 
@@ -57,22 +57,27 @@ class ThresholdTable:
         if variants is None:
             structure, topology = DEFAULT, self._topology
             bits, steps, clips = (of(topology, assignment) for of in (bits_of, steps_of, clips_of))
+            wholes = wholes_of(topology, assignment)
         else:
             structure, topology = variants.structure_of(assignment), variants.topology_of(assignment)
             bits, steps, clips = variants.bits(assignment), variants.steps(assignment), variants.clips(assignment)
+            wholes = variants.wholes(assignment)
         ranges = {}
         for group in topology.groups:
-            found = self.group_range(group, bits[group.key])
+            found = self.group_range(group, bits[group.key], whole=group.key in wholes)
             factor = 2.0 ** steps[group.key] * (clips[group.key] / 100)
             ranges[group.key] = Range(found.low * factor, found.high * factor)
         weights = {w.tensor: self._thresholds(w, bits[w.tensor]) for w in topology.weights}
         return Strategy(bits, ranges, weights, structure)
 
-    def group_range(self, group: ScaleGroup, bits: int) -> Range:
-        """The hull of the sources' estimated ranges, or the range that is known beforehand."""
+    def group_range(self, group: ScaleGroup, bits: int, *, whole: bool = False) -> Range:
+        """Return the hull of the sources' estimated ranges, or the range that is known beforehand.
+
+        With `whole` it is the hull of everything that calibration saw.
+        """
         if group.fixed is not None:
             return group.fixed
-        parts = [self._range(source, bits) for source in group.sources]
+        parts = [self._range(source, bits, whole) for source in group.sources]
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
@@ -107,8 +112,10 @@ class ThresholdTable:
         topology = self._topology if self._variants is None else self._variants.at(strategy.structure)
         for group in topology.groups:
             for source in group.sources if len(group.sources) > 1 and group.fixed is None else ():
-                alone = self._range(source, strategy.bits[group.key])
-                together = self.group_range(group, strategy.bits[group.key])
+                bits = strategy.bits[group.key]
+                whole = strategy.ranges[group.key] == self.group_range(group, bits, whole=True)
+                alone = self._range(source, bits, whole)
+                together = self.group_range(group, bits, whole=whole)
                 if alone != together:
                     found.append(
                         {
@@ -121,12 +128,13 @@ class ThresholdTable:
                     )
         return found
 
-    def _range(self, tensor: str, bits: int) -> Range:
-        key = (tensor, bits)
+    def _range(self, tensor: str, bits: int, whole: bool) -> Range:
+        key = (tensor, bits, whole)
         if key not in self._ranges:
             if tensor not in self._stats and self._graph.is_constant(tensor):
                 self._stats[tensor] = _constant_stats(self._graph, tensor)
-            self._ranges[key] = self._estimator(self._stats[tensor], bits, self._schema.activations)
+            estimator = MaxRange() if whole else self._estimator
+            self._ranges[key] = estimator(self._stats[tensor], bits, self._schema.activations)
         return self._ranges[key]
 
 

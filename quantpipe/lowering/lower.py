@@ -199,9 +199,10 @@ def render(
             context.set(kernel.output, kernel.form, lowering(context, node, kernel))
         elif node.name not in topology.swallowed:
             _copy_float(context, node)
-    outputs = []
+    outputs, entered = [], {info.name for info in entering}
     for info in graph.outputs:
-        if info.name in stored:
+        # What came in stored and leaves is an output of the whole model, which is real.
+        if info.name in stored and info.name not in entered:
             value = dialect.leave(context, info.name, context.get(info.name, Form.QUANTIZED))
             value.type, value.shape = ir.TensorType(ir_dtype(info.dtype)), ir.Shape(list(info.shape))
             outputs.append(value)

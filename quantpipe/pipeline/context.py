@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quantpipe.annotate.choices import range_choice
 from quantpipe.annotate.limits import pinned
 from quantpipe.annotate.variants import Topologies
 from quantpipe.artifacts import Origin, digest_json
@@ -70,6 +71,31 @@ class RunContext:
     def settled(self, strategy: Strategy) -> RunContext:
         """The same job with the topology of a strategy."""
         return replace(self, topology=self.variants.at(strategy.structure))
+
+    def offering(self, floats: Collection[str], wholes: Collection[str], *, decided: bool) -> RunContext:
+        """Return the same job with further choices.
+
+        Args:
+            floats: Nodes (of `variants.may_float`) that may be left in float.
+            wholes: Keys of scale groups whose range may be everything that calibration saw.
+            decided: The choices have that one option; else the default, integer and estimated, stands before it.
+        """
+        settings = self.settings
+        variants, nodes, groups = self.variants, frozenset(floats), frozenset(wholes)
+        if nodes:
+            variants = Topologies(self.graph, settings.spec, settings.schema, settings.annotate, floatable=nodes)
+        known = {choice.key for choice in self.space}
+        added = [choice for choice in variants.choices if choice.key not in known]
+        added += [range_choice(g) for g in variants.reference.groups if g.key in groups and g.fixed is None]
+        if decided:
+            added = [replace(choice, options=choice.options[1:]) for choice in added]
+        return replace(
+            self,
+            variants=variants,
+            topology=variants.base,
+            space=ChoiceSpace((*self.space, *added)),
+            whole=ChoiceSpace((*self.whole, *added)),
+        )
 
     @property
     def branches(self) -> Topologies | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -105,6 +105,32 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
 
 
 @dataclass(frozen=True, eq=False)
+class Translated:
+    """Workers that are asked for points of another space."""
+
+    workers: Workers
+    translated: Callable[[Point], Point]
+
+    def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order."""
+        return self.workers([self.translated(point) for point in points], *(() if hopeless is None else (hopeless,)))
+
+    def close(self) -> None:
+        """End every process."""
+        self.workers.close()
+
+    @property
+    def count(self) -> int:
+        """Return how many processes measured, at most."""
+        return self.workers.count
+
+    @property
+    def kind(self) -> str:
+        """Return which evaluator measured."""
+        return self.workers.kind
+
+
+@dataclass(frozen=True, eq=False)
 class Candidates:
     """What measures the points of a job's space, with the table that their ranges come from."""
 
@@ -112,6 +138,17 @@ class Candidates:
     recipe: CandidateRecipe
     table: ThresholdTable
     workers: Workers
+
+    def within(self, job: RunContext) -> Candidates:
+        """Return the same workers for a job whose choices are some of these, with some of their options."""
+        own, there = self.job.space.choices, {choice.key: choice for choice in job.space}
+        place = {choice.key: number for number, choice in enumerate(job.space)}
+
+        def translated(point: Point) -> Point:
+            chosen = ((c, there[c.key].options[point[place[c.key]]] if c.key in there else c.options[0]) for c in own)
+            return tuple(choice.options.index(option) for choice, option in chosen)
+
+        return replace(self, job=job, workers=Translated(self.workers, translated))
 
     @classmethod
     def of(cls, job: RunContext, aim: SearchContext, profile: Profile) -> Candidates:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quantpipe.annotate.choices import range_key
 from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import ArtifactError, nearest
@@ -13,6 +14,7 @@ from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.search import LoggedTrial, find_trial
 from quantpipe.types import Profile
+from quantpipe.types.structure import FLOAT_KEY
 
 
 def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
@@ -28,6 +30,7 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
     trial = find_trial(log, number)
     forced = _check_origin(job, log, trial)
     _check_names(job, log, trial)
+    job = _as_decided(job, trial)
     settings = job.settings
     profile = calibrate(job, None if forced else _beside(job, log))
     table = ThresholdTable(
@@ -52,6 +55,14 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
         "weights": settings.search.weights,
     }
     return SearchDecision(strategy, report, table.rectified(strategy), rounded(job, strategy))
+
+
+def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
+    """The job with what that run had decided before its search (`precision=auto`), which its log names."""
+    further = {key: option for key, option in trial.choices.items() if key not in {c.key for c in job.whole}}
+    floats = [key.removeprefix(FLOAT_KEY) for key in further if key.startswith(FLOAT_KEY)]
+    wholes = [group.key for group in job.variants.reference.groups if range_key(group.key) in further]
+    return job.offering(floats, wholes, decided=False) if floats or wholes else job
 
 
 def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from quantpipe.annotate.choices import range_key
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.cost import macs
+from quantpipe.types import ScaleGroup
 
 MOST_ROLES = 16
 """More roles than this are taken together, by what lies nearer around a node, so that a budget can measure each."""
@@ -68,6 +70,15 @@ def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[Move, ...]:
         Move(tuple(n.name for n in part), part[0].op, sum(macs(n, graph) for n in part) / total)
         for part in parts.values()
     )
+
+
+def range_moves(graph: Graph, groups: Sequence[ScaleGroup]) -> tuple[Move, ...]:
+    """Return the scale groups by the op that makes their first tensor, each by the key of its choice of range."""
+    parts: dict[str, list[str]] = {}
+    for group in groups:
+        producer = graph.producers.get(group.key)
+        parts.setdefault("input" if producer is None else producer.op, []).append(range_key(group.key))
+    return tuple(Move(tuple(keys), op, 0.0) for op, keys in parts.items())
 
 
 def _parted(nodes: Sequence[Node], keys: Sequence[object]) -> dict[object, list[Node]]:

@@ -1,6 +1,7 @@
-"""Which moves into float are worth it, by measured losses, within a budget of evaluations.
+"""Which moves are worth it, by measured losses, within a budget of evaluations.
 
-The order is from certain to doubtful. First what ranges say. Then, while the loss is beyond repair: all light moves at
+The order is from certain to doubtful. First what ranges say. Then whether ranges that hold everything lose less than
+estimated ones, which costs one measurement where they do not. Then, while the loss is beyond repair: all light moves at
 once, which shows what float could gain at most; each of them taken back alone, which shows what it is needed for; as
 many taken back as the loss allows, those that save most for the least harm first; what is left is split, as long as
 the budget lasts. Last, single moves of layers that multiply, each of which must mend a good part of the loss.
@@ -17,7 +18,10 @@ Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float."""
 
 WORTH = 0.7
-"""A step is worth it where it leaves at most this share of the loss."""
+"""A step into float is worth it where it leaves at most this share of the loss."""
+
+WIDER = 0.9
+"""Other ranges cost nothing on the device, so they are taken for less; below this the samples decide, not the model."""
 
 MARGIN = 1.25
 """The loss that is accepted, in those that float could reach at best, where that is above the aim."""
@@ -40,9 +44,19 @@ class Tried:
 class Selection:
     """A search over nodes in float that always holds its best answer so far.
 
-    `measure`: (loss, cost) of a set of nodes in float; it may raise what ends the search, and `floats` is the answer
-    then. `certain`: nodes whose ranges cannot be trusted, `doubted`: nodes whose ranges hold masks or parts far apart;
-    `light`, `heavy`: what else may move. `above`: the loss up to which nothing is done; `aim`: the loss to reach.
+    What moves is a node into float, or a scale group (by the key of its choice) to its whole range.
+
+    Attributes:
+        measure: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
+        certain: Nodes whose ranges cannot be trusted.
+        doubted: Nodes whose ranges hold masks or parts far apart.
+        ranges: Scale groups that may have their whole range.
+        light: Other nodes that multiply nothing.
+        heavy: Nodes that multiply.
+        above: The loss up to which nothing moves into float.
+        aim: The loss to reach.
+        moved: The answer so far.
+        tried: What was measured, in order.
     """
 
     measure: Callable[[frozenset[str]], Measured]
@@ -52,43 +66,65 @@ class Selection:
     heavy: Sequence[Move]
     above: float
     aim: float
-    floats: frozenset[str] = frozenset()
+    ranges: Sequence[Move] = ()
+    moved: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
 
     @property
     def taken(self) -> Tried:
         """What was measured of the answer."""
-        return next(t for t in reversed(self.tried) if t.nodes == self.floats)
+        return next(t for t in reversed(self.tried) if t.nodes == self.moved)
 
     def run(self) -> None:
-        """Measure and decide. Whatever `measure` raises passes through, with `floats` as far as they are known."""
+        """Measure and decide. Whatever `measure` raises passes through, with `moved` as far as they are known."""
         found = self._try("as the device runs it", frozenset())
         if self.certain:
-            self.floats = self.certain
-            found = self._try("constant in calibration: in float", self.floats)
-        if found[0] <= self.above:
-            return
-        if self.doubted - self.floats:
-            wider = self.floats | self.doubted
+            self.moved = self.certain
+            found = self._try("constant in calibration: in float", self.moved)
+        if found[0] > self.above and self.doubted - self.moved:
+            wider = self.moved | self.doubted
             better = self._try("masks and parts far apart: in float", wider)
             if better[0] <= WORTH * found[0]:
-                self.floats, found = wider, better
-            if found[0] <= self.above:
-                return
-        found = self._light(found)
+                self.moved, found = wider, better
+        found = self._ranges(found)
+        if found[0] > self.above:
+            found = self._light(found)
         if found[0] > self.above:
             self._heavy(found)
 
+    def _ranges(self, before: Measured) -> Measured:
+        """Ranges that hold everything, for all tensors, and where that gains or much is lost, role by role."""
+        if not self.ranges or before[0] <= 0:
+            return before
+        start = self.moved
+        whole = self._try("whole ranges for all tensors", _with(start, self.ranges))
+        if whole[0] > WIDER * before[0] and before[0] <= self.aim:
+            return before
+        gaining = []
+        for move in self.ranges if len(self.ranges) > 1 else ():
+            found = self._try(f"whole ranges: {named(move)}", _with(start, [move]))
+            if found[0] < before[0]:
+                gaining.append(move)
+        options = [(whole, _with(start, self.ranges))]
+        if gaining and len(gaining) < len(self.ranges):
+            nodes = _with(start, gaining)
+            options.insert(0, (self._try("whole ranges where they gain", nodes), nodes))
+        best, nodes = min(options, key=lambda option: option[0][0])
+        if best[0] > WIDER * before[0]:
+            return before
+        self.moved = nodes
+        return best
+
     def _light(self, before: Measured) -> Measured:
         """All light moves, and then as few as the loss allows."""
-        moves = [m for m in self.light if not self.floats.issuperset(m.nodes)]
+        moves = [m for m in self.light if not self.moved.issuperset(m.nodes)]
         if not moves:
             return before
-        kept, whole = self.floats, _with(self.floats, moves)
+        kept, whole = self.moved, _with(self.moved, moves)
         best = self._try("everything that multiplies nothing: in float", whole)
         if best[0] > WORTH * before[0]:
             return before
-        self.floats, goal = whole, max(self.aim, MARGIN * best[0])
+        self.moved, goal = whole, max(self.aim, MARGIN * best[0])
         harm: dict[Move, float] = {}
         for move in moves:
             back = self._try(f"{named(move)}: back to integers", whole - (set(move.nodes) - kept))
@@ -108,7 +144,7 @@ class Selection:
             nodes = whole - (_with(frozenset(), order[:middle]) - kept)
             measured = self._try(f"{middle} of {len(order)} roles: back to integers", nodes)
             if measured[0] <= goal:
-                low, found, self.floats = middle, measured, nodes
+                low, found, self.moved = middle, measured, nodes
             else:
                 high = middle - 1
         return found, order[:low]
@@ -118,12 +154,12 @@ class Selection:
         waiting = [half for move in moves for half in move.halves()]
         while waiting:
             part = waiting.pop(0)
-            nodes = self.floats - (set(part.nodes) - kept)
-            if nodes == self.floats:
+            nodes = self.moved - (set(part.nodes) - kept)
+            if nodes == self.moved:
                 continue
             measured = self._try(f"{named(part)}: back to integers", nodes)
             if measured[0] <= goal and measured[1] < found[1]:
-                self.floats, found = nodes, measured
+                self.moved, found = nodes, measured
             else:
                 waiting += part.halves()
         return found
@@ -132,17 +168,17 @@ class Selection:
         """Layers that multiply, those that mend most first."""
         share, gains = 0.0, []
         for move in self.heavy:
-            if move.share <= HEAVY_SHARE and not self.floats.issuperset(move.nodes):
-                measured = self._try(f"{named(move)}: in float", self.floats | set(move.nodes))
+            if move.share <= HEAVY_SHARE and not self.moved.issuperset(move.nodes):
+                measured = self._try(f"{named(move)}: in float", self.moved | set(move.nodes))
                 if measured[0] <= WORTH * found[0]:
                     gains.append((measured[0], move, measured))
         for _, move, alone in sorted(gains, key=lambda gain: gain[0]):
             if found[0] <= self.aim or share + move.share > HEAVY_SHARE:
                 continue
-            nodes = self.floats | set(move.nodes)
+            nodes = self.moved | set(move.nodes)
             measured = self._try(f"{named(move)}: in float, too", nodes) if share else alone
             if measured[0] <= WORTH * found[0]:
-                self.floats, found, share = nodes, measured, share + move.share
+                self.moved, found, share = nodes, measured, share + move.share
         return found
 
     def _try(self, what: str, nodes: frozenset[str]) -> Measured:

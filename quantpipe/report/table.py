@@ -25,7 +25,7 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
-        *([_precision(decided)] if (decided := _part(report, "precision")).get("trials") else []),
+        *([_precision(decided)] if (decided := _part(report, "precision")).get("roles") else []),
         *([_recovery(steps, _part(report, "recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)
@@ -90,7 +90,7 @@ def _precision(decided: Mapping[str, Any]) -> Table:
     """A row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
     table = Table(title="precision, decided before the search", caption_justify="left")
     table.caption = Text(text.precision(decided))
-    table.add_column("in float")
+    table.add_column("decided")
     table.add_column("nodes", justify="right")
     table.add_column("of the MACs", justify="right")
     table.add_column("why")

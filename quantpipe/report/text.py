@@ -220,11 +220,11 @@ def recovery_gain(gain: Mapping[str, Any]) -> str:
 
 
 def precision(record: Mapping[str, Any]) -> str:
-    """Return in words what was decided to stay in float before the search."""
-    count, loss = len(record["float"]), f"loss {record['loss_before']:.3g}"
-    if not count:
-        return f"{loss}, and nothing that was tried in float mends that ({record['evaluations']} evaluations)"
-    return (
-        f"{count} node{'s' if count > 1 else ''} stay{'' if count > 1 else 's'} in float: {loss} to "
-        f"{record['loss_after']:.3g} ({record['evaluations']} evaluations)"
-    )
+    """Return in words what was decided before the search."""
+    floats, ranges = len(record["float"]), len(record.get("ranges") or ())
+    parts = [f"{floats} node{'' if floats == 1 else 's'} in float"] if floats else []
+    parts += [f"{ranges} range{'' if ranges == 1 else 's'} whole"] if ranges else []
+    loss, count = f"loss {record['loss_before']:.3g}", f"({record['evaluations']} evaluations)"
+    if not parts:
+        return f"{loss}; nothing that was tried mends it {count}"
+    return f"{', '.join(parts)}: {loss} to {record['loss_after']:.3g} {count}"

@@ -38,7 +38,8 @@ def encoder(path: Path) -> str:
 
 def data(program: Program) -> tuple[str, ...]:
     np.savez(program.cwd / "x.npz", x=normal(7, 160, 8, scale=1.0))
-    return "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", encoder(program.cwd / "net.onnx")
+    model = encoder(program.cwd / "net.onnx")
+    return "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", model, "precision=none"
 
 
 def test_a_lost_output_is_named_with_its_tensor_and_the_advice_helps(program: Program) -> None:
@@ -63,6 +64,14 @@ def test_a_lost_output_is_named_with_its_tensor_and_the_advice_helps(program: Pr
         assert sqnr["small"] > 20, (advice, sqnr)
         assert not [text for text in helped.report["warnings"] if "warn_sqnr_db" in text]
     assert number == 1, "both overrides were tried"
+
+
+def test_by_default_the_nodes_that_lose_it_stay_in_float(program: Program) -> None:
+    *given, _ = data(program)
+    found = program.run(*given)
+    assert found.code == 0, found.err
+    assert all(row["sqnr_db"] > 20 for row in found.report["outputs"])
+    assert "lift" in found.report["precision"]["float"] and "first" not in found.report["precision"]["float"]
 
 
 def test_the_threshold_of_the_warning_is_the_users(program: Program) -> None:

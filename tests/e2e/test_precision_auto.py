@@ -113,7 +113,7 @@ def test_a_model_that_loses_little_is_left_as_it_was(program: Program) -> None:
     with_it = program.run(folder="auto")
     without = program.run("precision=none", folder="none")
     assert with_it.strategy == without.strategy
-    assert with_it.report["precision"]["evaluations"] == 1 and not with_it.report["precision"]["float"]
+    assert with_it.report["precision"]["evaluations"] == 2 and not with_it.report["precision"]["float"]
     assert without.report["precision"]["why_not"] == "precision=none"
 
 
@@ -184,3 +184,13 @@ def test_a_short_budget_ends_with_the_best_so_far(program: Program) -> None:
     precision = found.report["precision"]
     assert found.code == 0 and precision["evaluations"] == 2 and len(precision["trials"]) == 2
     assert precision["loss_after"] <= precision["loss_before"]
+
+
+def test_a_candidate_of_the_log_replays_with_what_was_decided(program: Program) -> None:
+    given = data(program)
+    found = program.run(*given)
+    log = found.folder / "search" / "trials.jsonl"
+    replayed = program.run(*given, "command=replay", f"strategy={log}", "replay.trial=0", folder="replay")
+    assert replayed.code == 0, replayed.err
+    assert replayed.strategy == found.strategy
+    assert replayed.report["metrics"]["realized"] == found.report["metrics"]["realized"]

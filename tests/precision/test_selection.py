@@ -43,13 +43,13 @@ def test_a_loss_that_is_small_enough_takes_one_measurement_and_no_node() -> None
     model = Model({})
     found = selection(model)
     found.run()
-    assert model.asked == [frozenset()] and not found.floats
+    assert model.asked == [frozenset()] and not found.moved
 
 
 def test_the_role_that_costs_the_loss_stays_in_float_and_the_others_go_back() -> None:
     found = selection(Model(nodes(HARM, *PARTS)))
     found.run()
-    assert found.floats == set(PARTS[0].nodes)
+    assert found.moved == set(PARTS[0].nodes)
     assert found.taken.loss == pytest.approx(0.001 + 0.003) and found.taken.cost == 4
 
 
@@ -57,33 +57,33 @@ def test_of_a_role_only_the_part_that_needs_it_stays_in_float() -> None:
     harm = nodes(HARM, *PARTS) | {"a1": 0.5, "a2": 0.0, "a3": 0.0, "a4": 0.0}
     found = selection(Model(harm))
     found.run()
-    assert found.floats == {"a1"}
+    assert found.moved == {"a1"}
 
 
 def test_masks_go_before_everything_else_and_may_be_enough() -> None:
     model = Model(nodes({"a": 0.5, "b": 0.0, "c": 0.0, "d": 0.0}, *PARTS))
     found = selection(model, doubted=frozenset(PARTS[0].nodes))
     found.run()
-    assert found.floats == set(PARTS[0].nodes) and len(model.asked) == 2
+    assert found.moved == set(PARTS[0].nodes) and len(model.asked) == 2
 
 
 def test_masks_that_mend_nothing_stay_in_integers() -> None:
     found = selection(Model(nodes(HARM, *PARTS)), doubted=frozenset(PARTS[1].nodes))
     found.run()
-    assert found.floats == set(PARTS[0].nodes)
+    assert found.moved == set(PARTS[0].nodes)
 
 
 def test_what_no_range_is_known_of_is_in_float_whatever_the_loss() -> None:
     found = selection(Model({}), certain=frozenset({"b1"}))
     found.run()
-    assert found.floats == {"b1"}
+    assert found.moved == {"b1"}
 
 
 def test_float_that_mends_nothing_is_not_taken() -> None:
     model = Model({}, rest=1.0)
     found = selection(model)
     found.run()
-    assert not found.floats and len(model.asked) == 2
+    assert not found.moved and len(model.asked) == 2
 
 
 def test_of_layers_that_multiply_the_one_that_mends_most_is_taken_up_to_a_share() -> None:
@@ -91,11 +91,11 @@ def test_of_layers_that_multiply_the_one_that_mends_most_is_taken_up_to_a_share(
     model = Model({"x": 0.9, "y": 0.05, "z": 3.0}, rest=0.001)
     found = selection(model, light=(), heavy=heavy)
     found.run()
-    assert not found.floats, "neither x nor y mends a good part while z, which is too much, loses most"
+    assert not found.moved, "neither x nor y mends a good part while z, which is too much, loses most"
     model = Model({"x": 0.9, "y": 0.05, "z": 0.01}, rest=0.001)
     found = selection(model, light=(), heavy=heavy)
     found.run()
-    assert found.floats == {"x"}, "y gains too little once x is in float"
+    assert found.moved == {"x"}, "y gains too little once x is in float"
     assert all("z" not in asked for asked in model.asked)
 
 
@@ -114,7 +114,7 @@ def test_a_budget_that_ends_leaves_the_best_answer_so_far() -> None:
     found.measure = measure
     with pytest.raises(Spent):
         found.run()
-    assert found.floats == frozenset().union(*(m.nodes for m in PARTS))
+    assert found.moved == frozenset().union(*(m.nodes for m in PARTS))
     assert found.taken.loss == pytest.approx(0.001)
 
 
@@ -129,10 +129,10 @@ def test_the_answer_was_measured_and_is_never_worse_than_the_start(harm: list[fl
     model = Model(dict(zip(names, harm, strict=True)), rest=rest)
     found = selection(model, doubted=frozenset(names[:2]) if doubt else frozenset())
     found.run()
-    assert found.floats in model.asked
+    assert found.moved in model.asked
     assert found.taken.loss <= found.tried[0].loss + 1e-12
     assert len(model.asked) <= 60
-    if found.floats and not doubt:
+    if found.moved and not doubt:
         whole = min(tried.loss for tried in found.tried)
         assert found.taken.loss <= max(0.02, 1.25 * whole) + 1e-12
 
@@ -144,4 +144,46 @@ def test_a_loss_that_is_infinite_is_mended_too() -> None:
     found = selection(Model({}))
     found.measure = measure
     found.run()
-    assert found.floats == set(PARTS[0].nodes)
+    assert found.moved == set(PARTS[0].nodes)
+
+
+WIDE = (Move(("range:p", "range:q"), "Conv", 0.0), Move(("range:r",), "Add", 0.0))
+
+
+def ranged(gains: dict[str, float], rest: float = 0.01) -> Model:
+    """A loss that falls by a gain (or rises, where it is negative) for each whole range."""
+
+    class Ranged(Model):
+        def __call__(self, nodes: frozenset[str]) -> tuple[float, float]:
+            self.asked.append(nodes)
+            return self.rest - sum(gain for name, gain in gains.items() if name in nodes), 1.0
+
+    return Ranged({}, rest=rest)
+
+
+def test_whole_ranges_that_lose_more_cost_one_measurement() -> None:
+    model = ranged({"range:p": 0.001, "range:q": 0.0, "range:r": -0.004})
+    found = selection(model, ranges=WIDE)
+    found.run()
+    assert not found.moved and len(model.asked) == 2
+
+
+def test_whole_ranges_are_taken_where_they_gain() -> None:
+    found = selection(ranged({"range:p": 0.004, "range:q": 0.0, "range:r": -0.001}), ranges=WIDE)
+    found.run()
+    assert found.moved == {"range:p", "range:q"}
+    found = selection(ranged({"range:p": 0.004, "range:q": 0.0, "range:r": 0.001}), ranges=WIDE)
+    found.run()
+    assert found.moved == {"range:p", "range:q", "range:r"}
+
+
+def test_a_gain_that_the_samples_may_have_made_is_not_taken() -> None:
+    found = selection(ranged({"range:p": 0.0005, "range:q": 0.0, "range:r": 0.0}), ranges=WIDE)
+    found.run()
+    assert not found.moved
+
+
+def test_role_by_role_where_much_is_lost_though_all_together_lose_more() -> None:
+    found = selection(ranged({"range:p": 0.4, "range:q": 0.0, "range:r": -0.6}, rest=0.5), ranges=WIDE, light=())
+    found.run()
+    assert found.moved == {"range:p", "range:q"}

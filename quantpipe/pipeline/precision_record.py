@@ -1,0 +1,80 @@
+"""What the folder, the terminal and the report say of decisions before the search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from quantpipe.annotate.choices import range_key
+from quantpipe.pipeline.context import RunContext
+from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, range_moves
+
+
+def why(loss: float, certain: Sequence[Finding]) -> str:
+    """Return why there is something to decide."""
+    if certain:
+        return f"{len(certain)} operands depend on an input and never varied in calibration"
+    return f"in integers wherever the device has them, the outputs lose {loss:.3g}"
+
+
+def nodes_of(said: Sequence[Finding], *kinds: FindingKind) -> frozenset[str]:
+    """Return the nodes of which findings of these kinds speak."""
+    return frozenset(finding.node for finding in said if finding.kind in kinds)
+
+
+def record_of(
+    job: RunContext, selection: Selection, said: Sequence[Finding], measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the record of the decisions, as precision.json holds it.
+
+    Args:
+        job: The job with all that could be decided.
+        selection: What was decided, and what was tried for that.
+        said: What ranges say.
+        measured: How many evaluations, and seconds, it took.
+    """
+    first, last = selection.tried[0], selection.taken
+    floats = [name for name in job.variants.may_float if name in selection.moved]
+    groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
+    wider = [
+        {"role": f"{len(move.nodes)} ranges behind {move.op}", "nodes": len(move.nodes), "share": None,
+         "why": "the whole range loses less than the estimated one"}
+        for move in range_moves(job.graph, groups)
+    ]  # fmt: skip
+    return {
+        "mode": "auto",
+        "loss_before": first.loss,
+        "loss_after": last.loss,
+        "cost_before": first.cost,
+        "cost_after": last.cost,
+        **measured,
+        "float": floats,
+        "ranges": [group.key for group in groups],
+        "roles": [*(_role(move, said) for move in moves_of(job.graph, frozenset(floats))), *wider],
+        "findings": [asdict(finding) for finding in said],
+        "trials": [{**asdict(tried), "nodes": len(tried.nodes)} for tried in selection.tried],
+        "notes": _notes(said, floats),
+    }
+
+
+def _role(move: Move, said: Sequence[Finding]) -> dict[str, Any]:
+    kinds = dict.fromkeys(str(finding.kind) for finding in said if finding.node in move.nodes)
+    reason = ", ".join(kinds) or "measured"
+    return {"role": f"{named(move)} in float", "nodes": len(move.nodes), "share": move.share, "why": reason}
+
+
+def _notes(said: Sequence[Finding], floats: Sequence[str]) -> list[str]:
+    constant = [finding for finding in said if finding.kind is FindingKind.CONSTANT]
+    tensors = dict.fromkeys(finding.tensor for finding in constant)
+    if not tensors:
+        return []
+    alone = len(tensors) == 1
+    count = "one tensor that depends on an input" if alone else f"{len(tensors)} tensors that depend on inputs"
+    kept = all(finding.node in floats for finding in constant)
+    return [
+        f"{count} {'was' if alone else 'were'} constant in all calibration samples (the first: {next(iter(tensors))}), "
+        "so that no range can be known: "
+        f"{'what reads them stays in float' if kept else 'the range is that one value'}. "
+        "Calibrate on samples in which they vary, such as padded ones where it is a mask"
+    ]
