@@ -61,7 +61,7 @@ def misread(
 def accepted(
     offered: Sequence[DType], output: str, graph: Graph, spec: HardwareSpec, *, conditions: Conditions
 ) -> tuple[DType, ...]:
-    """The stored types that a result may have, those first that all of its integer readers take."""
+    """Return the stored types that a result may have, those first that all of its integer readers take."""
     wanted = [
         conditions.integer[reader.name].input(port)
         for reader, port in graph.consumers.get(output, ())

@@ -24,7 +24,7 @@ class FixedRange:
     reason: str
 
     def agrees(self, other: FixedRange) -> bool:
-        """Whether both can hold at once."""
+        """Return whether both can hold at once."""
         return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
 
 
@@ -38,7 +38,7 @@ def pins_of(
     fixed_outputs: bool,
     most: int,
 ) -> dict[str, FixedRange]:
-    """Stored tensor -> its pin; `most`: bits that an activation can have.
+    """Return a mapping: stored tensor -> its pin; `most`: bits that an activation can have.
 
     Raises ConfigError for a uniform constraint that the stored type or schema cannot express.
     """

@@ -29,7 +29,10 @@ def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: 
 def write_pieces(
     path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview], origin: Origin | None = None
 ) -> None:
-    """`write_bytes` for what is too large to hold: the pieces come one after the other, and are hashed on the way."""
+    """Write what is too large to hold, as `write_bytes` does.
+
+    The pieces come one after the other, and are hashed on the way.
+    """
     with Unit(Path(path).parent) as unit:
         unit.pieces(Path(path), pieces, origin)
 

@@ -41,12 +41,12 @@ class ChannelCollector:
         self.count = total
 
     def finish(self) -> ChannelStats:
-        """The statistics so far; `variance` is the population's."""
+        """Return the statistics so far; `variance` is the population's."""
         variance = self.squares / max(self.count, 1)
         return ChannelStats(self.axis, self.minimum, self.maximum, self.mean, variance)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays; `restore` takes it back bit for bit."""
+        """Return everything, as arrays; `restore` takes it back bit for bit."""
         table = np.stack([self.minimum, self.maximum, self.mean, self.squares])
         return {"channel_count": np.asarray([self.count], np.int64), "channels": table}
 

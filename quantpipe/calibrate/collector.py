@@ -115,7 +115,7 @@ class StatsCollector:
         self.histogram.merge(other.histogram)
 
     def finish(self) -> TensorStats:
-        """The statistics so far, over the finite values (`count` of them); all zero when there were none.
+        """Return the statistics so far, over the finite values (`count` of them); all zero when there were none.
 
         `variance` is the population's (divided by count). A tensor of zeros gets limit 1.
         """
@@ -133,7 +133,7 @@ class StatsCollector:
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything between two batches of finite values, as arrays; `restore` takes it back bit for bit."""
+        """Return everything between two batches of finite values, as arrays; `restore` takes it back bit for bit."""
         channels = {} if self.channels is None or not self.channels.count else self.channels.state()
         limit = np.nan if self.histogram.limit is None else self.histogram.limit
         return {
@@ -156,7 +156,7 @@ class StatsCollector:
 
 
 def merge(a: StatsCollector, b: StatsCollector) -> StatsCollector:
-    """What one collector would hold after both streams; neither argument is changed."""
+    """Return what one collector would hold after both streams; neither argument is changed."""
     merged = StatsCollector(a.name)
     merged.merge(a)
     merged.merge(b)

@@ -85,7 +85,7 @@ def measure(
     progress: Progress = lambda done, total, note: None,
     checkpoint: Checkpoint | None = None,
 ) -> Profile:
-    """Statistics of `tensors` over all samples.
+    """Return the statistics of `tensors` over all samples.
 
     Raises DataError for values that are not finite in an activation.
     """
@@ -139,7 +139,7 @@ class Measurement:
         self._saved = time.perf_counter()
 
     def run(self) -> None:
-        """All passes, from where the checkpoint says."""
+        """Run all passes, from where the checkpoint says."""
         self._restore()
         with ThreadPoolExecutor(available_cores()) as pool:
             for number in range(self._pass, len(self._passes)):
@@ -253,9 +253,9 @@ class Measurement:
 
 
 def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float = math.inf) -> float:
-    """Seconds of one plain pass of the float model over the same samples: the unit in which costs are reported.
+    """Return the seconds of one plain pass of the float model over the same samples, the unit of reported costs.
 
-    Timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
+    The pass is timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
     """
     session = Session(graph.model, where=graph.source)
     started, seconds, done = time.perf_counter(), 0.0, 0
@@ -269,7 +269,7 @@ def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float
 
 
 def peak_rss_mb() -> float:
-    """The operating system's own figure for this process, MiB."""
+    """Return the operating system's own figure for this process, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -32,7 +32,7 @@ def weight_ranges(
     *,
     method: Literal["max_range", "mse"] = "mse",
 ) -> list[Range]:
-    """One clip range per channel along `axis` (`[C]` of them), or a single one for the tensor (`axis=None`).
+    """Return one clip range per channel along `axis` (`[C]` of them), or a single one for the tensor (`axis=None`).
 
     max_range: T = max|w| (symmetric), or [min(0, w), max(0, w)] (asymmetric). mse: the candidate with the least
     sum of (w - s·(clip(round(w/s) + z) - z))² over the channel's values, s and z as `scale_zero_point` makes them from
@@ -66,7 +66,7 @@ def weight_ranges(
 
 
 def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
-    """The statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch."""
+    """Return the statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch."""
     values = np.asarray(weight, dtype=np.float32)
     parts = [values] if axis is None else list(np.moveaxis(values, axis, 0))
     collectors = [StatsCollector(str(c)) for c in range(len(parts))]
@@ -78,7 +78,7 @@ def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
 def estimated_ranges(
     channels: Sequence[TensorStats], bits: int, schema: TensorSchema, estimator: Estimator
 ) -> list[Range]:
-    """The estimator's range of each channel; one whose scale is 1 for a channel of zeros.
+    """Return the estimator's range of each channel; one whose scale is 1 for a channel of zeros.
 
     Raises ModelError for non-finite weights.
     """

@@ -51,7 +51,7 @@ def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path
 
 
 def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """An array of labels as int64 `[samples]`; `[samples, 1]` is taken too."""
+    """Return an array of labels as int64 `[samples]`; `[samples, 1]` is taken too."""
     if raw.shape == (samples, 1):
         raw = raw[:, 0]
     if raw.ndim != 1:
@@ -69,7 +69,7 @@ def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
 
 
 def check_labels(labels: NDArray[np.int64], classes: int | None, where: str) -> None:
-    """DataError where a label is negative or beyond the model's classes (`classes` None: not known)."""
+    """Raise DataError where a label is negative or beyond the model's classes (`classes` None: not known)."""
     wrong = labels < 0
     if classes is not None:
         wrong |= labels >= classes

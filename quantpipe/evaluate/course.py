@@ -100,7 +100,7 @@ class Course:
     def several(
         self, name: str, run: Callable[[Batch], Sequence[NDArray[Any]]], samples: Samples, size: int
     ) -> tuple[list[Outputs], NDArray[np.int64] | None]:
-        """The same of a model's outputs that come together."""
+        """Return what several outputs of a model are over all samples, which come together, and the labels."""
         update = self._begin(name)
         rows, complete = self._stored(_key(name, size))
         update(_samples(rows), len(samples), "")

@@ -31,7 +31,7 @@ class _Sums:
 
 
 def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[dict[str, Any]]:
-    """One entry per stored tensor in graph order.
+    """Return one entry per stored tensor in graph order.
 
     `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
     error of quantizing the float tensor alone, over its mean square. `saturated`: share of elements beyond the clip

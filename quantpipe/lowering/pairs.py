@@ -21,7 +21,9 @@ KEPT = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 def pair_excess(
     context: Context, constants: ConstantWriter, node: Node, plan: Accumulate, *, centred: ir.Value, zero_point: int
 ) -> ir.Value:
-    """Σ over pairs of (pair - clamp(pair, int16)), per output element, float32. `centred`: q - z in float32.
+    """Write Σ over pairs of (pair - clamp(pair, int16)), per output element, float32.
+
+    `centred`: q - z in float32.
 
     The device multiplies q itself: q_0·w_0 + q_1·w_1 = Σ (q - z)·w + z·(w_0 + w_1). Every number stays below 2^24.
     """

@@ -19,7 +19,9 @@ WARM_UP = 3
 def latency(
     float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float
 ) -> dict[str, Any]:
-    """float_ms, realized_ms, ratio (realized / float), runs. `feeds` hold one sample; all cores are used.
+    """Return float_ms, realized_ms, ratio (realized / float), runs.
+
+    `feeds` hold one sample; all cores are used.
 
     Stops after `runs` pairs or `max_seconds`, whichever comes first (but never before five pairs).
     """
@@ -28,7 +30,7 @@ def latency(
 
 
 def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> dict[str, Any]:
-    """The same for sessions that exist: (float, realized)."""
+    """Return the latencies of two sessions that exist: (float, realized)."""
     for session in sessions:
         for _ in range(WARM_UP):
             session.run(feeds)

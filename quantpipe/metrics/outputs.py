@@ -17,12 +17,15 @@ Array = NDArray[Any]
 
 
 def all_finite(outputs: Outputs) -> bool:
-    """Whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite."""
     return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
 
 
 def is_distribution(outputs: Outputs) -> bool:
-    """Whether the last axis holds probabilities already (the model ends in a softmax, or in a sigmoid of one value)."""
+    """Return whether the last axis holds probabilities already.
+
+    It does where the model ends in a softmax, or in a sigmoid of one value.
+    """
     return all(_is_distribution(part) for part in _parts(outputs))
 
 
@@ -66,7 +69,10 @@ def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]
 
 
 def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
-    """Mean over samples of KL(p_float || p) in nats. 0 for equal outputs; infinite outputs count as infinitely far."""
+    """Return the mean over samples of KL(p_float || p) in nats.
+
+    It is 0 for equal outputs; infinite outputs count as infinitely far.
+    """
     if not all_finite(outputs):
         return float("inf")
     distribution = is_distribution(reference)
@@ -78,14 +84,14 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:
-    """Mean squared difference over the variance of the float output (1 would be predicting its mean)."""
+    """Return the mean squared difference over the variance of the float output (1 would be predicting its mean)."""
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
     return float(np.mean((_elements(outputs) - r) ** 2)) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
-    """10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
+    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
     r = _elements(reference)
     noise = float(np.sum((r - _elements(outputs)) ** 2))
     signal = float(np.sum(r**2))
@@ -109,7 +115,15 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
 
 
 def cosines(reference: Array, outputs: Array) -> list[float]:
-    """Of each sample `[n, ...]`: 1 where both are zero, 0 where one is."""
+    """Return the cosine between both outputs of each sample.
+
+    Args:
+        reference: `[n, ...]`.
+        outputs: `[n, ...]`.
+
+    Returns:
+        One number per sample: 1 where both are zero, 0 where one is.
+    """
     r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64) for x in (reference, outputs))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         lengths = np.linalg.norm(r, axis=1), np.linalg.norm(o, axis=1)
@@ -120,14 +134,17 @@ def cosines(reference: Array, outputs: Array) -> list[float]:
 
 
 def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
-    """Share of samples whose greatest output is the label; None without labels or for outputs that are not `[N, C]`."""
+    """Return the share of samples whose greatest output is the label.
+
+    The result is None without labels or for outputs that are not `[N, C]`.
+    """
     if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
         return None
     return float(np.mean(outputs.argmax(axis=1) == labels))
 
 
 def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
-    """top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
+    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
     return {
         "top1": top1(outputs, labels),
         "kl": kl_divergence(reference, outputs),

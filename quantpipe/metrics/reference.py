@@ -38,7 +38,7 @@ class Compared:
     named: bool = False
 
     def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """The outputs that are needed, of those that a model has: the one of the metrics first."""
+        """Return the outputs that are needed, of those that a model has: the one of the metrics first."""
         wanted = (*(loss.output for loss in self.losses), *(outputs if self.named else ()))
         return tuple(dict.fromkeys((self.output or outputs[0], *wanted)))
 
@@ -62,36 +62,36 @@ class Reference:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The outputs that are compared, the one that metrics are about first."""
+        """Return the outputs that are compared, the one that metrics are about first."""
         return (self.output, *self.others)
 
     @property
     def found(self) -> Found:
-        """The float model's own outputs, as a candidate's come."""
+        """Return the float model's own outputs, as a candidate's come."""
         return {self.output: self.outputs, **self.others} if self.others else self.outputs
 
     @property
     def own_value(self) -> float | None:
-        """What the user's objective gives for the float model itself."""
+        """Return what the user's objective gives for the float model itself."""
         return None if self.value_of is None else user_value(self, self.found)
 
     def main(self, found: Found) -> Outputs:
-        """The output that metrics are about."""
+        """Return the output that metrics are about."""
         return found[self.output] if isinstance(found, Mapping) else found
 
     def every(self, found: Found) -> Mapping[str, Outputs]:
-        """All that were compared, by name."""
+        """Return all that were compared, by name."""
         return found if isinstance(found, Mapping) else {self.output: found}
 
     def rows(self, kept: NDArray[np.bool_]) -> Reference:
-        """That of some of the samples."""
+        """Return the reference of some of the samples; `kept` is a mask `[N]`."""
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
         return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
-    """Some of the samples."""
+    """Return the outputs of some of the samples; `kept` is a mask `[N]`."""
     return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
 
 
@@ -175,7 +175,7 @@ def checked_reference(
 
 
 def first_samples(reference: Reference, count: int) -> Reference:
-    """The reference of the first few samples of its split."""
+    """Return the reference of the first few samples of its split."""
     if count >= len(reference.outputs):
         return reference
     return reference.rows(np.arange(len(reference.outputs)) < count)
@@ -212,14 +212,14 @@ def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
 
 
 def loss_of(reference: Reference, outputs: Found) -> float:
-    """What the reference's losses come to; KL of its one output where it has none."""
+    """Return what the reference's losses come to; KL of its one output where it has none."""
     if not reference.losses:
         return kl_divergence(reference.outputs, reference.main(outputs))
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
 
 
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
-    """`objective_value` of the metrics, of which no other one is computed."""
+    """Return the objective's value, for which no metric is computed but the one it needs."""
     if metric == "auto":
         return -loss_of(reference, outputs)
     if metric == "callable":
@@ -244,7 +244,11 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
 
 
 def user_value(reference: Reference, outputs: Found) -> float:
-    """The user's objective. ConfigError when the function fails or gives no number (NaN is one: the worst)."""
+    """Return the user's objective.
+
+    Raises:
+        ConfigError: when the function fails or gives no number (NaN is one: the worst).
+    """
     if reference.value_of is None:
         raise ConfigError("is not set", stage="search", where="objective.target")
     name = getattr(reference.value_of, "__qualname__", repr(reference.value_of))

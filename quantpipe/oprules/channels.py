@@ -27,19 +27,19 @@ class ColumnForm(Protocol):
     """Where the channels of the input are; negative from behind."""
 
     def weight_axis(self, node: Node) -> int | None:
-        """Where the input's channels lie in the weight; None where a row of it does not see all of them."""
+        """Return where the input's channels lie in the weight; None where a row of it does not see all of them."""
         ...
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
-        """Largest |w| that each input channel is multiplied by, `[channels]`."""
+        """Return the largest |w| that each input channel is multiplied by, `[channels]`."""
         ...
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
-        """The weight with the columns of each input channel multiplied."""
+        """Return the weight with the columns of each input channel multiplied."""
         ...
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
-        """What a constant input of these values gives, one number per output channel."""
+        """Return what a constant input of these values gives, one number per output channel."""
         ...
 
 
@@ -175,7 +175,7 @@ CLAMP, MAX, MIN = "Clip", "Max", "Min"
 
 
 def along(values: Array, rank: int, axis: int) -> Array:
-    """`[C]` shaped to broadcast along one axis of a tensor."""
+    """Return values `[C]` shaped to broadcast along one axis of a tensor of `rank` axes."""
     shape = [1] * rank
     shape[axis] = -1
     return np.asarray(values).reshape(shape)

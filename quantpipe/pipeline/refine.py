@@ -19,7 +19,7 @@ from quantpipe.types import Profile, Score, Trial
 
 
 def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
-    """The best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
+    """Return the best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
 
     Each one's recovery stands in a folder of its own, so that an interrupted run goes on with the next one.
     """

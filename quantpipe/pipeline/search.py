@@ -52,7 +52,11 @@ class SearchContext:
 
     @classmethod
     def of(cls, job: RunContext) -> SearchContext:
-        """ArtifactError when the folder's log of trials belongs to another search."""
+        """Return the context of the search of a run.
+
+        Raises:
+            ArtifactError: when the folder's log of trials belongs to another search.
+        """
         settings, session = job.settings, Session(job.graph.model, where=job.graph.source)
 
         def on(samples: Samples) -> tuple[Reference, Objective]:
@@ -82,7 +86,10 @@ class SearchContext:
 
 
 def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecision:
-    """The best strategy within the budget. Interrupted after Ctrl-C, with the best one so far written."""
+    """Return the best strategy within the budget.
+
+    Interrupted after Ctrl-C, with the best one so far written.
+    """
     settings = job.settings
     table = ThresholdTable(
         job.graph,
@@ -163,7 +170,10 @@ def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
 
 
 def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
-    """Whether the target is met, after recovery, on the samples that judged it; says so when it is not."""
+    """Return whether the target is met, after recovery, on the samples that judged it.
+
+    The console is told when it is not.
+    """
     report = dict(found.report)
     if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])

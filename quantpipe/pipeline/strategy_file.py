@@ -32,7 +32,7 @@ def strategy_payload(
     strategy: Strategy,
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The file's content as plain data."""
+    """Return the file's content as plain data."""
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
     bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
@@ -55,7 +55,7 @@ def strategy_payload(
 def read_strategy(
     payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, *, schema: Schema, variants: Topologies
 ) -> Strategy:
-    """The strategy of a file, checked against the model and hardware it is to be used on.
+    """Return the strategy of a file, checked against the model and hardware it is to be used on.
 
     Raises ArtifactError naming what does not fit: another model, hardware, schema, structure or topology, missing or
     unknown names.
@@ -93,7 +93,11 @@ def read_strategy(
 
 
 def results_of(payload: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[Any], Mapping[str, Any]]:
-    """(search, rectified, recover): what the file says of how the strategy was found. ArtifactError for other types."""
+    """Return (search, rectified, recover): what the file says of how the strategy was found.
+
+    Raises:
+        ArtifactError: for other types.
+    """
     results = payload.get("results", {})
     found = results if isinstance(results, Mapping) else {"search": results}
     search, rectified, recovery = (found.get(k, d) for k, d in (("search", {}), ("rectified", []), ("recover", {})))

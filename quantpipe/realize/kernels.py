@@ -31,7 +31,7 @@ UNFUSED = "onnxruntime fuses nothing of it between DequantizeLinear and Quantize
 
 
 def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[dict[str, Any]]:
-    """`node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
+    """Return `node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
 
     `model`: the realized one. In forms whose kernels onnxruntime makes, what it leaves in float is found by loading it.
     """

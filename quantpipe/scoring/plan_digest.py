@@ -15,7 +15,7 @@ class PlanDigest:
     """Digests of sections of plans. Weights, which plans share, are read once each."""
 
     def of(self, plan: QuantPlan, topology: Topology, tensors: tuple[str, ...], identity: str = "") -> bytes:
-        """Every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use.
+        """Return every number that the kernels of `topology` and the conversions of their tensors and of `tensors` use.
 
         `identity` tells apart what may have the same numbers and is not the same: sections of other topologies.
         """

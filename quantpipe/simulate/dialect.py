@@ -43,8 +43,8 @@ from quantpipe.types import (
 class Simulated(Arithmetic):
     """Write the simulated form, and collect the values of the inputs that the graph declares.
 
-    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the weights that
-    are fed as integers less their zero points.
+    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the integer
+    weights behind those values of `weights` that are integers less their zero points.
     """
 
     name = "simulated"
@@ -67,7 +67,7 @@ class Simulated(Arithmetic):
     # --- conversions ------------------------------------------------------------------------------------------------
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """clamp(rint(x / s), qmin - z, qmax - z)."""
+        """Write clamp(rint(x / s), qmin - z, qmax - z)."""
         q = context.plan.quantizers[tensor]
         scale = self._scalar(context, f"{tensor}.scale", q.scale)
         steps = context.builder.op("Div", value, scale, name=f"{tensor}/steps")

@@ -28,8 +28,8 @@ def log_onnx(
 ) -> None:
     """File the model at `path` as the logged model `model` of the MLflow run entity `run`.
 
-    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load
-    it whole.
+    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load it
+    whole.
     """
     import mlflow
     import mlflow.onnx

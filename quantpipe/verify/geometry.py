@@ -19,7 +19,10 @@ WINDOWED = frozenset({"Conv", "ConvInteger", "QLinearConv", "MaxPool", "AverageP
 
 
 def check_geometry(node: str, op: str, claimed: Mapping[str, Any], written: Iterable[onnx.NodeProto]) -> None:
-    """Wrong where a node of the kernel `node` differs. `written`: the model's nodes that the kernel consists of."""
+    """Raise Wrong where a node of the kernel `node` differs.
+
+    `written`: the model's nodes that the kernel consists of.
+    """
     for made in written:
         own = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in made.attribute}
         compared: Iterable[str] = ()

@@ -35,7 +35,7 @@ KEEPING = frozenset({"Round", "Floor", "Clip", "Max", "Min", "DequantizeLinear",
 
 
 def expect_rising(model: Model, value: str, sources: Mapping[str, tuple[Array, Array]]) -> None:
-    """Wrong unless `value` never falls between the least and the greatest value of its sources, `[C, 1]` each."""
+    """Raise Wrong unless `value` never falls between the least and the greatest value of its sources, `[C, 1]` each."""
     walk = _Walk(model, sources)
     expect(walk.course(value) in RISING, value, "its steps are not known to rise with the accumulator")
 

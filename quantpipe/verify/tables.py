@@ -50,7 +50,10 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
 
 
 def value_of(function: Mapping[str, Any], real: Array, rows: int) -> Array:
-    """f(x) in float64, `[rows, codes]`. NaN where it has no value."""
+    """Return f(x) in float64, `[rows, codes]`.
+
+    NaN where it has no value.
+    """
     name = str(function["op"])
     expect(name in FUNCTIONS, "certificate.json", f"the function {name} has no definition here")
     parameters = [np.asarray(p, np.float64).reshape(-1, 1) for p in function["parameters"]]

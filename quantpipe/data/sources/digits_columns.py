@@ -24,7 +24,7 @@ INK = 1 / 8
 
 
 def columns_of(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Columns `[N, 8, 8]` and attention mask `[N, 8]` of images `[N, 8, 8]` with values from 0 to 1.
+    """Return columns `[N, 8, 8]` and attention mask `[N, 8]` of images `[N, 8, 8]` with values from 0 to 1.
 
     The first axis behind N is that of the sequence. An image without ink keeps all its columns.
     """
@@ -46,7 +46,7 @@ class DigitsColumnsDataset(DigitsDataset):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def source(self) -> Source:
-        """All samples, in scikit-learn's order."""
+        """Return all samples, in scikit-learn's order."""
         pixels, labels = digits_arrays()
         columns, mask = columns_of(pixels[..., 0].astype(np.float32) / np.float32(16))
         return ArraysSource("the columns of the digits", {"columns": columns, "attention_mask": mask}, labels)

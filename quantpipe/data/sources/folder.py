@@ -99,6 +99,9 @@ def classes_of(
 
 
 def sub_folder_classes(folders: Iterable[Path]) -> dict[str, int] | None:
-    """Sub-folder names of all folders together -> position in sorted order; None where there are no sub-folders."""
+    """Return the sub-folders of all folders together, by name, with their position in sorted order.
+
+    The result is None where there are no sub-folders.
+    """
     names = {p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")}
     return {name: i for i, name in enumerate(sorted(names))} or None

@@ -64,7 +64,7 @@ class ActivationStore:
         return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
 
     def elements(self, tensor: str, batch: int) -> int:
-        """How many the array has; it is not read for that."""
+        """Return how many the array has; it is not read for that."""
         return self._elements[tensor, batch]
 
     def __contains__(self, tensor: str) -> bool:

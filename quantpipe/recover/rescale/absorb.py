@@ -50,7 +50,7 @@ def absorbed(
     options: Absorption,
     steps: Mapping[str, float],
 ) -> dict[str, ChannelChange]:
-    """A change per link whose tensor needs a smaller range then; factors are 1.
+    """Return a change per link whose tensor needs a smaller range then; factors are 1.
 
     `steps`: scales of tensors, as far as they are known. Offsets are then whole steps: so what was 0, as most values
     behind a Relu are, stays a code without an error that all of these values would share.

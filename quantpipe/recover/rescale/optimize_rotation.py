@@ -60,7 +60,7 @@ def crest(faces: Iterable[Face]) -> float:
 
 
 def rotated(face: Face, matrix: Floats) -> Face:
-    """The face behind a rotation of the channels, T' = M T."""
+    """Return the face behind a rotation of the channels, T' = M T."""
     return Face(face.values @ matrix.T, face.shared)
 
 
