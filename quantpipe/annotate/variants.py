@@ -7,7 +7,7 @@ made when first asked for and kept.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -43,12 +43,30 @@ ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Fam
 class Topologies:
     """All topologies of one graph on one hardware. Pickles without what it keeps."""
 
-    def __init__(self, graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        spec: HardwareSpec,
+        schema: Schema,
+        options: AnnotateOptions,
+        *,
+        floatable: Collection[str] = (),
+    ) -> None:
+        """Take what `analyze` takes.
+
+        Args:
+            graph: The clean model.
+            spec: The device.
+            schema: How ranges become scales.
+            options: What the user states.
+            floatable: Nodes of `may_float` that may be left in float by choice, whatever `annotate.choices` asks for.
+        """
         self._given = (graph, spec, schema, options)
+        self._floatable = frozenset(floatable)
         self._kept: OrderedDict[Structure, Topology] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given, "_kept": OrderedDict()}
+        return {"_given": self._given, "_floatable": self._floatable, "_kept": OrderedDict()}
 
     @property
     def graph(self) -> Graph:
@@ -119,6 +137,10 @@ class Topologies:
         found: list[Choice] = []
         if "float" in kinds:
             found += self._float_choices("add" in kinds)
+        known = {choice.key for choice in found}
+        found += [
+            c for k in self._may_float() if k.node in self._floatable and (c := self._float_choice(k)).key not in known
+        ]
         if "add" in kinds:
             found += self._add_choices()
         if "granularity" in kinds:
@@ -163,9 +185,29 @@ class Topologies:
             if additions_have_their_own and rule.family is Family.SUM and AddInputs.NONE in spec.add_variants:
                 continue
             if not self._touches_stated(kernel):
-                edges = self._edges(kernel)
-                found.append(Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), edges, graded=False))
+                found.append(self._float_choice(kernel))
         return found
+
+    @property
+    def may_float(self) -> tuple[str, ...]:
+        """Nodes that run in integers and that the device could run in float as well, in execution order.
+
+        Those that only move values are among them, but none whose tensors the user states something of.
+        """
+        return tuple(kernel.node for kernel in self._may_float())
+
+    def _may_float(self) -> list[Kernel]:
+        graph, spec, *_ = self._given
+        found = []
+        for kernel in self.reference.kernels:
+            node = graph.by_name[kernel.node]
+            rule = rule_of(node)
+            if rule is not None and takes_float(spec, node, graph, rule) and not self._touches_stated(kernel):
+                found.append(kernel)
+        return found
+
+    def _float_choice(self, kernel: Kernel) -> Choice:
+        return Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), self._edges(kernel), graded=False)
 
     def _add_choices(self) -> list[Choice]:
         spec, sums = self._given[1], self._sums

@@ -32,12 +32,13 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 class Options(TypedDict, total=False):
     """Name what may be said of a run beside model, samples and hardware.
 
-    A group (the first nine) is the name of an option, or a mapping of its keys, of which `option` chooses among the
+    A group (the first ten) is the name of an option, or a mapping of its keys, of which `option` chooses among the
     files of conf/; the others are values, or mappings of the keys that docs/configuration.md lists.
 
     Attributes:
         schema: How ranges become scales.
         threshold: How ranges are estimated.
+        precision: What stays in float before the search.
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
         recover: Better weights and biases from the calibration samples.
@@ -60,6 +61,7 @@ class Options(TypedDict, total=False):
 
     schema: Group
     threshold: Group
+    precision: Group
     search: Group
     objective: Group | Callable[..., float]
     recover: Group

@@ -24,7 +24,7 @@ ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
 
 
-SEARCH = ("choices", "threshold", "search", "objective", "pick", "seed")
+SEARCH = ("choices", "threshold", "precision", "search", "objective", "pick", "seed")
 """What the strategy follows from besides."""
 
 

@@ -49,8 +49,8 @@ class RunFolder:
     """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
 
     PLACES = (
-        "annotate", "calibrate", "search", "search/front", "recover", "recover/partial", "recover/finalists/*/recover",
-        "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
+        "annotate", "calibrate", "precision", "search", "search/front", "recover", "recover/partial",
+        "recover/finalists/*/recover", "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
     )  # fmt: skip
     """Folders that files are written to, below `root`."""
 
@@ -66,6 +66,8 @@ class RunFolder:
         self.topology = root / "annotate" / "topology.json"
         self.stats = root / "calibrate" / "stats.npz"
         self.partial = root / "calibrate" / "partial.npz"
+        self.precision = root / "precision" / "precision.json"
+        self.precision_trials = root / "precision" / "trials.jsonl"
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
         self.pareto = root / "search" / "pareto.json"
@@ -202,6 +204,11 @@ class RunFolder:
     def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
         """Write which samples serve which split."""
         write_json(self.data, record, origin)
+
+    def write_precision(self, record: Mapping[str, Any], origin: Origin) -> None:
+        """Write what stays in float, and what was measured to decide that."""
+        self.look_over(self.precision)
+        write_json(self.precision, record, origin)
 
     def write_strategy(self, payload: Mapping[str, Any], origin: Origin) -> None:
         """Write the run's own strategy with its results."""

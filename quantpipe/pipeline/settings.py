@@ -34,6 +34,7 @@ OBJECTIVE = (
     "latency_seconds",
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
+PRECISION = ("auto", "none")
 STATISTICS = ("full", "extremes")
 WEIGHTS = ("nearest", "recovered")
 
@@ -97,6 +98,26 @@ class CalibrateSettings:
         object.__setattr__(self, "per_channel", tuple(self.per_channel))
         if not self.cache:
             raise ConfigError("is empty; legal are auto, none and a folder", where="calibrate.cache")
+
+
+@dataclass(frozen=True)
+class PrecisionSettings:
+    """Whether nodes may stay in float before the search.
+
+    Attributes:
+        mode: `auto` or `none`.
+        loss_above: The loss of the outputs, in nats, up to which nothing is done.
+        max_evaluations: How many candidates are measured at most.
+    """
+
+    mode: str = "auto"
+    loss_above: float = 0.1
+    max_evaluations: int = 30
+
+    def __post_init__(self) -> None:
+        _legal("precision.mode", self.mode, PRECISION)
+        real("precision.loss_above", self.loss_above, least=0.0)
+        whole("precision.max_evaluations", self.max_evaluations, least=1)
 
 
 @dataclass(frozen=True)
@@ -215,6 +236,7 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
 
     @property
     def recovers_if_missed(self) -> bool:

@@ -25,6 +25,7 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
+        *([_precision(decided)] if (decided := _part(report, "precision")).get("trials") else []),
         *([_recovery(steps, _part(report, "recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)
@@ -83,6 +84,19 @@ def _caption(report: Mapping[str, Any], sentence: str, tone: str) -> Text:
 
 def _candidates(search: Mapping[str, Any]) -> str:
     return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
+
+
+def _precision(decided: Mapping[str, Any]) -> Table:
+    """A row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
+    table = Table(title="precision, decided before the search", caption_justify="left")
+    table.caption = Text(text.precision(decided))
+    table.add_column("in float")
+    table.add_column("nodes", justify="right")
+    table.add_column("of the MACs", justify="right")
+    table.add_column("why")
+    for row in decided.get("roles") or ():
+        _add(table, str(row["role"]), text.number(row["nodes"]), text.percent(row["share"]), str(row["why"]))
+    return table
 
 
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> Table:

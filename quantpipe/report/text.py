@@ -217,3 +217,14 @@ def recovery_gain(gain: Mapping[str, Any]) -> str:
         f"{made} ({'objective met' if gain['met'] else 'objective still missed'}, allowed is {least}){points}; "
         f"{gain['seconds']:.1f} s, {gain['evaluations']} evaluations"
     )
+
+
+def precision(record: Mapping[str, Any]) -> str:
+    """Return in words what was decided to stay in float before the search."""
+    count, loss = len(record["float"]), f"loss {record['loss_before']:.3g}"
+    if not count:
+        return f"{loss}, and nothing that was tried in float mends that ({record['evaluations']} evaluations)"
+    return (
+        f"{count} node{'s' if count > 1 else ''} stay{'' if count > 1 else 's'} in float: {loss} to "
+        f"{record['loss_after']:.3g} ({record['evaluations']} evaluations)"
+    )
