@@ -103,9 +103,17 @@ def decide(
     *,
     refused: Mapping[str, Mapping[OpSignature, str]] = MappingProxyType({}),
 ) -> Conditions:
-    """Return node conditions in execution order.
+    """Decide which nodes run in integers, in execution order.
 
-    `refused`: signatures that nodes cannot have, with the reasons.
+    Args:
+        graph: the clean model.
+        spec: the device.
+        options: the settings of annotate.
+        structure: what departs from the default topology.
+        refused: signatures that nodes cannot have, with the reasons.
+
+    Returns:
+        The signature of each integer node, and why each other one stays in float.
     """
     chosen = {
         n.name: f"left in float by the choice {FLOAT_KEY}{n.name}" for n in graph.nodes if structure.floats(n.name)

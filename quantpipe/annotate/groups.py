@@ -142,7 +142,17 @@ def weight_sites(
 ) -> tuple[WeightSite, ...]:
     """Return one site per constant: a weight with several users stays one tensor.
 
-    `granularity`: of a weight's scales.
+    Args:
+        graph: the clean model.
+        spec: the device.
+        signatures: the signature of each integer node.
+        granularity: gives the granularity of a weight's scales.
+        kernels: the kernels in graph order.
+        edges: the connections, for the edges of each weight.
+        least: the fewest bits of a weight, where stated.
+
+    Returns:
+        The sites, in graph order.
     """
     users: dict[str, list[Kernel]] = {}
     for kernel in kernels:

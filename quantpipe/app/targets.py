@@ -60,7 +60,18 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
 def refuse_other_packages(
     target: str, package: str, key: str, plugins: Sequence[str], *, kind: str = "classes"
 ) -> None:
-    """Raise ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
+    """Refuse a target that lies in a package that is not allowed.
+
+    Args:
+        target: the name that the configuration gives.
+        package: its package.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what it should be, as errors name it.
+
+    Raises:
+        ConfigError: when the package is not allowed.
+    """
     if package not in allowed_packages(plugins):
         raise ConfigError(
             f"the target {target!r} is not allowed; legal are {kind} of "
@@ -73,10 +84,19 @@ def refuse_other_packages(
 def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, kind: str) -> Any:
     """Return the object at the attributes `path` of a module.
 
-    `kind` is what messages call it.
+    Args:
+        module: the module.
+        path: names of attributes, from the module on.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what errors call it.
 
-    ConfigError where the module cannot be imported, the object is not there, or it, or a step on the way to it, was
-    defined outside of the allowed packages.
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: where the module cannot be imported, the object is not there, or it, or a step on the way to it,
+            was defined outside of the allowed packages.
     """
     module = as_now_named(module)
     refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind=kind)
@@ -84,7 +104,20 @@ def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, 
 
 
 def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
-    """Return `load` of a name in which only dots stand between modules and attributes, as in `_target_`."""
+    """Return the object of a name in which only dots stand between modules and attributes, as in `_target_`.
+
+    Args:
+        target: the name.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what errors call it.
+
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: as `load` raises it.
+    """
     target = as_now_named(target)
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):

@@ -49,7 +49,17 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin:
 
 
 def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment: str = "#") -> None:
-    """Write text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    """Write text after comment lines that hold the origin.
+
+    Args:
+        path: the file.
+        text: its content.
+        origin: what it is made from.
+        comment: what opens a comment line (`#`, `//`, or `<!--` for HTML).
+
+    Raises:
+        StorageError: where the file cannot be written.
+    """
     with Unit(Path(path).parent) as unit:
         unit.text(Path(path), text, origin, comment)
 

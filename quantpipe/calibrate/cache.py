@@ -56,6 +56,15 @@ class StatsCache:
         """Return the cache of a model and its samples.
 
         The key is everything that the statistics of a tensor of some name follow from.
+
+        Args:
+            folder: the folder of the cache.
+            graph: the clean model.
+            samples: the calibration samples.
+            warn: is told of damaged files.
+
+        Returns:
+            The cache.
         """
         names = [[n.name, n.op, n.inputs, n.outputs] for n in graph.nodes]
         inputs = {"model": graph.model_hash, "samples": samples.digest, "graph": digest_json(names)}

@@ -38,7 +38,17 @@ class Pass:
 
 
 def plan_passes(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: Sequence[str] = ()) -> tuple[Pass, ...]:
-    """Return the passes that measure all `tensors`; those in `reduced` need extremes only."""
+    """Return the passes that measure all `tensors`; those in `reduced` need extremes only.
+
+    Args:
+        graph: the clean model.
+        tensors: the tensors to measure.
+        memory_mb: what may be kept in memory, MiB.
+        reduced: those that need extremes only.
+
+    Returns:
+        The passes.
+    """
     order = execution_order(graph, tensors)
     inside = [t for t in order if t in set(reduced) and graph.dtypes[t] in REDUCIBLE]
     fetched = [t for t in order if t not in set(inside)]
@@ -79,7 +89,18 @@ def lacking(
     *,
     by_channel: Collection[str] = (),
 ) -> list[str]:
-    """Return those of `tensors` whose statistics are not known as they are wanted."""
+    """Return those of `tensors` whose statistics are not known as they are wanted.
+
+    Args:
+        graph: the clean model.
+        known: the statistics that there are.
+        tensors: the tensors that are wanted.
+        extremes_only: whether extremes suffice.
+        by_channel: tensors of which statistics per channel are wanted.
+
+    Returns:
+        The names, in the order of `tensors`.
+    """
     found = []
     for tensor in tensors:
         stats = known.get(tensor)

@@ -39,6 +39,19 @@ def weight_ranges(
     the candidate; 41 shares 0.2..1 of the full range, or 5 successive exponents when scales are powers of two. With
     `denominator: range` the full range is max|w|·R/(R-1), at which max|w| is itself an integer.
     A channel of zeros gets a range whose scale is 1. Raises ModelError for non-finite weights.
+
+    Args:
+        weight: the real values, any shape.
+        axis: the axis of channels, or None.
+        bits: the number of bits.
+        schema: how ranges become scales.
+        method: how the range is found.
+
+    Returns:
+        The ranges, in real units.
+
+    Raises:
+        ModelError: for non-finite weights.
     """
     if method not in ("max_range", "mse"):
         raise ConfigError(f"weights.method {method!r} is unknown; legal: 'max_range', 'mse'")
@@ -80,7 +93,17 @@ def estimated_ranges(
 ) -> list[Range]:
     """Return the estimator's range of each channel; one whose scale is 1 for a channel of zeros.
 
-    Raises ModelError for non-finite weights.
+    Args:
+        channels: the statistics of each channel.
+        bits: the number of bits.
+        schema: how ranges become scales.
+        estimator: how the range is found.
+
+    Returns:
+        The ranges, in real units.
+
+    Raises:
+        ModelError: for non-finite weights.
     """
     if any(channel.nonfinite for channel in channels):
         raise ModelError("weights hold NaN or infinite values; legal: finite weights")

@@ -63,11 +63,17 @@ def divide(
     *,
     units: Mapping[str, NDArray[np.int64] | None] | None = None,
 ) -> dict[str, Part]:
-    """Return a mapping: role -> part.
+    """Return which samples of which source go to each split.
 
-    `sources` has one key `WHOLE`, or calibrate, evaluate and perhaps search.
+    Args:
+        sources: the data, under the one key `WHOLE`, or under calibrate, evaluate and perhaps search.
+        fractions: the share of each split, where there is one source.
+        search: `search["share"]` is what calibrate gives to search.
+        seed: the seed of all chance.
+        units: which samples of each source must not be torn apart (default: its sequences).
 
-    `search["share"]` is what calibrate gives to search; `units` are those of each source (default: its sequences).
+    Returns:
+        Role -> part.
     """
     parts = {}
     for role, source in sources.items():

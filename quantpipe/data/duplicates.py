@@ -61,7 +61,18 @@ def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray
 def unshared(
     source: Source, indices: NDArray[np.int64], contents: Contents, taken: NDArray[np.uint64], *, limit: int | None
 ) -> tuple[NDArray[np.int64], Shared]:
-    """Return the first `limit` samples (None: all) whose content is not `taken`, and those met whose content is."""
+    """Return the first `limit` samples (None: all) whose content is not `taken`, and those met whose content is.
+
+    Args:
+        source: the data.
+        indices: the samples of the split, in order.
+        contents: digests of the samples' contents.
+        taken: digests that other splits hold.
+        limit: the number of samples to return; None: all.
+
+    Returns:
+        The samples, and what was met that others hold.
+    """
     kept: list[int] = []
     dropped: list[int] = []
     for start in range(0, len(indices), CHUNK):
@@ -79,6 +90,16 @@ def unshared(
 
 def say(role: str, left: int, shared: Shared, others: Sequence[str], *, where: str) -> str | None:
     """Return the warning of what was dropped from a split; None if nothing was.
+
+    Args:
+        role: the split.
+        left: how many samples are left in it.
+        shared: what was dropped.
+        others: the splits that hold the same.
+        where: the place, as errors name it.
+
+    Returns:
+        The warning, or None.
 
     Raises:
         DataError: where nothing is left.

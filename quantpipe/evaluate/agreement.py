@@ -136,7 +136,20 @@ def compare(
 
 
 def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kinds: Sequence[Kind]) -> Agreement:
-    """Compare with a simulated model that is loaded already, in some kinds of sessions."""
+    """Compare with a simulated model that is loaded already, in some kinds of sessions.
+
+    Args:
+        simulated: the simulated model.
+        realized: the realized model.
+        samples: the samples.
+        kinds: the kinds of sessions.
+
+    Returns:
+        How many elements were compared and how many differ.
+
+    Raises:
+        AgreementError: where the realized model lacks a tensor that the plan says it holds.
+    """
     lacking = [n for n in realized.integers.values() if n not in value_names(realized.model)]
     if lacking:
         raise AgreementError(

@@ -94,7 +94,17 @@ def island_tolerance(value: Array, as_written: Array) -> Array:
 
 
 def explained_step(found: Array, real: Array, tolerance: Array, quantizer: Quantizer) -> NDArray[np.bool_]:
-    """Return whether integers are what quantizing some real numbers within a tolerance of `real` gives."""
+    """Return whether integers are what quantizing real numbers near `real` gives.
+
+    Args:
+        found: the integers.
+        real: the real numbers.
+        tolerance: how far the real numbers may lie from `real`.
+        quantizer: how they are stored.
+
+    Returns:
+        True where the integer is explained, in the shape of `found`.
+    """
     scale = float(quantizer.scale)
     place = np.clip(real.astype(np.float64) / scale + quantizer.zero_point, quantizer.qmin, quantizer.qmax)
     return np.asarray(np.abs(found.astype(np.float64) - place) <= 0.5 + tolerance / scale)

@@ -99,7 +99,18 @@ def in_order(
     *,
     cancel: Callable[[Handle], object],
 ) -> Iterator[Score]:
-    """Yield scores in the order of the points, with at most `window` points handed out at a time."""
+    """Yield scores in the order of the points, with at most `window` points handed out at a time.
+
+    Args:
+        points: the points.
+        window: most points that are handed out at a time.
+        submit: begins the measurement of a point.
+        result: waits for its score.
+        cancel: gives up what was begun.
+
+    Returns:
+        The scores.
+    """
     rest = iter(points)
     waiting: deque[Handle] = deque()
     try:

@@ -100,7 +100,17 @@ class GraphBuilder:
         outputs: Sequence[str] | None = None,
         claim: bool = False,
     ) -> list[ir.Value]:
-        """Append `node` as it is (same op, attributes, name) on other inputs; without `outputs` it keeps its own."""
+        """Append a node as it is (same op, attributes, name) on other inputs.
+
+        Args:
+            node: the node of the float graph.
+            inputs: what it reads here; None for an absent optional input.
+            outputs: names of its outputs; None: its own.
+            claim: whether the outputs are the very tensors of these names.
+
+        Returns:
+            The outputs.
+        """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
         return self._append(node.op, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own)

@@ -250,7 +250,18 @@ def _shrink() -> Any:
 def run_batches(
     session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], *, extra: Feeds | None = None
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Run all samples batch by batch; `extra` feeds (parameters of a simulated graph) are the same for each."""
+    """Run all samples batch by batch.
+
+    Args:
+        session: the model.
+        samples: the samples.
+        batch_size: samples per batch.
+        outputs: names of the outputs.
+        extra: feeds that are the same for each batch (parameters of a simulated graph).
+
+    Returns:
+        Output name -> array `[n, ...]`, for each batch.
+    """
     for batch in samples.batches(batch_size):
         yield session.run({**batch.inputs, **(extra or {})}, outputs)
 

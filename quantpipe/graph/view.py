@@ -186,7 +186,17 @@ def tensor_info(value: ir.Value) -> TensorInfo:
 
 
 def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] = ()) -> Graph:
-    """Return the view of a model whose nodes are already in execution order and named."""
+    """Return the view of a model whose nodes are already in execution order and named.
+
+    Args:
+        model: the model.
+        model_hash: the digest of its file.
+        source: where it comes from.
+        notes: what was done to it, in sentences.
+
+    Returns:
+        The view.
+    """
     nodes = tuple(
         Node(
             name=node.name or "",

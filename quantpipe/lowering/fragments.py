@@ -55,7 +55,17 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
 
 
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
-    """Write the largest element of each channel of a map, as a reduction over its positions."""
+    """Write the largest element of each channel of a map, as a reduction over its positions.
+
+    Args:
+        context: the graph in the making.
+        node: the node of the float graph.
+        value: the map; None for an absent one.
+        output: the name of the result.
+
+    Returns:
+        The maxima.
+    """
     axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
     if context.opset < REDUCED_AXES_ARE_INPUTS:
         return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
@@ -159,7 +169,17 @@ TRANSPOSED = ("ConvTranspose",)
 
 
 def signed(context: Context, plan: Sum, number: int, value: ir.Value) -> ir.Value:
-    """Write a term of a sum at the common scale, negated where it is subtracted."""
+    """Write a term of a sum at the common scale, negated where it is subtracted.
+
+    Args:
+        context: the graph in the making.
+        plan: the numbers of the addition.
+        number: which term it is.
+        value: the term.
+
+    Returns:
+        The term.
+    """
     if np.all(plan.terms[number].ratio >= 0):
         return value
     return context.builder.op("Neg", value, name=f"{plan.node}/term{number}/negated")

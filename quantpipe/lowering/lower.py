@@ -175,10 +175,21 @@ Lowering = Callable[[Context, Node, Kernel], ir.Value]
 def render(
     graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect, *, stored: Collection[str] = ()
 ) -> Rendered:
-    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for.
+    """Write the whole graph.
 
-    Ports named in `stored` (of a section of a graph) carry integers in every dialect; all others are as the float model
-    has them. The written graph's inputs are the model's own, then the stored ones, then what the dialect declares.
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        dialect: the form that is written.
+        stored: ports (of a section of a graph) that carry integers in every dialect; all others are as the float model
+            has them.
+
+    Returns:
+        The model, whose inputs are the graph's own, then the stored ones, then what the dialect declares.
+
+    Raises:
+        HardwareError: for an op that the dialect has no lowering for.
     """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:

@@ -127,7 +127,20 @@ def reference_of(
     size: int,
     compared: Compared = Compared(),
 ) -> Reference:
-    """Run the float model. DataError when an output that needs finite numbers has others."""
+    """Run the float model, to compare others with it.
+
+    Args:
+        session: the model.
+        samples: the samples.
+        size: samples per batch.
+        compared: what is compared.
+
+    Returns:
+        The reference.
+
+    Raises:
+        DataError: when an output that needs finite numbers has others.
+    """
     names = compared.names(session.outputs)
     parts: list[Mapping[str, NDArray[Any]]] = []
     known = []

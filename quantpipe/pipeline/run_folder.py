@@ -114,7 +114,11 @@ class RunFolder:
     def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
         """Write the topology and the choice space.
 
-        `chosen_from` is the origin of the space, which a threshold may widen and the user may narrow.
+        Args:
+            topology: what of it runs in integers.
+            space: the choice space.
+            origin: what it is made from.
+            chosen_from: the origin of the space, which a threshold may widen and the user may narrow.
         """
         payload = {
             "node_conds": dict(topology.node_conds),
@@ -262,6 +266,13 @@ class RunFolder:
         """Write the integer model, the numbers in it, and the certificate.
 
         The certificate names both by the digests of their files.
+
+        Args:
+            plan: every number of the integer model.
+            topology: what of it runs in integers.
+            realized: the realized model.
+            claims: the content of the certificate.
+            origin: what it is made from.
         """
         with Unit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)

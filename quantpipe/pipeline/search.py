@@ -91,6 +91,15 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
     """Return a log of the job's candidates; what is in the file has to be of the same origin.
 
     The budget is not part of that: a larger one goes on where the smaller one ended.
+
+    Args:
+        job: the run.
+        objective: which of two scores is better.
+        path: the file.
+        algorithm: the algorithm with its options, as text.
+
+    Returns:
+        The log.
     """
     settings = job.settings
     identity = search_origin(

@@ -143,7 +143,19 @@ def search(
 ) -> SearchResult:
     """Return the best point within the budget; trials go to the log as they come.
 
-    `singly`: `candidates` takes one point at a time and cannot give up, because it times them.
+    Args:
+        space: the choices.
+        candidates: measures points.
+        objective: which of two scores is better.
+        algorithm: the search algorithm.
+        budget: when the search ends.
+        seed: the seed of all chance.
+        log: where trials are kept.
+        on_trial: is told of each trial and of the best one so far.
+        singly: `candidates` takes one point at a time and cannot give up, because it times them.
+
+    Returns:
+        What the search found.
     """
     evaluator = Evaluator(
         candidates,
@@ -160,7 +172,17 @@ def search(
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
-    """Return the integer model in one of the output forms."""
+    """Return the integer model in one of the output forms.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        backend: the name of the form.
+
+    Returns:
+        The model.
+    """
     return render(graph, topology, plan, BACKENDS[backend]())
 
 
@@ -172,7 +194,19 @@ def float_pass(graph: Graph, samples: Samples) -> float:
 def describe_model(
     graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
 ) -> dict[str, Any]:
-    """Return sizes, operations and bits: the report's `model` part."""
+    """Return sizes, operations and bits of the model, for the report.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        spec: the device.
+        plan: every number of the integer model.
+        strategy: what the search chose.
+        realized: the realized model.
+
+    Returns:
+        The report's `model` part.
+    """
     integer = sum(topology.node_conds.values())
     return {
         "float_bytes": model_size(graph.model),
@@ -254,6 +288,18 @@ def recover(
     """Find better numbers for a strategy: fitted on `samples`, each step judged on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there.
+
+    Args:
+        problem: the network with its device and schema.
+        searched: what the search leaves to recovery.
+        samples: the samples that steps are fitted to.
+        holdout: the samples that judge them.
+        settings: how recovery is run.
+        progress: is told how far the work is.
+        kept: where finished layers lie between two runs.
+
+    Returns:
+        The overrides of the kept steps, and the table of steps.
     """
     graph, options = problem.graph, settings.options
     judges: list[Judge] = []

@@ -32,7 +32,19 @@ def strategy_payload(
     strategy: Strategy,
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the file's content as plain data."""
+    """Return the file's content as plain data.
+
+    Args:
+        model_hash: the digest of the model.
+        spec: the device.
+        schema: how ranges become scales.
+        topology: what of it runs in integers.
+        strategy: what the search chose.
+        results: what the search, recovery and evaluation found.
+
+    Returns:
+        The content of the file.
+    """
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
     bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
@@ -57,8 +69,20 @@ def read_strategy(
 ) -> Strategy:
     """Return the strategy of a file, checked against the model and hardware it is to be used on.
 
-    Raises ArtifactError naming what does not fit: another model, hardware, schema, structure or topology, missing or
-    unknown names.
+    Args:
+        payload: the content of the file.
+        where: the place, as errors name it.
+        model_hash: the digest of the model.
+        spec: the device.
+        schema: how ranges become scales.
+        variants: the topologies of the model.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        ArtifactError: naming what does not fit: another model, hardware, schema, structure or topology, missing or
+            unknown names.
     """
     if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
         raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)

@@ -50,7 +50,17 @@ class Stored:
         return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write a stored tensor in the scale of another one, `target`."""
+        """Write a stored tensor in the scale of another one, `target`.
+
+        Args:
+            context: the graph in the making.
+            tensor: the tensor.
+            target: the tensor whose scale is wanted.
+            value: the stored integers.
+
+        Returns:
+            The integers at the other scale.
+        """
         source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
         name = f"{tensor}/to/{target}"
         real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")

@@ -117,7 +117,17 @@ def yes(value: Any) -> str:
 
 
 def times(value: Any, base: Any, less: str, more: str) -> str:
-    """Return how many times `value` is less or more than `base`: "3.9x smaller"."""
+    """Return how many times `value` is less or more than `base`: "3.9x smaller".
+
+    Args:
+        value: the number.
+        base: what it is compared with.
+        less: the word for a smaller number.
+        more: the word for a greater one.
+
+    Returns:
+        The text.
+    """
     if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:
         return DASH
     factor = base / value

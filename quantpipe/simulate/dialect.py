@@ -91,7 +91,17 @@ class Simulated(Arithmetic):
         return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write a stored tensor in the scale of another one, `target`."""
+        """Write a stored tensor in the scale of another one, `target`.
+
+        Args:
+            context: the graph in the making.
+            tensor: the tensor.
+            target: the tensor whose scale is wanted.
+            value: its integers less the zero point, as float.
+
+        Returns:
+            The integers at the other scale, less its zero point.
+        """
         return functions.rescaled(self, context, tensor, target, value=value)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:

@@ -30,6 +30,14 @@ def log_onnx(
 
     A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load it
     whole.
+
+    Args:
+        client: the MLflow client.
+        uri: the store.
+        run: the run.
+        path: the ONNX file.
+        params: the parameters of the run.
+        example: one sample of the model's inputs.
     """
     import mlflow
     import mlflow.onnx

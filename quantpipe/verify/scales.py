@@ -16,7 +16,17 @@ Array = NDArray[Any]
 
 
 def expect_multiplier(numbers: Mapping[str, Any], scale: Array, out: np.float32, where: str) -> None:
-    """Raise Wrong unless a `requantize` entry brings sums of `scale` (float64, exact) to the scale `out`."""
+    """Check that a `requantize` entry brings sums of one scale to another.
+
+    Args:
+        numbers: the entry of plan.json.
+        scale: the scale of the sums, float64, exact.
+        out: the scale of the result.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where it does not.
+    """
     if numbers["kind"] == "float_multiplier":
         expect_same(numbers["multiplier"], np.asarray(scale, np.float32) / out, where, "multiplier")
     elif numbers["kind"] == "fixed_point":
@@ -63,7 +73,17 @@ def fixed_point(real: float) -> tuple[int, int]:
 
 
 def expect_same(claimed: Any, found: Any, where: str, what: str) -> None:
-    """Raise Wrong unless numbers are equal to the last bit."""
+    """Check that numbers are equal to the last bit.
+
+    Args:
+        claimed: the numbers of plan.json.
+        found: the numbers that follow from the rest.
+        where: the kernel, as errors name it.
+        what: the name of the numbers.
+
+    Raises:
+        Wrong: where they are not.
+    """
     a, b = (np.asarray(v, np.float64).reshape(-1) for v in (claimed, found))
     same = a.size == b.size and np.array_equal(a, b)
     expect(same, where, f"its {what} is {_shown(a)}, its scales give {_shown(b)}")

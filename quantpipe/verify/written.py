@@ -316,7 +316,18 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
-    """Raise Wrong with the first point at which two functions differ; `channel`: that of the first row."""
+    """Check that two functions are equal at some points.
+
+    Args:
+        found: what the model gives.
+        expected: what the specification gives.
+        points: the arguments.
+        where: the kernel, as errors name it.
+        channel: the channel of the first row.
+
+    Raises:
+        Wrong: with the first point at which they differ.
+    """
     found, expected, points = np.broadcast_arrays(found, expected, points)
     wrong = np.argwhere(found != expected)
     if len(wrong):

@@ -47,6 +47,15 @@ def legal_range(low: float, high: float, stats: TensorStats, schema: TensorSchem
     """Return the range an estimator means by low and high: [-T, T] where the schema mirrors, T = max(-low, high).
 
     symmetric_with_uint8 on non-negative data: [0, high]. asymmetric: cut to [min(0, minimum), max(0, maximum)].
+
+    Args:
+        low: least value, real units.
+        high: greatest value, real units.
+        stats: the statistics of the tensor.
+        schema: how ranges become scales.
+
+    Returns:
+        The range.
     """
     if mirrored(stats, schema):
         threshold = max(-low, high)

@@ -157,6 +157,16 @@ def errors_by_integer(
     It needs more than two bins, none of them narrow. With H(t) = E[max(t - x, 0)] and the borders t_k = (k + 1/2)·s
     between integers, summation by parts gives E[(x - s·k(x))²] = E[(x - s·greatest)²] - 2·s·sum_k H(t_k), k = least ..
     greatest - 1. H is quadratic in each bin. The inner edges are equally spaced; the outer ones may be nearer.
+
+    Args:
+        counts: values per bin, `[n]`.
+        edges: borders of the bins, `[n+1]`, real units.
+        scale: s of each candidate, `[J]`.
+        least: least k of each candidate, `[J]`.
+        greatest: greatest k of each candidate, `[J]`.
+
+    Returns:
+        The errors `[J]`, real units squared.
     """
     total, below, density = float(counts.sum()), np.cumsum(counts) - counts, counts / np.diff(edges)
     middles = (edges[1:] + edges[:-1]) / 2

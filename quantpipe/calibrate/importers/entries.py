@@ -31,6 +31,15 @@ class Entries:
 def extremes(name: str, low: float, high: float, where: str) -> TensorStats:
     """Return the statistics of a tensor of which only the extremes are known.
 
+    Args:
+        name: the tensor.
+        low: least value, real units.
+        high: greatest value, real units.
+        where: the place, as errors name it.
+
+    Returns:
+        The statistics.
+
     Raises:
         ArtifactError: unless low <= high, both finite.
     """

@@ -139,7 +139,17 @@ class TableSource:
 
 
 def integers(file: TableFile, column: str, classes: Sequence[str] | None, what: str) -> NDArray[np.int64]:
-    """Return a column of whole numbers, or of the names in `classes` (then their positions)."""
+    """Return a column of whole numbers, or of the names in `classes` (then their positions).
+
+    Args:
+        file: the table.
+        column: the column.
+        classes: the names of classes, or None.
+        what: what the column holds, as errors name it.
+
+    Returns:
+        The numbers `[rows]`.
+    """
     place = {str(name): i for i, name in enumerate(classes or ())}
     found: list[int] = []
     for (texts,) in file.texts([column]):

@@ -67,7 +67,19 @@ def new_node(
     name: str | None,
     attributes: Mapping[str, Any] | None = None,
 ) -> ir.Value:
-    """Insert a node with one output, and return the output."""
+    """Insert a node with one output, and return the output.
+
+    Args:
+        graph: the graph, which is changed.
+        before: the node that the new one stands before.
+        op: the op.
+        inputs: what it reads; None for an absent optional input.
+        name: the node's name; None: one is made.
+        attributes: the attributes by name.
+
+    Returns:
+        The output.
+    """
     attrs = convert_attributes(dict(attributes or {}))
     node = ir.Node("", op, inputs=list(inputs), attributes=attrs, num_outputs=1, name=name)
     graph.insert_before(before, node)

@@ -160,7 +160,18 @@ def _uses(table: Table, goal: float, within_cost: bool) -> list[list[float]]:
 
 
 def used(chosen: list[Option], table: Table, start: Score, goal: float, *, within_cost: bool) -> float:
-    """Return what a plan is predicted to use: a loss, or a cost."""
+    """Return what a plan is predicted to use: a loss, or a cost.
+
+    Args:
+        chosen: the option of each choice.
+        table: options with their losses and savings.
+        start: the score of the base.
+        goal: the limit that is aimed at.
+        within_cost: whether the cost is limited, in place of the loss.
+
+    Returns:
+        The loss or the cost.
+    """
     uses = _uses(table, goal, within_cost)
     spent = sum(use[options.index(o)] for o, options, use in zip(chosen, table, uses, strict=True))
     return spent + (start.cost if within_cost else 0.0)
@@ -171,6 +182,16 @@ def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: 
 
     Within a tolerance: most saved cost with a sum of losses of at most `limit`. Within a cost: least sum of losses with
     a predicted cost of at most `limit`.
+
+    Args:
+        table: options with their losses and savings.
+        start: the score of the base.
+        limit: the most loss or cost.
+        goal: the limit that is aimed at.
+        within_cost: whether the cost is limited, in place of the loss.
+
+    Returns:
+        The option of each choice.
     """
     uses = _uses(table, goal, within_cost)
     least = [min(use) for use in uses]

@@ -35,6 +35,15 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
     """Return the point with this share of its choices moved by one option.
 
     At least one choice moves, where there is one to move.
+
+    Args:
+        space: the choices.
+        point: the point to start from.
+        rng: the source of chance.
+        share: the share of choices that move, 0 to 1.
+
+    Returns:
+        The point.
     """
     movable = [i for i, c in enumerate(space) if len(c.options) > 1]
     moved = list(point)
@@ -49,7 +58,16 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
 def unseen(space: ChoiceSpace, point: Point, seen: Container[Point], rng: np.random.Generator) -> Point | None:
     """Return a point near this one that is not in `seen`; None when there is none.
 
-    Exhaustive in small spaces.
+    Small spaces are searched exhaustively.
+
+    Args:
+        space: the choices.
+        point: the point to stay near to.
+        seen: the points that are known.
+        rng: the source of chance.
+
+    Returns:
+        The point, or None.
     """
     near = point
     for _ in range(_TRIES):
