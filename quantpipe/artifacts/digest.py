@@ -58,7 +58,14 @@ def digest_json(payload: Any) -> str:
 
 
 def digest_array(array: NDArray[Any]) -> str:
-    """Return the digest of dtype, shape and elements (in C order, whatever the memory layout)."""
+    """Return the digest of dtype, shape and elements (in C order, whatever the memory layout).
+
+    Args:
+        array: the array.
+
+    Returns:
+        `sha256:` and hex digits.
+    """
     if array.dtype.hasobject:
         raise TypeError("an array of Python objects has no stable digest")
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())

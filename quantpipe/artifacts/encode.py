@@ -79,6 +79,14 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
     Equal arrays give equal bytes.
 
     Written entry by entry, because `np.savez` takes names as keyword arguments and so refuses a tensor named `file`.
+
+    Args:
+        path: the file, as errors name it.
+        arrays: the arrays by name.
+        origin: what it is made from.
+
+    Returns:
+        The bytes.
     """
     if NPZ_ORIGIN in arrays:
         raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
@@ -97,5 +105,12 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the digest of named arrays, in any order."""
+    """Return the digest of named arrays, in any order.
+
+    Args:
+        arrays: the arrays by name.
+
+    Returns:
+        `sha256:` and hex digits.
+    """
     return digest_json({name: digest_array(np.asanyarray(array)) for name, array in arrays.items()})

@@ -65,6 +65,15 @@ def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment:
 
 
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:
-    """Write a compressed npz with an `__origin__` string entry. Equal arrays give equal bytes."""
+    """Write a compressed npz with an `__origin__` string entry; equal arrays give equal bytes.
+
+    Args:
+        path: the file.
+        arrays: the arrays by name.
+        origin: what it is made from.
+
+    Raises:
+        StorageError: where the file cannot be written.
+    """
     with Unit(Path(path).parent) as unit:
         unit.npz(Path(path), arrays, origin)

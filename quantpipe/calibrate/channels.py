@@ -20,7 +20,11 @@ class ChannelCollector:
         self.minimum = self.maximum = self.mean = self.squares = empty
 
     def update(self, array: NDArray[Any]) -> None:
-        """Include one array of finite values `[N, …]`, sample by sample."""
+        """Include one array of finite values, sample by sample.
+
+        Args:
+            array: `[N, …]`, any real type.
+        """
         for sample in array:
             rows = np.moveaxis(sample, self.axis - 1, 0)
             rows = rows.reshape(len(rows), -1).astype(np.float64)

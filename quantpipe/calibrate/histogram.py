@@ -82,6 +82,13 @@ def coarsen(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
     """Return counts `[2n]` on the grid of a limit 2^doublings times as large.
 
     Neighbours are merged towards zero, exactly.
+
+    Args:
+        counts: counts `[2n]` on the finer grid.
+        doublings: how many times the limit is doubled.
+
+    Returns:
+        The counts `[2n]`.
     """
     half = len(counts) // 2
     # After log2(n) doublings each side is one bin, which is the one next to zero for ever after.
@@ -99,6 +106,14 @@ def regrid(counts: NDArray[np.int64], limit: float, wider: float) -> NDArray[np.
 
     They are integers, and the sides of zero are kept apart. A bin that straddles a new border is split in proportion
     (values taken as uniform inside it), so no value moves by more than one bin of the old grid.
+
+    Args:
+        counts: counts `[2n]` over ±limit.
+        limit: the limit of the grid, real units.
+        wider: the limit of the new grid, real units.
+
+    Returns:
+        The counts `[2n]` over ±wider.
     """
     if wider == limit:
         return counts
@@ -114,6 +129,14 @@ def rebin(counts: NDArray[np.int64], borders: NDArray[np.float64], target: NDArr
 
     The total is kept. What lies outside the target goes to its end bins. Equation: differences of the rounded-down
     cumulative count, linearly interpolated at the target borders.
+
+    Args:
+        counts: counts `[n]`.
+        borders: their borders, `[n+1]`, ascending.
+        target: the borders of the result, `[m+1]`, ascending.
+
+    Returns:
+        The counts `[m]`.
     """
     cumulative = np.concatenate([[0], np.cumsum(counts)])
     at_target = np.floor(np.interp(target, borders, cumulative.astype(np.float64))).astype(np.int64)
@@ -128,7 +151,14 @@ def borders(limit: float, bins: int) -> NDArray[np.float64]:
 
 
 def magnitudes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the histogram `[n]` of |x| over [0, limit] of a signed one `[2n]`."""
+    """Return the histogram `[n]` of |x| over [0, limit] of a signed one `[2n]`.
+
+    Args:
+        counts: counts `[2n]` over ±limit.
+
+    Returns:
+        The counts `[n]`.
+    """
     half = len(counts) // 2
     return counts[half:] + counts[:half][::-1]
 
@@ -136,7 +166,13 @@ def magnitudes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
 def quantile(counts: NDArray[np.int64], borders_: NDArray[np.float64], share: float) -> float:
     """Return the value below which a `share` (0..1) of the counted values lies, linear inside its bin.
 
-    The result is 0 where there are no values.
+    Args:
+        counts: counts `[n]`.
+        borders_: their borders, `[n+1]`, ascending.
+        share: the share of values below the result, 0..1.
+
+    Returns:
+        The value, in the units of the borders; 0 where there are no values.
     """
     cumulative = np.cumsum(counts)
     if len(counts) == 0 or cumulative[-1] == 0:

@@ -79,7 +79,15 @@ def weight_ranges(
 
 
 def channel_stats(weight: NDArray[Any], axis: int | None) -> list[TensorStats]:
-    """Return the statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch."""
+    """Return the statistics of each channel along `axis`, or of the whole tensor (`axis=None`), as of one batch.
+
+    Args:
+        weight: the real values, any shape.
+        axis: the axis of channels, or None.
+
+    Returns:
+        One entry per channel, or a single one.
+    """
     values = np.asarray(weight, dtype=np.float32)
     parts = [values] if axis is None else list(np.moveaxis(values, axis, 0))
     collectors = [StatsCollector(str(c)) for c in range(len(parts))]

@@ -39,7 +39,14 @@ class Part:
         return np.asarray(found[np.argsort(first)])
 
     def of(self, groups: NDArray[np.int64]) -> Part:
-        """Return the samples of some units, ascending."""
+        """Return the samples of some units, ascending.
+
+        Args:
+            groups: the numbers of the units.
+
+        Returns:
+            The samples.
+        """
         if self.units is None:
             return replace(self, indices=np.sort(groups))
         return replace(self, indices=self.indices[np.isin(self.units[self.indices], groups)])

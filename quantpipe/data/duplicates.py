@@ -41,14 +41,28 @@ NONE_SHARED = Shared(np.empty(0, np.int64))
 
 
 def fingerprints(source: Source, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return digests of the contents of some samples, `[len(indices)]`."""
+    """Return digests of the contents of some samples, `[len(indices)]`.
+
+    Args:
+        source: the data.
+        indices: the samples.
+
+    Returns:
+        The digests, `[len(indices)]`.
+    """
     return np.array([_fingerprint(source, int(index)) for index in indices], dtype=np.uint64)
 
 
 def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray[np.int64]) -> Contents:
     """Return digests of the sequences that samples stand in: each is alike for all samples of one.
 
-    `units` `[len(source)]`.
+    Args:
+        source: the data.
+        indices: the samples.
+        units: the number of each sample's sequence, `[len(source)]`.
+
+    Returns:
+        Gives the digests of samples, `[n]`.
     """
     own = fingerprints(source, indices)
     digests = {}

@@ -81,7 +81,13 @@ def route(
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
     """Check that every axis of `values` but the first is the input's, or free there.
 
-    `name` is that of a sample.
+    Args:
+        values: a sample with a first axis before it.
+        feed: the field and the input that it is for.
+        name: the sample, as errors name it.
+
+    Raises:
+        DataError: where an axis has another size.
     """
     wanted, found = feed.port.shape[1:], values.shape[1:]
     if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
@@ -128,6 +134,17 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
     """Return values as the input's dtype.
 
     Fractions, too large integers, NaN and infinity are errors, never lost.
+
+    Args:
+        values: values of any shape.
+        port: the input.
+        names: the samples, as errors name them.
+
+    Returns:
+        The values, in the same shape.
+
+    Raises:
+        DataError: for a value that the type cannot hold.
     """
     try:
         target = np.dtype(port.dtype)

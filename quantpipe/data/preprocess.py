@@ -131,8 +131,12 @@ class Preprocess:
     def apply(self, images: Sequence[NDArray[Any]] | NDArray[Any], source: SourceLayout) -> NDArray[Any]:
         """Return a batch `[N, …]` in the model's layout.
 
-        Its type is float32 (float64 from wide sources), or as stored if `is_identity`. `images` is one array or a list
-        of samples; after resizing they must all have one shape.
+        Args:
+            images: one array or a list of samples; after resizing they must all have one shape.
+            source: how the axes of the data are meant.
+
+        Returns:
+            `[N, …]`, float32 (float64 from wide sources), or as stored if `is_identity`.
 
         Raises:
             DataError: if a per-channel list does not fit the channels, or `size` is set for what is not an image.

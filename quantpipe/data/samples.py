@@ -116,7 +116,14 @@ class SourceSamples:
                 yield Batch(self._fitted(rows, some), None if labels is None else labels[some].copy(), some.copy())
 
     def values(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Return model inputs `[len(chosen), …]` of samples of one shape at these positions of the source."""
+        """Return model inputs `[len(chosen), …]` of samples of one shape at these positions of the source.
+
+        Args:
+            chosen: positions in the source, `[n]`.
+
+        Returns:
+            Input name -> `[n, …]`.
+        """
         return self._fitted(self._source.read(chosen), chosen)
 
     def _fitted(self, raw: Mapping[str, Rows], chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -169,7 +176,14 @@ def _runs(raw: Mapping[str, Rows], feeds: Sequence[Feed], count: int) -> Iterato
 
 
 def ranges(indices: NDArray[np.int64]) -> list[list[int]]:
-    """Return indices as `[first, last]` of each run that counts upwards by one, in order."""
+    """Return indices as `[first, last]` of each run that counts upwards by one, in order.
+
+    Args:
+        indices: positions, `[n]`.
+
+    Returns:
+        The runs.
+    """
     if not len(indices):
         return []
     borders = np.flatnonzero(np.diff(indices) != 1) + 1

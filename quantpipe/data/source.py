@@ -63,13 +63,24 @@ class Source(Protocol):
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
         """Return the samples at `indices`, field by field.
 
+        Args:
+            indices: positions in the source, `[n]`.
+
+        Returns:
+            Field -> one array `[n, …]`, or a list of n arrays.
+
         Raises:
-            DataError: names a sample that cannot be read.
+            DataError: naming a sample that cannot be read.
         """
         ...
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Feed the content of the samples at `indices`, in bounded memory."""
+        """Feed the content of the samples at `indices`, in bounded memory.
+
+        Args:
+            hasher: the digest.
+            indices: positions in the source, `[n]`.
+        """
         ...
 
 
@@ -77,6 +88,11 @@ def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> N
     """Include samples of any shape in a digest: name, dtype, shape and bytes of every array, sample by sample.
 
     It serves as `Source.hash_into`.
+
+    Args:
+        hasher: the digest.
+        source: the data.
+        indices: positions in the source, `[n]`.
     """
     for index in indices:
         for field, rows in sorted(source.read(np.array([index], dtype=np.int64)).items()):

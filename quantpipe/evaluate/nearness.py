@@ -35,7 +35,12 @@ class Nearness:
     angles: list[float] = field(default_factory=list)
 
     def add(self, expected: Array, found: Array) -> None:
-        """Include a batch `[n, ...]` of both models."""
+        """Include a batch `[n, ...]` of both models.
+
+        Args:
+            expected: what the float model gives, `[n, ...]`.
+            found: what the realized model gives, `[n, ...]`.
+        """
         if expected.shape != found.shape:
             self.other_shape += max(len(expected) if expected.ndim else 1, 1)
             return
@@ -82,7 +87,16 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str
 
 
 def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> dict[str, Any]:
-    """Return the row of one output whose values over all samples are known."""
+    """Return the row of one output whose values over all samples are known.
+
+    Args:
+        output: the name of the output.
+        expected: what the float model gives, `[N, ...]` or N arrays.
+        found: what the realized model gives, `[N, ...]` or N arrays.
+
+    Returns:
+        The row.
+    """
     sums = Nearness()
     if isinstance(expected, tuple) or isinstance(found, tuple):
         for one, other in zip(expected, found, strict=True):

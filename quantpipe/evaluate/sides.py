@@ -93,7 +93,15 @@ class Simulated:
         return values[self._own.get(tensor, self.names[tensor])]
 
     def centred(self, tensor: str, found: Array) -> Array:
-        """Return stored integers less their zero point, in a float type that holds them exactly."""
+        """Return stored integers less their zero point, in a float type that holds them exactly.
+
+        Args:
+            tensor: the tensor.
+            found: its integers.
+
+        Returns:
+            The integers less the zero point, in the same shape.
+        """
         real: Array = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
         return real - np.asarray(self.zero[tensor], real.dtype) if self.zero[tensor] else real
 

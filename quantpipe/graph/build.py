@@ -50,9 +50,17 @@ class GraphBuilder:
         return copy
 
     def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol, claim: bool = False) -> ir.Value:
-        """Return an initializer.
+        """Add an initializer and return it.
 
         Equal names are not merged: the caller keeps what it wants to share.
+
+        Args:
+            name: its name, made unique.
+            array: its content.
+            claim: whether it is the very tensor of that name.
+
+        Returns:
+            The initializer.
         """
         # Asking whether something is a TensorProtocol is slow: it looks for every attribute of the protocol.
         plain = isinstance(array, np.ndarray | np.generic | int | float)

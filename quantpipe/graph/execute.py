@@ -283,7 +283,14 @@ def collect(session: Session, samples: Samples, batch_size: int, output: str, *,
 
 
 def joined(found: Sequence[NDArray[Any]]) -> Outputs:
-    """Return the outputs of batches `[n, ...]` in a row; rows of their own where shapes differ."""
+    """Return the outputs of batches as one.
+
+    Args:
+        found: the batches, `[n, ...]` each.
+
+    Returns:
+        `[N, ...]`, or N arrays where shapes differ.
+    """
     if len({array.shape[1:] for array in found}) <= 1:
         return np.concatenate(found)
     return tuple(row for array in found for row in array)

@@ -52,7 +52,14 @@ def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
-    """Return whether an array is (a contiguous part of) one that `file_array` made."""
+    """Return whether an array is (a contiguous part of) one that `file_array` made.
+
+    Args:
+        array: any array.
+
+    Returns:
+        True where its bytes lie in a file of this process.
+    """
     return _place_of_array(array) is not None
 
 
@@ -118,7 +125,15 @@ def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
 
 
 def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """Return an array in a file of its own where `other` is in one; else, or if it is in one already, itself."""
+    """Return an array in a file of its own where another one is in a file.
+
+    Args:
+        array: the array.
+        other: the array that decides.
+
+    Returns:
+        A copy in a file; `array` itself where `other` is in memory, or it is in a file already.
+    """
     if not is_mapped(other) or is_mapped(array):
         return array
     found = file_array(array.shape, array.dtype)
@@ -127,13 +142,28 @@ def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def row_blocks(array: NDArray[Any], values: int = 1 << 22) -> Iterator[slice]:
-    """Yield slices of axis 0 that hold about `values` elements each; one for an array of few."""
+    """Yield slices of axis 0 that hold about `values` elements each; one for an array of few.
+
+    Args:
+        array: the array.
+        values: how many elements a block should have.
+
+    Yields:
+        Slices; one for an array of few elements.
+    """
     rows = max(1, values // max(array[:1].size, 1))
     return (slice(i, i + rows) for i in range(0, len(array), rows))
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:
-    """Return a matrix transposed, its elements in C order; in a file again if it was in one."""
+    """Return a matrix transposed, its elements in C order; in a file again if it was in one.
+
+    Args:
+        matrix: `[M, N]`.
+
+    Returns:
+        `[N, M]`, in C order.
+    """
     if not is_mapped(matrix):
         return np.ascontiguousarray(matrix.T)
     found = file_array(matrix.shape[::-1], matrix.dtype)

@@ -33,12 +33,30 @@ def output_axis(graph: Graph, tensor: str) -> int:
 
 
 def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
-    """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
+    """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars.
+
+    Args:
+        values: `[C]` or `()`.
+        graph: the clean model.
+        tensor: a tensor with C channels.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
 
 
 def along_axis(values: Array, axis: int, rank: int) -> Array:
-    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
+    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars.
+
+    Args:
+        values: `[C]` or `()`.
+        axis: the axis.
+        rank: how many axes the array has.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     if values.ndim == 0:
         return values
     shape = [1] * rank
@@ -74,7 +92,15 @@ def global_maximum(context: Context, node: Node, value: ir.Value | None, output:
 
 
 def matrix_weight(node: Node, values: Array) -> Array:
-    """Return a dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
+    """Return a dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged.
+
+    Args:
+        node: the node of the float graph.
+        values: the weight.
+
+    Returns:
+        `[K, N]`, or the weight as it is.
+    """
     return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
 
 

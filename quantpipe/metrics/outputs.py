@@ -17,7 +17,14 @@ Array = NDArray[Any]
 
 
 def all_finite(outputs: Outputs) -> bool:
-    """Return whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+
+    Returns:
+        True where all are finite.
+    """
     return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
 
 
@@ -25,6 +32,12 @@ def is_distribution(outputs: Outputs) -> bool:
     """Return whether the last axis holds probabilities already.
 
     It does where the model ends in a softmax, or in a sigmoid of one value.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+
+    Returns:
+        True where the values are probabilities.
     """
     return all(_is_distribution(part) for part in _parts(outputs))
 
@@ -72,6 +85,13 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """Return the mean over samples of KL(p_float || p) in nats.
 
     It is 0 for equal outputs; infinite outputs count as infinitely far.
+
+    Args:
+        reference: the float model's class scores, `[N, ..., classes]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The divergence in nats.
     """
     if not all_finite(outputs):
         return float("inf")
@@ -84,14 +104,30 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:
-    """Return the mean squared difference over the variance of the float output (1 would be predicting its mean)."""
+    """Return the mean squared difference over the variance of the float output (1 would be predicting its mean).
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The error as a share of the float output's variance.
+    """
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
     return float(np.mean((_elements(outputs) - r) ** 2)) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
-    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
+    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all).
+
+    Args:
+        reference: the float model's output r, `[N, ...]` or N arrays.
+        outputs: the other model's output y, alike.
+
+    Returns:
+        The ratio in dB, or None.
+    """
     r = _elements(reference)
     noise = float(np.sum((r - _elements(outputs)) ** 2))
     signal = float(np.sum(r**2))
@@ -103,8 +139,14 @@ def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
 def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
     """Return the mean over samples of the cosine between the two outputs.
 
-    Each sample's elements are one vector; the figure is the usual nearness of embeddings. None where outputs are not
-    finite.
+    Each sample's elements are one vector; the figure is the usual nearness of embeddings.
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The mean, -1 to 1; None where outputs are not finite.
     """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
@@ -136,7 +178,12 @@ def cosines(reference: Array, outputs: Array) -> list[float]:
 def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
     """Return the share of samples whose greatest output is the label.
 
-    The result is None without labels or for outputs that are not `[N, C]`.
+    Args:
+        outputs: class scores, `[N, C]`.
+        labels: class per sample, `[N]`, or None.
+
+    Returns:
+        The share, 0 to 1; None without labels or for outputs that are not `[N, C]`.
     """
     if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
         return None
@@ -144,7 +191,16 @@ def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
 
 
 def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
-    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
+    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1).
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the model's own, alike.
+        labels: class per sample, `[N]`, or None.
+
+    Returns:
+        The figures by name.
+    """
     return {
         "top1": top1(outputs, labels),
         "kl": kl_divergence(reference, outputs),

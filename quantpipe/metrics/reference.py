@@ -84,14 +84,29 @@ class Reference:
         return found if isinstance(found, Mapping) else {self.output: found}
 
     def rows(self, kept: NDArray[np.bool_]) -> Reference:
-        """Return the reference of some of the samples; `kept` is a mask `[N]`."""
+        """Return the reference of some of the samples.
+
+        Args:
+            kept: which samples, `[N]` bool.
+
+        Returns:
+            The reference.
+        """
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
         return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
-    """Return the outputs of some of the samples; `kept` is a mask `[N]`."""
+    """Return the outputs of some of the samples.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+        kept: which samples, `[N]` bool.
+
+    Returns:
+        The outputs of these.
+    """
     return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
 
 
@@ -200,6 +215,13 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
     They are kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number
     than that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are
     judged by squared error; `callable` where the user gave a function.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The metrics by name.
     """
     main = reference.main(outputs)
     found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
@@ -225,14 +247,31 @@ def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
 
 
 def loss_of(reference: Reference, outputs: Found) -> float:
-    """Return what the reference's losses come to; KL of its one output where it has none."""
+    """Return what the reference's losses come to; KL of its one output where it has none.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The loss.
+    """
     if not reference.losses:
         return kl_divergence(reference.outputs, reference.main(outputs))
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
 
 
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
-    """Return the objective's value, for which no metric is computed but the one it needs."""
+    """Return the objective's value, for which no metric is computed but the one it needs.
+
+    Args:
+        metric: the metric of the objective.
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The value, greater is better.
+    """
     if metric == "auto":
         return -loss_of(reference, outputs)
     if metric == "callable":
@@ -258,6 +297,13 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
 
 def user_value(reference: Reference, outputs: Found) -> float:
     """Return the user's objective.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The value, greater is better.
 
     Raises:
         ConfigError: when the function fails or gives no number (NaN is one: the worst).

@@ -38,10 +38,27 @@ class MatrixForm(Protocol):
         ...
 
     def matrix(self, node: Node, weight: Array) -> Array:
-        """Return the weight as the matrix `[G, O, K]`."""
+        """Return the weight as the matrix `[G, O, K]`.
+
+        Args:
+            node: the op.
+            weight: its weight in its own shape.
+
+        Returns:
+            `[G, O, K]`.
+        """
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
-        """Return the matrix in the weight's own shape: the inverse of `matrix`."""
+        """Return the matrix in the weight's own shape: the inverse of `matrix`.
+
+        Args:
+            node: the op.
+            matrix: `[G, O, K]`.
+            shape: the weight's own shape.
+
+        Returns:
+            The weight.
+        """
         ...
 
 
@@ -49,11 +66,26 @@ class Rows(Protocol):
     """Chosen places of a tensor, to be read from several that have its shape (float and quantized input)."""
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
-        """Return `[G, K, n]` in the array's own type; `zero` stands where a window reaches beyond the data."""
+        """Return the chosen rows of the op's data.
+
+        Args:
+            array: a tensor in the shape of the data.
+            zero: what stands where a window reaches beyond the data.
+
+        Returns:
+            `[G, K, n]` in the array's own type.
+        """
         ...
 
     def read_output(self, array: Array) -> Array:
-        """Return `[G, O, n]` of a tensor that has the shape of the op's output: what stands at the rows' own places."""
+        """Return what stands at the places of the rows in the op's output.
+
+        Args:
+            array: a tensor in the shape of the output.
+
+        Returns:
+            `[G, O, n]`.
+        """
         ...
 
 

@@ -55,7 +55,19 @@ def requantize(
 
 
 def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
-    """Return a real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier)."""
+    """Return a real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier).
+
+    Args:
+        draft: the plan in the making.
+        kernel: the kernel.
+        real: the multipliers, `()` or `[C]`.
+
+    Returns:
+        The multipliers and shifts, in the same shape.
+
+    Raises:
+        HardwareError: for a multiplier that the device cannot hold.
+    """
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(draft, kernel, int(np.max(-shift)))
     return FixedPoint(multiplier, shift)

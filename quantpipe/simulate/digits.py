@@ -40,7 +40,14 @@ class Digits:
     bits: int
 
     def of(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """Yield the whole numbers of all digits, the first one first; halves go to even, as in the graph."""
+        """Yield the whole numbers of all digits, the first one first; halves go to even, as in the graph.
+
+        Args:
+            value: whole numbers of any shape.
+
+        Returns:
+            One array in the same shape per digit.
+        """
         for place in range(self.count - 1, 0, -1):
             step = 1 << (place * self.bits)
             whole = intmath.round_real(value / step).astype(value.dtype)

@@ -63,7 +63,15 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """Return a copy of the model in which the graph inputs named in `weights` are constants."""
+    """Return a copy of the model in which the graph inputs named in `weights` are constants.
+
+    Args:
+        model: the model.
+        weights: input name -> its values.
+
+    Returns:
+        The copy.
+    """
     return bind_in_place(copied(model), weights)
 
 
@@ -71,6 +79,13 @@ def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Mo
     """Make constants of the graph inputs named in `weights`, in place, and return the model.
 
     A copy costs as much as a small session; this is for a rendering that nobody else reads.
+
+    Args:
+        model: the model, which is changed.
+        weights: input name -> its values.
+
+    Returns:
+        The model.
     """
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:

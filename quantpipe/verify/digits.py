@@ -41,7 +41,16 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
 
 
 def digits(values: Array, count: int, bits: int) -> Iterator[Array]:
-    """Yield the whole numbers whose sum, times powers of 2^bits, is `values`; the greatest first, halves to even."""
+    """Yield the whole numbers whose sum, times powers of 2^bits, is `values`; the greatest first, halves to even.
+
+    Args:
+        values: whole numbers of any shape.
+        count: how many digits there are.
+        bits: the width of a digit.
+
+    Returns:
+        One array in the same shape per digit.
+    """
     rest = values.astype(np.int64)
     for place in range(count - 1, 0, -1):
         below = rest >> (place * bits)

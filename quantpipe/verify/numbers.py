@@ -133,7 +133,16 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
 
 
 def along(values: Array, axis: int | None, rank: int) -> Array:
-    """Return numbers per channel along one axis; a single one as it is."""
+    """Return numbers per channel along one axis; a single one as it is.
+
+    Args:
+        values: `[C]` or `()`.
+        axis: the axis of channels; None for a single number.
+        rank: how many axes the tensor has.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     if values.ndim == 0 or axis is None:
         return values.reshape(()) if values.size == 1 else values
     shape = [1] * rank
@@ -142,7 +151,16 @@ def along(values: Array, axis: int | None, rank: int) -> Array:
 
 
 def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
-    """Return the greatest |sum of products| of each output channel, for any input."""
+    """Return the greatest |sum of products| of each output channel, for any input.
+
+    Args:
+        weight: integers less their zero points.
+        channel_axis: their axis of output channels.
+        peak: greatest magnitude of the data.
+
+    Returns:
+        `[C]`, int64.
+    """
     expect(channel_axis < weight.ndim, "plan.json", "a weight has its channels along an axis that it does not have")
     others = tuple(a for a in range(weight.ndim) if a != channel_axis)
     return np.asarray(np.abs(weight).sum(axis=others) * peak, np.int64)

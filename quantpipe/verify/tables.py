@@ -50,9 +50,15 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
 
 
 def value_of(function: Mapping[str, Any], real: Array, rows: int) -> Array:
-    """Return f(x) in float64, `[rows, codes]`.
+    """Return the values of a function, in float64.
 
-    NaN where it has no value.
+    Args:
+        function: its definition in plan.json.
+        real: the arguments, `[codes]`.
+        rows: the number of rows.
+
+    Returns:
+        `[rows, codes]`; NaN where the function has no value.
     """
     name = str(function["op"])
     expect(name in FUNCTIONS, "certificate.json", f"the function {name} has no definition here")

@@ -66,7 +66,16 @@ class KL:
 
 
 def best_bin(counts: Floats, levels: int, stride: int) -> int | None:
-    """Return the number of bins i with the least divergence, the greatest of equals; None when nothing can be told."""
+    """Return the number of bins i with the least divergence, the greatest of equals; None when nothing can be told.
+
+    Args:
+        counts: magnitudes per bin, `[n]`.
+        levels: how many integers there are for them.
+        stride: how many bins lie between two candidates.
+
+    Returns:
+        The number of bins, or None.
+    """
     filled = np.flatnonzero(counts)
     used = int(filled[-1]) + 1 if len(filled) else 0
     if used <= levels:

@@ -190,5 +190,12 @@ def errors_by_integer(
 
 
 def narrow_bins(edges: Floats) -> NDArray[np.bool_]:
-    """Return bins of no width, `[n]`: a constant tensor, or an extreme that lies on a border."""
+    """Return which bins have no width: those of a constant tensor, or of an extreme that lies on a border.
+
+    Args:
+        edges: borders of the bins, `[n+1]`.
+
+    Returns:
+        True for bins without width, `[n]`.
+    """
     return np.asarray(np.diff(edges) <= 1e-9 * np.abs(edges[1:]))

@@ -97,7 +97,14 @@ class ArrayFile:
         return self._header.dtype
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of the rows at `indices`: `[len(indices), …]`."""
+        """Return a copy of some rows.
+
+        Args:
+            indices: the rows, `[n]`.
+
+        Returns:
+            `[n, …]` in the file's type.
+        """
         if not self.shape[0]:
             return np.empty((len(indices), *self.shape[1:]), self.dtype)
         try:

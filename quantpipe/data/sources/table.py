@@ -38,6 +38,9 @@ class Columns:
     def append(self, values: Sequence[NDArray[Any]]) -> None:
         """Add rows, column by column.
 
+        Args:
+            values: one array `[n]` per column.
+
         Raises:
             StorageError: when the disk is full.
         """
@@ -53,7 +56,14 @@ class Columns:
         self.rows += len(piece)
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """Return a copy of some rows, `[len(indices), columns]`."""
+        """Return a copy of some rows, `[len(indices), columns]`.
+
+        Args:
+            indices: the rows, `[n]`.
+
+        Returns:
+            `[n, columns]`.
+        """
         if not self.rows:
             return np.empty((len(indices), self.width), self.dtype)
         mapped = np.memmap(self._file, dtype=self.dtype, mode="r", shape=(self.rows, self.width))

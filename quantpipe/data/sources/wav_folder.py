@@ -80,7 +80,15 @@ class Waveform:
         return -(-count * ratio.numerator // ratio.denominator)
 
     def cut(self, wave: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """Return sample `number` of a recording `[channels, time]`: cut at its end, or filled up with zeros there."""
+        """Return one sample of a recording, cut at its end or filled up with zeros there.
+
+        Args:
+            wave: the recording, `[channels, time]`.
+            number: the number of the frame.
+
+        Returns:
+            `[channels, time]`.
+        """
         start = number * (self.hop or self.frame or 0)
         wanted = self.frame or self.length
         if wanted is None:

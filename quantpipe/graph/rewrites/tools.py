@@ -47,7 +47,16 @@ def only_user(value: ir.Value, graph: ir.Graph) -> ir.Node | None:
 
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """Return an initializer under a name that is free."""
+    """Add an initializer under a name that is free, and return it.
+
+    Args:
+        graph: the graph, which is changed.
+        name: the name that is wanted.
+        array: its content.
+
+    Returns:
+        The initializer.
+    """
     taken, candidate, number = graph.initializers, name, 1
     while candidate in taken:
         number += 1

@@ -46,7 +46,13 @@ class ActivationStore:
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
-        """Keep the array of one tensor and batch."""
+        """Keep the array of one tensor and batch.
+
+        Args:
+            tensor: the tensor.
+            batch: the number of the batch.
+            array: its values.
+        """
         with self._lock:
             self._elements[tensor, batch] = array.size
             if self._used + array.nbytes <= self._limit:

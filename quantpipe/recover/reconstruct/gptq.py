@@ -26,7 +26,14 @@ of them can be rounded by itself."""
 
 
 def nearest(hessian: Floats) -> Rounding:
-    """Return a rounding of each weight for itself."""
+    """Return a rounding of each weight for itself.
+
+    Args:
+        hessian: second moments of the input, `[G, K, K]` float64.
+
+    Returns:
+        A function from weights, scales and bounds to integers and errors.
+    """
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))

@@ -31,7 +31,13 @@ class Writer:
                 self._uses[tensor] = self._uses.get(tensor, 0) + 1
 
     def constant(self, node: Node, port: int, value: Floats) -> None:
-        """Put another constant at a port, under the same name where the node is its only user."""
+        """Put another constant at a port, under the same name where the node is its only user.
+
+        Args:
+            node: the node.
+            port: the port of the constant.
+            value: its new content, real numbers.
+        """
         name = node.inputs[port]
         dtype = self._graph.constant_tensor(name).dtype.numpy()
         array = np.ascontiguousarray(value.astype(dtype))

@@ -166,7 +166,7 @@ def used(chosen: list[Option], table: Table, start: Score, goal: float, *, withi
         chosen: the option of each choice.
         table: options with their losses and savings.
         start: the score of the base.
-        goal: the limit that is aimed at.
+        goal: the tolerance, by which saved costs are weighted where losses are limited.
         within_cost: whether the cost is limited, in place of the loss.
 
     Returns:
@@ -187,7 +187,7 @@ def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: 
         table: options with their losses and savings.
         start: the score of the base.
         limit: the most loss or cost.
-        goal: the limit that is aimed at.
+        goal: the tolerance, by which saved costs are weighted where losses are limited.
         within_cost: whether the cost is limited, in place of the loss.
 
     Returns:
