@@ -63,7 +63,10 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for, loaded now: `import quantpipe` alone loads none of the libraries behind it."""
+    """Return a name of the Python API, loaded when it is asked for first.
+
+    `import quantpipe` alone loads none of the libraries behind it.
+    """
     if name in __all__:
         from quantpipe import api
 

@@ -87,13 +87,13 @@ def _paragraph(text: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
-    """A hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
+    """Return a hint such as ` (did you mean 'vta'?)`, or an empty string when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
     return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""
 
 
 def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) -> None:
-    """ConfigError for the first key that is not legal below `where`, with near names."""
+    """Raise ConfigError for the first key that is not legal below `where`, with near names."""
     known = list(legal)
     for key in given:
         if key not in known:

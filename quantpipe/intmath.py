@@ -51,12 +51,12 @@ def _half_up(real: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def saturate(x: ArrayLike, dtype: DType) -> NDArray[Any]:
-    """Integers of any shape, clamped into `dtype` and stored in it (4-bit types in 8-bit arrays)."""
+    """Return integers of any shape, clamped into `dtype` and stored in it (4-bit types in 8-bit arrays)."""
     return np.clip(_as_int64(x), dtype.qmin, dtype.qmax).astype(dtype.numpy)
 
 
 def wrap(x: ArrayLike, dtype: DType) -> NDArray[Any]:
-    """Integers of any shape, reduced to the low bits of `dtype`: x - 2^b·floor((x + 2^(b-1)) / 2^b)."""
+    """Return integers of any shape, reduced to the low bits of `dtype`: x - 2^b·floor((x + 2^(b-1)) / 2^b)."""
     if dtype.bits == 64:
         return _as_int64(x)  # every integer of the arithmetic here fits
     half = 1 << (dtype.bits - 1) if dtype.signed else 0
@@ -85,7 +85,7 @@ def _along(values: ArrayLike, axis: int | None, ndim: int) -> NDArray[Any]:
 
 
 def scale_zero_point(range_: Range, bits: int, dtype: DType, schema: TensorSchema) -> tuple[np.float32, int, int, int]:
-    """(scale, zero_point, qmin, qmax) that represent a real range with `bits` bits in the storage `dtype`.
+    """Return (scale, zero_point, qmin, qmax) that represent a real range with `bits` bits in the storage `dtype`.
 
     symmetric, signed: R = 2^(b-1), s = T/R (`denominator: range`) or T/(R-1) (`max`), z = 0, q in [-(R-1), R-1]
     (`narrow`) or [-R, R-1]. symmetric, unsigned: the same steps moved up by z = 2^(b-1), so that a device which stores
@@ -106,7 +106,7 @@ def scale_zero_point(range_: Range, bits: int, dtype: DType, schema: TensorSchem
 def scales_zero_points(
     low: ArrayLike, high: ArrayLike, bits: int, dtype: DType, *, schema: TensorSchema
 ) -> tuple[NDArray[np.float32], Ints, int, int]:
-    """`scale_zero_point` of `[C]` ranges at once: (scale `[C]`, zero_point `[C]`, qmin, qmax).
+    """Return `scale_zero_point` of `[C]` ranges at once: (scale `[C]`, zero_point `[C]`, qmin, qmax).
 
     The integer bounds are common to all; so symmetric_with_uint8 is asymmetric only when every `low` is >= 0.
     """
@@ -131,12 +131,12 @@ def scales_zero_points(
 
 
 def symmetric_steps(bits: int, dtype: DType, schema: TensorSchema) -> int:
-    """What a symmetric threshold is divided by: R = 2^(b - sign) or R - 1, by the schema's denominator."""
+    """Return what a symmetric threshold is divided by: R = 2^(b - sign) or R - 1, by the schema's denominator."""
     return (1 << (bits - dtype.signed)) - (schema.denominator is Denominator.MAX)
 
 
 def signed_storage(bits: int) -> DType:
-    """The least signed storage type (8 bits up) that holds `bits` bits.
+    """Return the least signed storage type (8 bits up) that holds `bits` bits.
 
     Estimators try their candidates in it: unsigned storage has the same steps, moved by 2^(b-1).
     """
@@ -144,9 +144,9 @@ def signed_storage(bits: int) -> DType:
 
 
 def integer_bounds(bits: int, dtype: DType, schema: TensorSchema, *, positive: bool) -> tuple[int, int]:
-    """(qmin, qmax) of `bits` bits inside the storage `dtype`; `positive`: the range to represent starts at 0.
+    """Return (qmin, qmax) of `bits` bits inside the storage `dtype`.
 
-    Raises HardwareError for float storage and bits that do not fit.
+    `positive`: the range to represent starts at 0. Raises HardwareError for float storage and bits that do not fit.
     """
     if dtype.is_float or not 2 <= bits <= dtype.bits:
         legal = "an integer type" if dtype.is_float else f"2 to {dtype.bits} bits"
@@ -216,9 +216,10 @@ def quantize(
 def nearest_step(
     steps: NDArray[Any], least: ArrayLike, greatest: ArrayLike, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """clip(rint(x), least, greatest), half to even, in the array's own float type: `quantize` for error estimates.
+    """Return clip(rint(x), least, greatest), half to even, in the array's own float type.
 
-    `steps`: r/s, any shape; the bounds broadcast to it and do not include the zero point. `out` saves an allocation.
+    It is `quantize` for error estimates. `steps`: r/s, any shape; the bounds broadcast to it and do not include the
+    zero point. `out` saves an allocation.
     """
     whole = np.rint(steps, out=out)
     np.maximum(whole, least, out=whole)
@@ -248,10 +249,11 @@ def dequantize(
 
 
 def fused_multiply_add(x: ArrayLike, y: ArrayLike, z: ArrayLike) -> NDArray[np.float32]:
-    """f32(x·y + z) with a single rounding, for float32 values of which x is a small integer (at most 2^16).
+    """Return f32(x·y + z) with a single rounding, for float32 values of which x is a small integer.
 
-    In float64 the product is exact and so is the sum unless the magnitudes differ by more than 2^29; then the smaller
-    one is beyond the float32 result's last bit anyway, up to ties that no stored integer can produce.
+    It may be at most 2^16. In float64 the product is exact and so is the sum unless the magnitudes differ by more than
+    2^29; then the smaller one is beyond the float32 result's last bit anyway, up to ties that no stored integer can
+    produce.
     """
     return np.asarray(
         np.asarray(x, np.float64) * np.asarray(y, np.float64) + np.asarray(z, np.float64), dtype=np.float32
@@ -268,7 +270,7 @@ def requantize_float(
     axis: int | None = None,
     rounding: Rounding = Rounding.HALF_EVEN,
 ) -> Ints:
-    """clip(round(f32(acc) · f32(m)) + z, qmin, qmax), one float32 product (onnxruntime, TensorRT, FBGEMM).
+    """Return clip(round(f32(acc) · f32(m)) + z, qmin, qmax), one float32 product (onnxruntime, TensorRT, FBGEMM).
 
     `acc`: integers, any shape; `multiplier`: s_x·s_w/s_y, a scalar or `[C]` along `axis`.
     """
@@ -287,7 +289,7 @@ def requantize_shift(
     axis: int | None = None,
     rounding: Rounding = Rounding.HALF_UP,
 ) -> Ints:
-    """clip(((acc + 2^(n-1)) >> n) + z, qmin, qmax), arithmetic, in int64 (VTA and other power-of-two devices).
+    """Return clip(((acc + 2^(n-1)) >> n) + z, qmin, qmax), arithmetic, in int64 (VTA and other power-of-two devices).
 
     `shift`: n, a scalar or `[C]` along `axis`, -31..62; n = 0 keeps the accumulator, n < 0 shifts left by -n.
     `rounding` other than half_up replaces the added half by the mode's rule; floor is the bare shift.
@@ -325,12 +327,13 @@ def requantize_fixed_point(
     rounding: Literal["double", "single"] = "double",
     axis: int | None = None,
 ) -> Ints:
-    """clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax) with integers only; (M, shift) from `quantize_multiplier`.
+    """Return clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax), computed with integers only.
 
-    double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding doubling high multiplication, then a rounding
-    division by 2^-shift, half away from zero. A left shift (shift > 0) comes first and saturates at int32.
-    single (TFLITE_SINGLE_ROUNDING): (acc · M + 2^(30 - shift)) >> (31 - shift) in int64, saturated to int32.
-    `acc`: int32 values, any shape; `multiplier`: M and shift, scalars or `[C]` along `axis`; shift in -31..30.
+    (M, shift) is what `quantize_multiplier` gives. double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding
+    doubling high multiplication, then a rounding division by 2^-shift, half away from zero. A left shift (shift > 0)
+    comes first and saturates at int32. single (TFLITE_SINGLE_ROUNDING): (acc · M + 2^(30 - shift)) >> (31 - shift) in
+    int64, saturated to int32. `acc`: int32 values, any shape; `multiplier`: M and shift, scalars or `[C]` along `axis`;
+    shift in -31..30.
     """
     integers = _as_int64(acc)
     m, exponent = (_along(_as_int64(part), axis, integers.ndim) for part in multiplier)
@@ -369,7 +372,7 @@ def _divide_by_power(x: Ints, exponent: Ints) -> Ints:
 
 
 def quantize_multiplier(m: float) -> tuple[int, int]:
-    """(M, shift) with m = M · 2^(shift - 31), M in [2^30, 2^31): TFLite's QuantizeMultiplier.
+    """Return (M, shift) with m = M · 2^(shift - 31), M in [2^30, 2^31): TFLite's QuantizeMultiplier.
 
     0, and anything below 2^-32 (it moves no int32), gives (0, 0). Raises DataError unless 0 <= m < 2^30 is finite.
     """
@@ -383,7 +386,7 @@ def quantize_multiplier(m: float) -> tuple[int, int]:
 
 
 def quantize_multipliers(m: ArrayLike) -> tuple[Ints, Ints]:
-    """`quantize_multiplier` of each element: (M, shift), int64 in the shape of `m`."""
+    """Return `quantize_multiplier` of each element: (M, shift), int64 in the shape of `m`."""
     real = np.asarray(m, np.float64)
     pairs = np.asarray([quantize_multiplier(float(v)) for v in real.reshape(-1)], np.int64).reshape(-1, 2)
     return pairs[:, 0].reshape(real.shape), pairs[:, 1].reshape(real.shape)

@@ -40,19 +40,19 @@ def secrets_in(value: str) -> Iterator[str]:
 
 
 def without_passwords(value: str) -> str:
-    """One address, or another text of which all belongs together, as it may be shown."""
+    """Return one address, or another text of which all belongs together, as it may be shown."""
     return _masked(value, _IN_VALUE)
 
 
 def conceal(text: str) -> str:
-    """A text as it may be shown: without passwords of addresses, and without all that was remembered."""
+    """Return a text as it may be shown: without passwords of addresses, and without all that was remembered."""
     for secret in sorted(_remembered, key=len, reverse=True):
         text = text.replace(secret, MASK)
     return _masked(text, _IN_TEXT) if "://" in text else text
 
 
 def concealed(node: Any) -> Any:
-    """Plain data with every text of them concealed."""
+    """Return plain data with every text of them concealed."""
     if isinstance(node, Mapping):
         return {key: concealed(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
@@ -75,13 +75,16 @@ def remember(secret: str, beside: str = "") -> None:
 
 
 def remember_address(value: str) -> None:
-    """`remember` what is secret in an address."""
+    """Keep what is secret in an address out of all that is concealed from now on."""
     for secret in list(secrets_in(value)):
         remember(secret, without_passwords(value))
 
 
 def encoded(address: str) -> str:
-    """The address with its password percent-encoded, so that no reader takes a part of it for the host or the path."""
+    """Return the address with its password percent-encoded.
+
+    So no reader takes a part of the password for the host or the path.
+    """
     found = _IN_VALUE.search(address)
     if found is None or re.match(r"\d+/", found[2]):  # http://host:5000/a@b has a port and no password
         return address

@@ -107,12 +107,12 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
 
 
 def steps_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
-    """Group key -> threshold step (a power of two by which its range is scaled)."""
+    """Return a mapping: group key -> threshold step (a power of two by which its range is scaled)."""
     return {g.key: int(assignment.get(step_key(_owner(g, reference) or ""), 0)) for g in topology.groups}
 
 
 def clips_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
-    """Group key -> percent of the estimated range that is kept."""
+    """Return a mapping: group key -> percent of the estimated range that is kept."""
     return {g.key: int(assignment.get(clip_key(_owner(g, reference) or ""), 100)) for g in topology.groups}
 
 

@@ -70,7 +70,11 @@ class AnnotateOptions:
 
     @cached_property
     def stated(self) -> tuple[Constraint, ...]:
-        """The constraints, read. ConfigError for those that say nothing legal."""
+        """Return the constraints, read.
+
+        Raises:
+            ConfigError: for those that say nothing legal.
+        """
         return read_constraints(self.constraints or {})
 
 
@@ -87,7 +91,7 @@ class Conditions:
     additions: dict[str, AddInputs]
 
     def treatment(self, node: str, spec: HardwareSpec) -> AddInputs | None:
-        """How an addition takes its operands."""
+        """Return how an addition takes its operands."""
         return self.additions.get(node, spec.add_inputs)
 
 
@@ -99,7 +103,18 @@ def decide(
     *,
     refused: Mapping[str, Mapping[OpSignature, str]] = MappingProxyType({}),
 ) -> Conditions:
-    """Node conditions in execution order. `refused`: signatures that nodes cannot have, with the reasons."""
+    """Decide which nodes run in integers, in execution order.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        options: the settings of annotate.
+        structure: what departs from the default topology.
+        refused: signatures that nodes cannot have, with the reasons.
+
+    Returns:
+        The signature of each integer node, and why each other one stays in float.
+    """
     chosen = {
         n.name: f"left in float by the choice {FLOAT_KEY}{n.name}" for n in graph.nodes if structure.floats(n.name)
     }
@@ -203,7 +218,7 @@ def _skipped(graph: Graph, spec: HardwareSpec) -> dict[str, str]:
 
 
 def tensor_constraints(graph: Graph, options: AnnotateOptions) -> dict[str, Constraint]:
-    """Tensor -> what the user states of it."""
+    """Return a mapping: tensor -> what the user states of it."""
     tensors = [i.name for i in graph.inputs] + [t for n in graph.nodes for t in n.outputs if t]
     return constraints_of(options.stated, dict.fromkeys([*tensors, *graph.constant_names()]))
 

@@ -55,7 +55,7 @@ class Constraint:
 
 
 def constraints_given(value: Any, folder: Path) -> Mapping[str, Any]:
-    """The statements as plain data: given themselves, or in a YAML (or JSON) file, relative to `folder`."""
+    """Return the statements as plain data: given themselves, or in a YAML (or JSON) file, relative to `folder`."""
     if not value:
         return {}
     if not isinstance(value, str):
@@ -83,7 +83,10 @@ def read_constraints(given: Mapping[str, Any]) -> tuple[Constraint, ...]:
 
 
 def constraints_of(constraints: Iterable[Constraint], tensors: Iterable[str]) -> dict[str, Constraint]:
-    """Tensor -> its constraint; a later pattern takes precedence. A pattern that matches nothing is an error."""
+    """Return a mapping: tensor -> its constraint; a later pattern takes precedence.
+
+    A pattern that matches nothing is an error.
+    """
     names = list(tensors)
     found: dict[str, Constraint] = {}
     for constraint in constraints:

@@ -22,7 +22,7 @@ Capacities = dict[Vertex, dict[Vertex, int]]
 
 
 def fewest_conversions(graph: Graph, integer: Integer, free: Mapping[str, bool]) -> dict[str, bool]:
-    """Node -> whether it runs in integers, for the nodes of `free` whose side changes.
+    """Return a mapping: node -> whether it runs in integers, for the nodes of `free` whose side changes.
 
     `free`: nodes that may be on either side, and where each of them is.
     """
@@ -35,7 +35,10 @@ def fewest_conversions(graph: Graph, integer: Integer, free: Mapping[str, bool])
 
 
 def may_move(node: Node, graph: Graph, is_integer: bool) -> bool:
-    """Whether an op moves values only. Into integers it comes alone: several operands would have to share a scale."""
+    """Return whether an op moves values only.
+
+    Into integers it comes alone: several operands would have to share a scale.
+    """
     rule = rule_of(node)
     if rule is None or rule.family is not Family.MOVE:
         return False

@@ -61,7 +61,18 @@ def misread(
 def accepted(
     offered: Sequence[DType], output: str, graph: Graph, spec: HardwareSpec, *, conditions: Conditions
 ) -> tuple[DType, ...]:
-    """The stored types that a result may have, those first that all of its integer readers take."""
+    """Return the stored types that a result may have, those first that all of its integer readers take.
+
+    Args:
+        offered: the stored types that the kernel can give.
+        output: the result.
+        graph: the clean model.
+        spec: the device.
+        conditions: which nodes run in integers, with their signatures.
+
+    Returns:
+        The types.
+    """
     wanted = [
         conditions.integer[reader.name].input(port)
         for reader, port in graph.consumers.get(output, ())

@@ -140,7 +140,20 @@ def weight_sites(
     edges: Sequence[Edge],
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[WeightSite, ...]:
-    """One site per constant: a weight with several users stays one tensor. `granularity`: of a weight's scales."""
+    """Return one site per constant: a weight with several users stays one tensor.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        signatures: the signature of each integer node.
+        granularity: gives the granularity of a weight's scales.
+        kernels: the kernels in graph order.
+        edges: the connections, for the edges of each weight.
+        least: the fewest bits of a weight, where stated.
+
+    Returns:
+        The sites, in graph order.
+    """
     users: dict[str, list[Kernel]] = {}
     for kernel in kernels:
         if kernel.weight is not None:
@@ -174,7 +187,7 @@ def _in_order(graph: Graph, stored: Mapping[str, DType]) -> list[str]:
 
 
 def edges_by_tensor(edges: Sequence[Edge]) -> dict[str, list[Edge]]:
-    """Tensor -> the edges that read it, in order."""
+    """Return a mapping: tensor -> the edges that read it, in order."""
     found: dict[str, list[Edge]] = {}
     for edge in edges:
         found.setdefault(edge.tensor, []).append(edge)

@@ -45,7 +45,7 @@ class ChoiceLimits:
             raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
 
     def narrowed(self, space: ChoiceSpace) -> ChoiceSpace:
-        """The space with what is left; a choice keeps its place, also with one option.
+        """Return the space with what is left; a choice keeps its place, also with one option.
 
         Raises ConfigError for a pattern that matches no choice, or leaves one without options.
         """
@@ -61,7 +61,7 @@ class ChoiceLimits:
 
 
 def pinned(whole: ChoiceSpace, narrowed: ChoiceSpace) -> dict[str, OptionValue]:
-    """Key -> option of the choices that were left with one option and had more."""
+    """Return a mapping: key -> option of the choices that were left with one option and had more."""
     pairs = zip(whole, narrowed, strict=True)
     return {after.key: after.options[0] for before, after in pairs if len(after.options) == 1 < len(before.options)}
 

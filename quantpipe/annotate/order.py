@@ -8,7 +8,10 @@ from quantpipe.graph.view import Graph
 
 
 def in_canonical_order(graph: Graph) -> Graph:
-    """The same graph with its nodes sorted by (longest path from an input, name), which is an execution order."""
+    """Return the same graph with its nodes sorted by (longest path from an input, name).
+
+    This is an execution order.
+    """
     depth: dict[str, int] = {}
     ranks = {}
     for node in graph.nodes:

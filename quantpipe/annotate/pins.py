@@ -24,7 +24,7 @@ class FixedRange:
     reason: str
 
     def agrees(self, other: FixedRange) -> bool:
-        """Whether both can hold at once."""
+        """Return whether both can hold at once."""
         return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
 
 
@@ -38,9 +38,22 @@ def pins_of(
     fixed_outputs: bool,
     most: int,
 ) -> dict[str, FixedRange]:
-    """Stored tensor -> its pin; `most`: bits that an activation can have.
+    """Return the pin of each stored tensor whose range is known before calibration.
 
-    Raises ConfigError for a uniform constraint that the stored type or schema cannot express.
+    Args:
+        graph: the clean model.
+        kernels: the kernels in graph order.
+        dtypes: type of each stored tensor.
+        constraints: what the user states, by tensor.
+        schema: how ranges become scales.
+        fixed_outputs: whether an op's function may pin its result.
+        most: bits that an activation can have.
+
+    Returns:
+        Stored tensor -> its pin.
+
+    Raises:
+        ConfigError: for a uniform constraint that the stored type or schema cannot express.
     """
     found: dict[str, FixedRange] = {}
     for tensor, dtype in dtypes.items():

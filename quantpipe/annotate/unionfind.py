@@ -34,7 +34,7 @@ class UnionFind:
         self._parent[second] = first
 
     def sets(self) -> list[tuple[str, ...]]:
-        """All sets, members and sets in order of addition."""
+        """Return all sets, members and sets in order of addition."""
         found: dict[str, list[str]] = {}
         for member in sorted(self._order, key=self._order.__getitem__):
             found.setdefault(self.find(member), []).append(member)

@@ -18,9 +18,17 @@ def refuse_unreached(
     *,
     constraints: Mapping[str, Constraint],
 ) -> None:
-    """Raises ConfigError for a statement that reaches no tensor, with what the first one that it names is.
+    """Refuse statements about tensors that reach no tensor which is stored in integers.
 
-    `stored`: activations held in integers; `reasons`: those of the nodes in float.
+    Args:
+        graph: the clean model.
+        kernels: the kernels.
+        stored: activations held in integers.
+        reasons: float node -> why it is in float.
+        constraints: the statements, by tensor.
+
+    Raises:
+        ConfigError: for a statement that reaches no tensor, with what the first one that it names is.
     """
     weights = {k.weight for k in kernels if k.weight is not None}
     named: dict[str, list[str]] = {}

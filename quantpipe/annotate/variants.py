@@ -75,19 +75,26 @@ class Topologies:
 
     @cached_property
     def base(self) -> Topology:
-        """The default topology."""
+        """Return the default topology."""
         return self.at(DEFAULT)
 
     @cached_property
     def reference(self) -> Topology:
-        """The one in which the most runs in integers: every addition with both operands stored, where it may be."""
+        """Return the topology in which the most runs in integers.
+
+        In it every addition takes both operands stored, where it may.
+        """
         spec = self._given[1]
         if spec.add_inputs is AddInputs.BOTH or AddInputs.BOTH not in spec.add_variants:
             return analyze(*self._given)
         return analyze(*self._given, structure=self._all_sums(AddInputs.BOTH))
 
     def at(self, structure: Structure) -> Topology:
-        """The topology of a structure. Raises ConfigError for one that this graph or hardware does not allow."""
+        """Return the topology of a structure.
+
+        Raises:
+            ConfigError: for one that this graph or hardware does not allow.
+        """
         found = self._kept.get(structure)
         if found is None:
             self._refuse(structure)
@@ -99,7 +106,7 @@ class Topologies:
         return found
 
     def structure_of(self, assignment: Assignment) -> Structure:
-        """What an assignment decides that is not the default."""
+        """Return what an assignment decides that is not the default."""
         chosen = {k: str(v) for k, v in assignment.items() if k.startswith(KEYS)}
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
@@ -108,15 +115,15 @@ class Topologies:
         return self.at(self.structure_of(assignment))
 
     def bits(self, assignment: Assignment) -> dict[str, int]:
-        """Tensor -> bits in the topology of an assignment."""
+        """Return a mapping: tensor -> bits in the topology of an assignment."""
         return bits_of(self.topology_of(assignment), assignment, self.reference)
 
     def steps(self, assignment: Assignment) -> dict[str, int]:
-        """Group key -> threshold step in the topology of an assignment."""
+        """Return a mapping: group key -> threshold step in the topology of an assignment."""
         return steps_of(self.topology_of(assignment), assignment, self.reference)
 
     def clips(self, assignment: Assignment) -> dict[str, int]:
-        """Group key -> percent of the range that is kept, in the topology of an assignment."""
+        """Return a mapping: group key -> percent of the range that is kept, in the topology of an assignment."""
         return clips_of(self.topology_of(assignment), assignment, self.reference)
 
     def wholes(self, assignment: Assignment) -> frozenset[str]:
@@ -124,12 +131,12 @@ class Topologies:
         return wholes_of(self.topology_of(assignment), assignment, self.reference)
 
     def space(self, percents: Sequence[int] = ()) -> ChoiceSpace:
-        """All choices; `percents` as `choice_space` takes it."""
+        """Return all choices; `percents` as `choice_space` takes it."""
         return choice_space(self.reference, self._given[3], percents, self.choices)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """The structural ones that `annotate.choices` asks for, in graph order by kind."""
+        """Return the structural ones that `annotate.choices` asks for, in graph order by kind."""
         kinds = self._given[3].choices
         found: list[Choice] = []
         if "float" in kinds:
@@ -146,7 +153,7 @@ class Topologies:
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """Tensors whose statistics calibration must gather, so that every variant has the ranges it needs."""
+        """Return tensors whose statistics calibration must gather, so that every variant has the ranges it needs."""
         known = dict.fromkeys((*self.base.measured, *self.reference.measured))
         if any(c.key.startswith((FLOAT_KEY, ADD_KEY)) for c in self.choices):
             for kernel in self.reference.kernels:

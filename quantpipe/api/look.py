@@ -141,5 +141,5 @@ def verify(folder: str | PathLike[str]) -> Verdict:
 
 
 def example_model() -> Path:
-    """The path of the model that comes with the package: a small convolutional net for scikit-learn's digits."""
+    """Return the path of the model that comes with the package: a small convolutional net for scikit-learn's digits."""
     return Path(asset("digits.onnx"))

@@ -19,7 +19,7 @@ MOST_BYTES = onnx.checker.MAXIMUM_PROTOBUF
 
 
 def model_file(model: Model, folder: Path) -> Path:
-    """The file of a model; one that is in memory is written to `folder`, under a name made of its content.
+    """Return the file of a model; one that is in memory is written to `folder`, under a name made of its content.
 
     Raises:
         ModelError: For what is no model, and for a model in memory whose weights lie in files: where, it does not say.

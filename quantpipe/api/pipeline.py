@@ -75,7 +75,7 @@ class Pipeline:
 
     @property
     def settings(self) -> Settings:
-        """Everything that the run was asked for, as typed values."""
+        """Return everything that the run was asked for, as typed values."""
         return self._settings
 
     def annotate(self) -> Annotation:
@@ -100,7 +100,10 @@ class Pipeline:
         return _outcome(self._do(lambda steps: steps.found))
 
     def recover(self) -> SearchOutcome:
-        """Better weights and biases for the strategy; the strategy as it is where `recover` names no step."""
+        """Return better weights and biases for the strategy.
+
+        The strategy is returned as it is where `recover` names no step.
+        """
         return _outcome(self._do(lambda steps: steps.recovered))
 
     def realize(self) -> Realization:
@@ -125,7 +128,10 @@ class Pipeline:
         return report
 
     def run(self) -> Result:
-        """All stages that are still to be done. Raises what they raise."""
+        """Return all stages that are still to be done.
+
+        Raises what they raise.
+        """
         with self:
             self._do(lambda steps: steps.all())
             report = self.evaluate()

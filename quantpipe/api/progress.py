@@ -58,7 +58,7 @@ class Listening:
         return update
 
     def warn(self, text: str) -> None:
-        """As a Python warning that names the caller's own line; once for each sentence."""
+        """Give a Python warning that names the caller's own line; once for each sentence."""
         if text not in self.warnings:
             self.warnings.append(text)
             warnings.warn(text, QuantpipeWarning, stacklevel=_callers_level())

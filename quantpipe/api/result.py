@@ -39,7 +39,7 @@ class Annotation:
 
     @property
     def float_nodes(self) -> Mapping[str, str]:
-        """Node -> why it stays in float."""
+        """Return a mapping: node -> why it stays in float."""
         return dict(self.topology.float_nodes)
 
 
@@ -72,12 +72,12 @@ class Realization:
 
     @property
     def model_path(self) -> Path:
-        """The integer model as a file."""
+        """Return the integer model as a file."""
         return RunFolder(self.workspace.path).model
 
     @cached_property
     def model(self) -> onnx.ModelProto:
-        """The integer model; of one with a data file beside it, the graph without the weights."""
+        """Return the integer model; of one with a data file beside it, the graph without the weights."""
         return onnx.load(self.model_path, load_external_data=False)
 
 
@@ -107,17 +107,17 @@ class Result:
 
     @property
     def plan(self) -> QuantPlan:
-        """Every number of the integer model."""
+        """Return every number of the integer model."""
         return self.realization.plan
 
     @property
     def model_path(self) -> Path:
-        """The integer model as a file."""
+        """Return the integer model as a file."""
         return self.realization.model_path
 
     @property
     def model(self) -> onnx.ModelProto:
-        """The integer model; of one with a data file beside it, the graph without the weights."""
+        """Return the integer model; of one with a data file beside it, the graph without the weights."""
         return self.realization.model
 
     def save(self, folder: Any) -> Path:
@@ -151,7 +151,7 @@ class Result:
         return target
 
     def __str__(self) -> str:
-        """The table that the command line shows."""
+        """Return the table that the command line shows."""
         return as_text(summary_table(self.report))
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Result:
 
 
 def as_text(shown: RenderableType) -> str:
-    """A table as plain text, wherever this runs."""
+    """Return a table as plain text, wherever this runs."""
     stream = io.StringIO()
     Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False).print(shown)
     return stream.getvalue().rstrip()

@@ -22,7 +22,7 @@ class Workspace:
 
     @property
     def resume_call(self) -> str:
-        """How an interrupted run goes on, in words."""
+        """Return how an interrupted run goes on, in words."""
         if self.temporary:
             return (
                 "the method that was interrupted (a new call begins anew, as this folder is temporary: give folder=…)"

@@ -21,7 +21,7 @@ from quantpipe.verify.__main__ import main as check_certificate
 
 
 def fit_of(settings: Settings) -> Fit:
-    """Whether the hardware can run the model, and what it would leave in float."""
+    """Return whether the hardware can run the model, and what it would leave in float."""
     return check_model(
         settings.model,
         settings.spec,
@@ -33,7 +33,7 @@ def fit_of(settings: Settings) -> Fit:
 
 
 def findings_of(settings: Settings) -> Findings:
-    """What the hardware would refuse of an integer model, whoever wrote it."""
+    """Return what the hardware would refuse of an integer model, whoever wrote it."""
     shapes = settings.check.shapes or {}
     return lint_model(
         settings.model,
@@ -46,21 +46,24 @@ def findings_of(settings: Settings) -> Findings:
 
 
 def check(settings: Settings) -> int:
-    """`command=check`."""
+    """Run `command=check`."""
     fit = fit_of(settings)
     _answer(settings, fit.as_dict(), fit_tables)
     return fit.exit_code
 
 
 def lint(settings: Settings) -> int:
-    """`command=lint`."""
+    """Run `command=lint`."""
     found = findings_of(settings)
     _answer(settings, found.as_dict(), lint_table)
     return found.exit_code
 
 
 def verify(settings: Settings) -> int:
-    """`command=verify`: whether every claim of a run folder's certificate holds, by a checker of its own."""
+    """Run `command=verify`.
+
+    It tells whether every claim of a run folder's certificate holds, by a checker of its own.
+    """
     return check_certificate([str(settings.folder)])
 
 

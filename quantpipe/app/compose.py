@@ -35,12 +35,15 @@ _ASSET = re.compile(r"\$\{asset:([^}]+)\}")
 
 
 def option_names(group: str) -> list[str]:
-    """Every option of a group, those of plug-ins included."""
+    """Return every option of a group, those of plug-ins included."""
     return sorted({path.stem for folder in _folders() for path in (folder / group).glob("*.yaml")})
 
 
 def option(group: str, name: str) -> dict[str, Any]:
-    """The content of one option's file. ConfigError, with the legal names, where there is none."""
+    """Return the content of one option's file.
+
+    ConfigError, with the legal names, where there is none.
+    """
     for folder in _folders():
         path = folder / group / f"{name}.yaml"
         if "/" not in name and path.is_file():
@@ -70,18 +73,22 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
 
 
 def defaults() -> dict[str, str]:
-    """Group -> the option that is taken when nothing is said, as the defaults list of config.yaml has them."""
+    """Return the option of each group that is taken when nothing is said, as config.yaml's defaults list has them."""
     entries = _top()["defaults"]
     return {str(group): str(name) for entry in entries if isinstance(entry, Mapping) for group, name in entry.items()}
 
 
 def changed(content: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The content of an option with some of its keys changed. ConfigError for a key that it does not have."""
+    """Return the content of an option with some of its keys changed.
+
+    Raises:
+        ConfigError: for a key that it does not have.
+    """
     return _merged(dict(content), _plain(changes, where), where)
 
 
 def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictConfig, dict[str, str]]:
-    """(the configuration, the option of each group).
+    """Return (the configuration, the option of each group).
 
     `chosen` is the whole content of a group, for those where it does not come from an option. `given` says what differs
     from the defaults, by top-level key: for a group the name of an option, or a mapping of keys of the default option
@@ -110,7 +117,7 @@ def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictC
 
 
 def schemas() -> dict[str, Mapping[str, Any]]:
-    """Every option of the schema group but `auto`, by name."""
+    """Return every option of the schema group but `auto`, by name."""
     return {name: option("schema", name) for name in option_names("schema") if name != "auto"}
 
 

@@ -45,7 +45,7 @@ class _CheckedFiles(FileConfigSource):
 
 
 def check_file(path: Path) -> None:
-    """ConfigError when the file is no YAML mapping that can be read at once, naming line and column."""
+    """Raise ConfigError when the file is no YAML mapping that can be read at once, naming line and column."""
     try:
         data = path.read_bytes()
         text = data.decode("utf-8")

@@ -25,7 +25,7 @@ def plain(*, stderr: bool = False) -> Console:
 
 
 def say(text: str, head: str = "error: ") -> None:
-    """One paragraph on standard error."""
+    """Print one paragraph on standard error."""
     plain(stderr=True).print(f"{head}{text}", soft_wrap=True)
 
 

@@ -8,11 +8,11 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def folder_of(name: str) -> Path:
-    """conf/ or experiments/: inside the installed package, or beside it in a checkout."""
+    """Return conf/ or experiments/: inside the installed package, or beside it in a checkout."""
     inside = PACKAGE / name
     return inside if inside.is_dir() else PACKAGE.parent / name
 
 
 def asset(name: str) -> str:
-    """Path of a file that comes with the package."""
+    """Return the path of a file that comes with the package."""
     return str(PACKAGE / "assets" / name)

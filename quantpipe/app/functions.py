@@ -18,7 +18,7 @@ KEYS = ("target", "tokenizer", "feature")
 
 
 def functions_of(dataset: Mapping[str, Any], plugins: Sequence[str], launch: Path) -> dict[str, Callable[..., Any]]:
-    """Key -> function, for those of `KEYS` that are set.
+    """Return a mapping: key -> function, for those of `KEYS` that are set.
 
     Modules of `plugins` may also lie in the folder `launch`. ConfigError for a function that is not allowed or not
     there.
@@ -33,7 +33,7 @@ def functions_of(dataset: Mapping[str, Any], plugins: Sequence[str], launch: Pat
 
 
 def load_function(target: Any, key: str, plugins: Sequence[str] = ()) -> Callable[..., Any]:
-    """The function that `package.module:function` names: one that an allowed package defines itself."""
+    """Return the function that `package.module:function` names: one that an allowed package defines itself."""
     module, colon, path = str(target).partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *path.split("."))):
         raise ConfigError(f"is {target!r}; legal is package.module:function", where=key)

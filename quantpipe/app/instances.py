@@ -28,9 +28,19 @@ GIVEN = ("launch_folder", "parent_key")
 
 
 def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
-    """The object that the configuration at `key` describes; `extra` are further arguments, or replace configured ones.
+    """Return the object that the configuration at `key` describes.
 
-    Raises ConfigError for a target that is not allowed, cannot be imported, or does not take the given options.
+    Args:
+        config: the node of the configuration.
+        key: where it stands, as errors name it.
+        plugins: further packages that it may name.
+        extra: further arguments, or such that replace configured ones.
+
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: for a target that is not allowed, cannot be imported, or does not take the given options.
     """
     plain = OmegaConf.to_container(config, resolve=True)
     check_targets(plain, key, plugins)

@@ -115,7 +115,10 @@ def _with_search_path(arguments: list[str]) -> list[str]:
 
 
 def search_path(folders: Sequence[str] = ()) -> list[str]:
-    """Hydra's search path: the folder that holds experiments/, every plug-in's conf package, and further folders."""
+    """Return Hydra's search path.
+
+    It is the folder that holds experiments/, every plug-in's conf package, and further folders.
+    """
     plugins = [f"pkg://{entry.value}" for entry in entry_points(group=PLUGINS)]
     places = [f"file://{folder_of('experiments').parent}", *plugins, *(f"file://{Path(f).resolve()}" for f in folders)]
     return [f"hydra.searchpath=[{','.join(places)}]"]

@@ -30,10 +30,10 @@ class LogFile(logging.FileHandler):
     """The file. What it cannot take (a full disk) is lost to it; the terminal has it, and says what is wrong."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
-        """Nothing: logging would print a traceback on standard error."""
+        """Do nothing: logging would print a traceback on standard error."""
 
     def close(self) -> None:
-        """Also where what is left in the buffer cannot be written."""
+        """Close the file, also where what is left in the buffer cannot be written."""
         try:
             super().close()
         except OSError:

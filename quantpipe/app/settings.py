@@ -110,7 +110,10 @@ class Launch:
 
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
-    """All of a run's settings. Raises ConfigError or HardwareError naming the key and what would be legal."""
+    """Return all of a run's settings.
+
+    Raises ConfigError or HardwareError naming the key and what would be legal.
+    """
     check_shape(_plain(config), (*GROUPS, *KEYS))
     refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), _overrides(hydra_config))
     cwd = Path(hydra_config.runtime.cwd)
@@ -122,7 +125,9 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
 
 
 def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping[str, Any]]) -> Settings:
-    """The settings of a configuration, whoever composed it. `schemas`: every option of that group but `auto`, by name.
+    """Return the settings of a configuration, whoever composed it.
+
+    `schemas`: every option of that group but `auto`, by name.
 
     Raises ConfigError or HardwareError naming the key and what would be legal.
     """
@@ -187,7 +192,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
 
 
 def shipped_schemas() -> dict[str, Mapping[str, Any]]:
-    """Every option of the schema group, plug-ins included, except `auto`."""
+    """Return every option of the schema group, plug-ins included, except `auto`."""
     loader = GlobalHydra.instance().config_loader()
     found: dict[str, Mapping[str, Any]] = {}
     for name in loader.get_group_options("schema"):

@@ -40,7 +40,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_shape(plain: Mapping[str, Any], keys: tuple[str, ...]) -> None:
-    """ConfigError where one of `keys` (those at the top) or of SECTIONS is missing, or a section is none."""
+    """Raise ConfigError where one of `keys` (those at the top) or of SECTIONS is missing, or a section is none."""
     for key in keys:
         if key not in plain:
             raise _missing(key)

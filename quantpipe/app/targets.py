@@ -23,7 +23,10 @@ OWN = "quantpipe"
 
 
 def allowed_packages(plugins: Sequence[str] = ()) -> tuple[str, ...]:
-    """Top-level packages whose classes and functions configuration may name; `plugins` are those it allows itself."""
+    """Return top-level packages whose classes and functions configuration may name.
+
+    `plugins` are those that the configuration allows itself.
+    """
     return (OWN, *sorted(_announced() | set(plugins)))
 
 
@@ -34,7 +37,7 @@ def _announced() -> frozenset[str]:
 
 
 def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
-    """ConfigError for plug-ins that must not be allowed.
+    """Raise ConfigError for plug-ins that must not be allowed.
 
     These are parts of Python itself, which run commands for anybody, and those that no override of the command line
     names: a configuration file from elsewhere would allow itself what it likes.
@@ -57,7 +60,18 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
 def refuse_other_packages(
     target: str, package: str, key: str, plugins: Sequence[str], *, kind: str = "classes"
 ) -> None:
-    """ConfigError when `target` lies in a package that is not allowed; `kind` is what it should be."""
+    """Refuse a target that lies in a package that is not allowed.
+
+    Args:
+        target: the name that the configuration gives.
+        package: its package.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what it should be, as errors name it.
+
+    Raises:
+        ConfigError: when the package is not allowed.
+    """
     if package not in allowed_packages(plugins):
         raise ConfigError(
             f"the target {target!r} is not allowed; legal are {kind} of "
@@ -68,10 +82,21 @@ def refuse_other_packages(
 
 
 def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, kind: str) -> Any:
-    """The object at the attributes `path` of a module. `kind` is what messages call it.
+    """Return the object at the attributes `path` of a module.
 
-    ConfigError where the module cannot be imported, the object is not there, or it, or a step on the way to it, was
-    defined outside of the allowed packages.
+    Args:
+        module: the module.
+        path: names of attributes, from the module on.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what errors call it.
+
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: where the module cannot be imported, the object is not there, or it, or a step on the way to it,
+            was defined outside of the allowed packages.
     """
     module = as_now_named(module)
     refuse_other_packages(f"{module}:{'.'.join(path)}", module.split(".")[0], key, plugins, kind=kind)
@@ -79,7 +104,20 @@ def load(module: str, path: Sequence[str], key: str, plugins: Sequence[str], *, 
 
 
 def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "classes") -> Any:
-    """`load` of a name in which only dots stand between modules and attributes, as in `_target_`."""
+    """Return the object of a name in which only dots stand between modules and attributes, as in `_target_`.
+
+    Args:
+        target: the name.
+        key: the key of the configuration, as errors name it.
+        plugins: further packages that the configuration allows.
+        kind: what errors call it.
+
+    Returns:
+        The object.
+
+    Raises:
+        ConfigError: as `load` raises it.
+    """
     target = as_now_named(target)
     parts = target.split(".")
     if not all(part.isidentifier() for part in parts):
@@ -94,7 +132,7 @@ def load_dotted(target: str, key: str, plugins: Sequence[str], kind: str = "clas
 
 
 def home_of(thing: Any) -> str | None:
-    """The top-level package that an object was defined in; None where that cannot be told.
+    """Return the top-level package that an object was defined in; None where that cannot be told.
 
     A function's or a class's own, that of what a `partial` or a cache calls, for any other object that of its class. A
     bound method has two homes, its function's and its object's: None unless they are one.

@@ -34,12 +34,12 @@ def learn_environment() -> None:
 
 
 def without_secrets(arguments: list[str]) -> list[str]:
-    """The command line with references in place of addresses that hold a password."""
+    """Return the command line with references in place of addresses that hold a password."""
     return [argument if argument.startswith("-") else _without_secrets(argument) for argument in arguments]
 
 
 def referred(value: str) -> str:
-    """A reference to a value that must not be written; the same one for the same value."""
+    """Return a reference to a value that must not be written; the same one for the same value."""
     remember_address(value)
     known = {text: name for name, text in os.environ.items() if name.startswith(VARIABLE)}
     if value not in known:
@@ -50,7 +50,7 @@ def referred(value: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A text with references resolved to addresses as they may be shown."""
+    """Return a text with references resolved to addresses as they may be shown."""
     return _REFERENCE.sub(lambda found: without_passwords(os.environ.get(found[1], found[0])), text)
 
 

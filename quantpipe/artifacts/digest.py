@@ -20,7 +20,11 @@ from numpy.typing import NDArray
 
 
 def plain(value: Any) -> Any:
-    """The JSON value (dict, list, str, number, bool, None) that stands for `value`; TypeError when there is none."""
+    """Return the JSON value (dict, list, str, number, bool, None) that stands for `value`.
+
+    Raises:
+        TypeError: when there is none.
+    """
     if isinstance(value, enum.Enum):
         return plain(value.value)
     if isinstance(value, np.generic | np.ndarray):
@@ -43,18 +47,25 @@ def plain(value: Any) -> Any:
 
 
 def digest_bytes(data: bytes | memoryview) -> str:
-    """`sha256:<hex>` of the bytes."""
+    """Return `sha256:<hex>` of the bytes."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
 def digest_json(payload: Any) -> str:
-    """Digest of the canonical JSON (sorted keys, no spaces, ASCII): equal values give equal digests."""
+    """Return the digest of the canonical JSON (sorted keys, no spaces, ASCII): equal values give equal digests."""
     text = json.dumps(plain(payload), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest_bytes(text.encode())
 
 
 def digest_array(array: NDArray[Any]) -> str:
-    """Digest of dtype, shape and elements (in C order, whatever the memory layout)."""
+    """Return the digest of dtype, shape and elements (in C order, whatever the memory layout).
+
+    Args:
+        array: the array.
+
+    Returns:
+        `sha256:` and hex digits.
+    """
     if array.dtype.hasobject:
         raise TypeError("an array of Python objects has no stable digest")
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
@@ -63,6 +74,10 @@ def digest_array(array: NDArray[Any]) -> str:
 
 
 def digest_file(path: str | os.PathLike[str]) -> str:
-    """Digest of a file's bytes, read in pieces. OSError when it cannot be read."""
+    """Return the digest of a file's bytes, read in pieces.
+
+    Raises:
+        OSError: when it cannot be read.
+    """
     with open(path, "rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -26,17 +26,21 @@ SEAL_BYTES = len(digest_bytes(b""))
 
 
 def side_file(path: Path) -> Path:
-    """Where the origin of a file stands that cannot carry one."""
+    """Return where the origin of a file stands that cannot carry one."""
     return path.with_name(path.name + ".origin.json")
 
 
 def side_bytes(origin: Origin, content: str | None) -> bytes:
-    """A side file; no `content` digest for a file that grows."""
+    """Return a side file; no `content` digest for a file that grows."""
     return dumped({ORIGIN_KEY: origin.header(content)})
 
 
 def json_bytes(path: Path, payload: Mapping[str, Any], origin: Origin) -> bytes:
-    """A JSON object with its origin. ValueError where `payload` uses the key `origin`; `path` is for the message."""
+    """Return a JSON object with its origin.
+
+    Raises:
+        ValueError: where `payload` uses the key `origin`; `path` is for the message.
+    """
     body = plain(payload)
     if ORIGIN_KEY in body:
         raise ValueError(f"{path}: the key '{ORIGIN_KEY}' is taken by the artifact's origin")
@@ -44,18 +48,21 @@ def json_bytes(path: Path, payload: Mapping[str, Any], origin: Origin) -> bytes:
 
 
 def dumped(payload: Mapping[str, Any]) -> bytes:
-    """A JSON file, laid out as all of them are."""
+    """Return a JSON file, laid out as all of them are."""
     return (json.dumps(payload, indent=1, allow_nan=False) + "\n").encode()
 
 
 def text_bytes(text: str, origin: Origin, comment: str) -> bytes:
-    """Text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    """Return text after comment lines that hold the origin.
+
+    `comment` opens a line (`#`, `//`, or `<!--` for HTML).
+    """
     text = text.encode("utf-8", "backslashreplace").decode()  # names of files need not be text
     return (text_header(origin.header(digest_bytes(text.encode())), comment) + text).encode()
 
 
 def text_header(header: Mapping[str, Any], comment: str) -> str:
-    """The comment lines that open a text file."""
+    """Return the comment lines that open a text file."""
     markup = comment == "<!--"
     lines = []
     for key, value in header.items():
@@ -67,9 +74,19 @@ def text_header(header: Mapping[str, Any], comment: str) -> str:
 
 
 def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) -> memoryview:
-    """A compressed npz file with an `__origin__` string entry, sealed. Equal arrays give equal bytes.
+    """Return a compressed npz file with an `__origin__` string entry, sealed.
+
+    Equal arrays give equal bytes.
 
     Written entry by entry, because `np.savez` takes names as keyword arguments and so refuses a tensor named `file`.
+
+    Args:
+        path: the file, as errors name it.
+        arrays: the arrays by name.
+        origin: what it is made from.
+
+    Returns:
+        The bytes.
     """
     if NPZ_ORIGIN in arrays:
         raise ValueError(f"{path}: the entry '{NPZ_ORIGIN}' is taken by the artifact's origin")
@@ -88,5 +105,12 @@ def npz_bytes(path: Path, arrays: Mapping[str, NDArray[Any]], origin: Origin) ->
 
 
 def digest_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Digest of named arrays, in any order."""
+    """Return the digest of named arrays, in any order.
+
+    Args:
+        arrays: the arrays by name.
+
+    Returns:
+        `sha256:` and hex digits.
+    """
     return digest_json({name: digest_array(np.asanyarray(array)) for name, array in arrays.items()})

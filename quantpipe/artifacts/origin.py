@@ -31,11 +31,11 @@ class Origin:
 
     @property
     def digest(self) -> str:
-        """Digest of all four parts."""
+        """Return the digest of all four parts."""
         return digest_json([self.format, self.kind, self.inputs, self.config])
 
     def header(self, content: str | None = None) -> dict[str, Any]:
-        """What is written into the artifact; `content` is the digest of the artifact's own content.
+        """Return what is written into the artifact; `content` is the digest of the artifact's own content.
 
         `config` comes last: in a text file it ends the header, so that a header cut short is noticed.
         """
@@ -44,11 +44,11 @@ class Origin:
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any]) -> Origin:
-        """The inverse of `header`; KeyError, TypeError, ValueError or AttributeError when it is not one."""
+        """Return the inverse of `header`; KeyError, TypeError, ValueError or AttributeError when it is not one."""
         return cls(str(header["kind"]), header["inputs"], header["config"], int(header["format"]))
 
     def differences(self, found: Origin) -> list[str]:
-        """One phrase per part in which the origin found in a file differs from this, the expected one."""
+        """Return one phrase per part in which the origin found in a file differs from this, the expected one."""
         parts = [("format", found.format, self.format), ("kind", found.kind, self.kind)]
         names = _union(found.inputs, self.inputs)
         parts += [(name, found.inputs.get(name, _ABSENT), self.inputs.get(name, _ABSENT)) for name in names]

@@ -43,9 +43,12 @@ _REMEDY = "Remove the file to have it made anew, or choose another folder (hydra
 
 
 def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, Any]:
-    """The payload of `write_json`. ArtifactError when it is missing, damaged, or of another origin than `expected`.
+    """Return the payload of `write_json`.
 
     A file without an origin (from elsewhere) is accepted when nothing is expected.
+
+    Raises:
+        ArtifactError: when it is missing, damaged, or of another origin than `expected`.
     """
     payload, header = _load_json(Path(path))
     _check(Path(path), header, expected, lambda: digest_json(payload))
@@ -53,28 +56,40 @@ def read_json(path: str | os.PathLike[str], expected: Origin | None = None) -> d
 
 
 def read_text(path: str | os.PathLike[str], expected: Origin | None = None) -> str:
-    """The text of `write_text`, without its header. ArtifactError as in `read_json`."""
+    """Return the text of `write_text`, without its header.
+
+    Raises:
+        ArtifactError: as in `read_json`.
+    """
     text, header = _load_text(Path(path))
     _check(Path(path), header, expected, lambda: digest_bytes(text.encode()))
     return text
 
 
 def read_npz(path: str | os.PathLike[str], expected: Origin | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays of `write_npz`, by name. ArtifactError as in `read_json`."""
+    """Return the arrays of `write_npz`, by name.
+
+    Raises:
+        ArtifactError: as in `read_json`.
+    """
     arrays, header = _load_npz(Path(path))
     _check(Path(path), header, expected, lambda: digest_arrays(arrays))
     return arrays
 
 
 def read_bytes(path: str | os.PathLike[str], expected: Origin | None = None) -> bytes:
-    """The bytes of `write_bytes(…, origin)`. ArtifactError as in `read_json`."""
+    """Return the bytes of `write_bytes(…, origin)`.
+
+    Raises:
+        ArtifactError: as in `read_json`.
+    """
     data = _read(Path(path))
     _check(Path(path), _load_side_file(Path(path)), expected, lambda: digest_bytes(data))
     return data
 
 
 def read_origin(path: str | os.PathLike[str]) -> Origin | None:
-    """The origin that an artifact carries, or None when it carries none (a file from elsewhere)."""
+    """Return the origin that an artifact carries, or None when it carries none (a file from elsewhere)."""
     path = Path(path)
     header = _load_side_file(path)
     if header is None:
@@ -107,7 +122,7 @@ def is_current(
 
 
 def damage(path: str | os.PathLike[str]) -> DamagedError | None:
-    """What is wrong with an artifact that is there, whatever it was made from."""
+    """Return what is wrong with an artifact that is there, whatever it was made from."""
     path = Path(path)
     try:
         if path.is_file():

@@ -29,7 +29,10 @@ def write_bytes(path: str | os.PathLike[str], data: bytes | memoryview, origin: 
 def write_pieces(
     path: str | os.PathLike[str], pieces: Iterable[bytes | memoryview], origin: Origin | None = None
 ) -> None:
-    """`write_bytes` for what is too large to hold: the pieces come one after the other, and are hashed on the way."""
+    """Write what is too large to hold, as `write_bytes` does.
+
+    The pieces come one after the other, and are hashed on the way.
+    """
     with Unit(Path(path).parent) as unit:
         unit.pieces(Path(path), pieces, origin)
 
@@ -46,12 +49,31 @@ def write_json(path: str | os.PathLike[str], payload: Mapping[str, Any], origin:
 
 
 def write_text(path: str | os.PathLike[str], text: str, origin: Origin, comment: str = "#") -> None:
-    """Write text after comment lines that hold the origin. `comment` opens a line (`#`, `//`, or `<!--` for HTML)."""
+    """Write text after comment lines that hold the origin.
+
+    Args:
+        path: the file.
+        text: its content.
+        origin: what it is made from.
+        comment: what opens a comment line (`#`, `//`, or `<!--` for HTML).
+
+    Raises:
+        StorageError: where the file cannot be written.
+    """
     with Unit(Path(path).parent) as unit:
         unit.text(Path(path), text, origin, comment)
 
 
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]], origin: Origin) -> None:
-    """Write a compressed npz with an `__origin__` string entry. Equal arrays give equal bytes."""
+    """Write a compressed npz with an `__origin__` string entry; equal arrays give equal bytes.
+
+    Args:
+        path: the file.
+        arrays: the arrays by name.
+        origin: what it is made from.
+
+    Raises:
+        StorageError: where the file cannot be written.
+    """
     with Unit(Path(path).parent) as unit:
         unit.npz(Path(path), arrays, origin)

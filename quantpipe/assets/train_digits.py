@@ -67,7 +67,7 @@ SPREAD_PAIRS = tuple((f"block{i}.depthwise", f"block{i}.pointwise") for i in (2,
 
 
 def build() -> Any:
-    """The untrained parameters, as a ModuleDict of `<layer>_conv`, `<layer>_bn` and `classifier`."""
+    """Return the untrained parameters, as a ModuleDict of `<layer>_conv`, `<layer>_bn` and `classifier`."""
     from torch import nn
 
     modules: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def build() -> Any:
 
 
 def forward(net: Any, x: Any) -> Any:
-    """Logits `[N, 10]` of images `[N, 1, 8, 8]`."""
+    """Return logits `[N, 10]` of images `[N, 1, 8, 8]`."""
     from torch.nn import functional
 
     seen: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def forward(net: Any, x: Any) -> Any:
 
 
 def shifted(x: Any, rng: np.random.Generator) -> Any:
-    """The batch with each image moved by -1, 0 or 1 pixel in both directions, zeros moving in."""
+    """Return the batch with each image moved by -1, 0 or 1 pixel in both directions, zeros moving in."""
     import torch
     from torch.nn import functional
 
@@ -107,7 +107,10 @@ def shifted(x: Any, rng: np.random.Generator) -> Any:
 
 
 def train(images: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
-    """The trained net in evaluation mode. `images` is `[N, 1, 8, 8]`, already divided by 16."""
+    """Return the trained net in evaluation mode.
+
+    `images` is `[N, 1, 8, 8]`, already divided by 16.
+    """
     import torch
     from torch.nn import functional
 
@@ -148,7 +151,7 @@ def spread(net: Any, rng: np.random.Generator) -> None:
 
 
 def to_onnx(net: Any) -> onnx.ModelProto:
-    """The net as an ONNX model with readable names and BatchNormalization nodes kept."""
+    """Return the net as an ONNX model with readable names and BatchNormalization nodes kept."""
     weights: dict[str, NDArray[Any]] = {"relu6.min": np.array(0, np.float32), "relu6.max": np.array(6, np.float32)}
     nodes: list[onnx.NodeProto] = []
 

@@ -61,7 +61,7 @@ SIZES = {
 
 
 def build(size: Size) -> Any:
-    """The untrained net, a torch module."""
+    """Return the untrained net, a torch module."""
     import torch
     from torch import nn
 
@@ -133,7 +133,7 @@ Inputs = Callable[[Any], tuple[Any, ...]]
 
 
 def inputs_of(size: Size) -> Inputs:
-    """How a net of this size is given images."""
+    """Return how a net of this size is given images."""
     import torch
 
     def columns(images: Any) -> tuple[Any, ...]:
@@ -143,7 +143,10 @@ def inputs_of(size: Size) -> Inputs:
 
 
 def train(size: Size, images: NDArray[np.float32], labels: NDArray[np.int64]) -> Any:
-    """The trained net in evaluation mode. `images` is `[N, 1, 8, 8]`, already divided by 16."""
+    """Return the trained net in evaluation mode.
+
+    `images` is `[N, 1, 8, 8]`, already divided by 16.
+    """
     import torch
     from torch.nn import functional
 
@@ -171,7 +174,7 @@ def train(size: Size, images: NDArray[np.float32], labels: NDArray[np.int64]) ->
 
 
 def to_onnx(net: Any, size: Size) -> onnx.ModelProto:
-    """The net as torch's exporter by tracing writes it."""
+    """Return the net as torch's exporter by tracing writes it."""
     import torch
 
     names = ["columns", "attention_mask"] if size.masked else ["image"]

@@ -30,10 +30,11 @@ VARIABLE = "QUANTPIPE_CACHE"
 
 
 def cache_folder(setting: str) -> Path | None:
-    """The folder that `calibrate.cache` means: `none` for no cache, `auto` for the user's own, else the path given.
+    """Return the folder that `calibrate.cache` means.
 
-    The user's own: what the variable QUANTPIPE_CACHE says (also `none`), else `quantpipe` in the cache folder that
-    XDG_CACHE_HOME names, else in ~/.cache.
+    It is none for `none`, the user's own for `auto`, else the path given. The user's own is what the variable
+    QUANTPIPE_CACHE says (also `none`), else `quantpipe` in the cache folder that XDG_CACHE_HOME names, else in
+    ~/.cache.
     """
     if setting == "auto":
         setting = os.environ.get(VARIABLE) or str(
@@ -52,7 +53,19 @@ class StatsCache:
 
     @classmethod
     def of(cls, folder: Path, graph: Graph, samples: Samples, warn: Callable[[str], None]) -> StatsCache:
-        """The key is everything that the statistics of a tensor of some name follow from."""
+        """Return the cache of a model and its samples.
+
+        The key is everything that the statistics of a tensor of some name follow from.
+
+        Args:
+            folder: the folder of the cache.
+            graph: the clean model.
+            samples: the calibration samples.
+            warn: is told of damaged files.
+
+        Returns:
+            The cache.
+        """
         names = [[n.name, n.op, n.inputs, n.outputs] for n in graph.nodes]
         inputs = {"model": graph.model_hash, "samples": samples.digest, "graph": digest_json(names)}
         return cls(folder, Origin("cache/statistics", inputs, {"batch": graph.batch_size}, FORMAT), warn)
@@ -63,7 +76,7 @@ class StatsCache:
         return self.folder / "statistics" / f"{self.origin.digest.partition(':')[2][:32]}.npz"
 
     def read(self) -> Profile | None:
-        """All that is known, or None."""
+        """Return all that is known, or None."""
         try:
             found = self._read()
         except ArtifactError as error:
@@ -105,7 +118,10 @@ class StatsCache:
 
 
 def merged(known: dict[str, TensorStats], new: dict[str, TensorStats]) -> dict[str, TensorStats]:
-    """Both; where a tensor is in both, the one that says more (the new one of equals)."""
+    """Return both profiles in one.
+
+    Where a tensor is in both, the one that says more is taken (the new one of equals).
+    """
     kept = {name: stats for name, stats in known.items() if name not in new or _says(stats) > _says(new[name])}
     return {**new, **kept}
 

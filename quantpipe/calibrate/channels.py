@@ -20,7 +20,11 @@ class ChannelCollector:
         self.minimum = self.maximum = self.mean = self.squares = empty
 
     def update(self, array: NDArray[Any]) -> None:
-        """Include one array of finite values `[N, …]`, sample by sample."""
+        """Include one array of finite values, sample by sample.
+
+        Args:
+            array: `[N, …]`, any real type.
+        """
         for sample in array:
             rows = np.moveaxis(sample, self.axis - 1, 0)
             rows = rows.reshape(len(rows), -1).astype(np.float64)
@@ -41,12 +45,12 @@ class ChannelCollector:
         self.count = total
 
     def finish(self) -> ChannelStats:
-        """The statistics so far; `variance` is the population's."""
+        """Return the statistics so far; `variance` is the population's."""
         variance = self.squares / max(self.count, 1)
         return ChannelStats(self.axis, self.minimum, self.maximum, self.mean, variance)
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything, as arrays; `restore` takes it back bit for bit."""
+        """Return everything, as arrays; `restore` takes it back bit for bit."""
         table = np.stack([self.minimum, self.maximum, self.mean, self.squares])
         return {"channel_count": np.asarray([self.count], np.int64), "channels": table}
 

@@ -25,7 +25,11 @@ class Moments:
     squares: float = 0.0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Include a non-empty 1-D array of finite values: two exact passes over it, then a merge."""
+        """Include values: two exact passes over them, then a merge.
+
+        Args:
+            values: a non-empty 1-D array of finite values.
+        """
         deviations = values.astype(np.float64)
         mean = float(deviations.sum()) / values.size
         deviations -= mean
@@ -63,9 +67,15 @@ class StatsCollector:
         self.channels = None if channel_axis is None else ChannelCollector(channel_axis)
 
     def update(self, array: NDArray[Any], first_sample: int, *, batch_ends: bool = True) -> None:
-        """Include an array of any shape and real dtype; axis 0 counts samples from `first_sample` on.
+        """Include an array of values.
 
-        It is a whole batch, or with `batch_ends=False` a piece of one that goes on in the next call.
+        Args:
+            array: any shape and real dtype; axis 0 counts samples.
+            first_sample: the number of the first of them, as errors name it.
+            batch_ends: False where the array is a piece of a batch that goes on in the next call.
+
+        Raises:
+            DataError: for values that are not finite.
         """
         self._include(array, first_sample)
         if batch_ends:
@@ -115,7 +125,7 @@ class StatsCollector:
         self.histogram.merge(other.histogram)
 
     def finish(self) -> TensorStats:
-        """The statistics so far, over the finite values (`count` of them); all zero when there were none.
+        """Return the statistics so far, over the finite values (`count` of them); all zero when there were none.
 
         `variance` is the population's (divided by count). A tensor of zeros gets limit 1.
         """
@@ -133,7 +143,7 @@ class StatsCollector:
         )
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything between two batches of finite values, as arrays; `restore` takes it back bit for bit."""
+        """Return everything between two batches of finite values, as arrays; `restore` takes it back bit for bit."""
         channels = {} if self.channels is None or not self.channels.count else self.channels.state()
         limit = np.nan if self.histogram.limit is None else self.histogram.limit
         return {
@@ -156,7 +166,7 @@ class StatsCollector:
 
 
 def merge(a: StatsCollector, b: StatsCollector) -> StatsCollector:
-    """What one collector would hold after both streams; neither argument is changed."""
+    """Return what one collector would hold after both streams; neither argument is changed."""
     merged = StatsCollector(a.name)
     merged.merge(a)
     merged.merge(b)

@@ -56,7 +56,7 @@ class Extremes:
         self.recent.extend(other.recent)
 
     def fields(self) -> dict[str, Any]:
-        """The part of `TensorStats` that is known here; all zero when nothing was seen."""
+        """Return the part of `TensorStats` that is known here; all zero when nothing was seen."""
         batches = max(self.batches, 1)
         return {
             "minimum": float(self.minimum) if self.batches else 0.0,
@@ -67,7 +67,7 @@ class Extremes:
         }
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything between two batches, as arrays; `restore` takes it back bit for bit."""
+        """Return everything between two batches, as arrays; `restore` takes it back bit for bit."""
         numbers = [self.batches, self.minimum, self.maximum, self.sum_minimum, self.sum_maximum]
         return {"extremes": np.asarray(numbers, np.float64), "recent": np.asarray(self.recent).reshape(-1, 2)}
 
@@ -99,7 +99,7 @@ class ExtremesCollector:
         self.extremes.close()
 
     def finish(self) -> TensorStats:
-        """The statistics so far, without histogram; mean and variance are NaN."""
+        """Return the statistics so far, without histogram; mean and variance are NaN."""
         found = self.extremes.fields()
         limit = max(-found["minimum"], found["maximum"]) or 1.0
         nothing = np.zeros(0, np.int64)

@@ -79,7 +79,17 @@ class SignedHistogram:
 
 
 def coarsen(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    """Counts `[2n]` on the grid of a limit 2^doublings times as large: neighbours merged towards zero, exactly."""
+    """Return counts `[2n]` on the grid of a limit 2^doublings times as large.
+
+    Neighbours are merged towards zero, exactly.
+
+    Args:
+        counts: counts `[2n]` on the finer grid.
+        doublings: how many times the limit is doubled.
+
+    Returns:
+        The counts `[2n]`.
+    """
     half = len(counts) // 2
     # After log2(n) doublings each side is one bin, which is the one next to zero for ever after.
     group = min(1 << min(doublings, 62), half)
@@ -92,10 +102,18 @@ def coarsen(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
 
 
 def regrid(counts: NDArray[np.int64], limit: float, wider: float) -> NDArray[np.int64]:
-    """Counts `[2n]` over ±limit put on 2n bins over ±wider (wider >= limit); integers, the sides of zero kept apart.
+    """Return the counts `[2n]` over ±limit as counts on 2n bins over ±wider (wider >= limit).
 
-    A bin that straddles a new border is split in proportion (values taken as uniform inside it), so no value moves by
-    more than one bin of the old grid.
+    They are integers, and the sides of zero are kept apart. A bin that straddles a new border is split in proportion
+    (values taken as uniform inside it), so no value moves by more than one bin of the old grid.
+
+    Args:
+        counts: counts `[2n]` over ±limit.
+        limit: the limit of the grid, real units.
+        wider: the limit of the new grid, real units.
+
+    Returns:
+        The counts `[2n]` over ±wider.
     """
     if wider == limit:
         return counts
@@ -107,10 +125,18 @@ def regrid(counts: NDArray[np.int64], limit: float, wider: float) -> NDArray[np.
 
 
 def rebin(counts: NDArray[np.int64], borders: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Counts `[n]` between `borders` `[n+1]` as integer counts `[m]` between `target` `[m+1]`; the total is kept.
+    """Return counts `[n]` between `borders` `[n+1]` as integer counts `[m]` between `target` `[m+1]`.
 
-    What lies outside the target goes to its end bins. Equation: differences of the rounded-down cumulative count,
-    linearly interpolated at the target borders.
+    The total is kept. What lies outside the target goes to its end bins. Equation: differences of the rounded-down
+    cumulative count, linearly interpolated at the target borders.
+
+    Args:
+        counts: counts `[n]`.
+        borders: their borders, `[n+1]`, ascending.
+        target: the borders of the result, `[m+1]`, ascending.
+
+    Returns:
+        The counts `[m]`.
     """
     cumulative = np.concatenate([[0], np.cumsum(counts)])
     at_target = np.floor(np.interp(target, borders, cumulative.astype(np.float64))).astype(np.int64)
@@ -119,19 +145,35 @@ def rebin(counts: NDArray[np.int64], borders: NDArray[np.float64], target: NDArr
 
 
 def borders(limit: float, bins: int) -> NDArray[np.float64]:
-    """The `bins + 1` borders of the grid over ±limit, real units; the middle one is exactly 0."""
+    """Return the `bins + 1` borders of the grid over ±limit, real units; the middle one is exactly 0."""
     half = bins // 2
     return np.arange(-half, half + 1, dtype=np.float64) * (limit / half)
 
 
 def magnitudes(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The histogram `[n]` of |x| over [0, limit] of a signed one `[2n]`."""
+    """Return the histogram `[n]` of |x| over [0, limit] of a signed one `[2n]`.
+
+    Args:
+        counts: counts `[2n]` over ±limit.
+
+    Returns:
+        The counts `[n]`.
+    """
     half = len(counts) // 2
     return counts[half:] + counts[:half][::-1]
 
 
 def quantile(counts: NDArray[np.int64], borders_: NDArray[np.float64], share: float) -> float:
-    """The value below which a `share` (0..1) of the counted values lies, linear inside its bin; 0 for no values."""
+    """Return the value below which a `share` (0..1) of the counted values lies, linear inside its bin.
+
+    Args:
+        counts: counts `[n]`.
+        borders_: their borders, `[n+1]`, ascending.
+        share: the share of values below the result, 0..1.
+
+    Returns:
+        The value, in the units of the borders; 0 where there are no values.
+    """
     cumulative = np.cumsum(counts)
     if len(counts) == 0 or cumulative[-1] == 0:
         return 0.0

@@ -85,9 +85,22 @@ def measure(
     progress: Progress = lambda done, total, note: None,
     checkpoint: Checkpoint | None = None,
 ) -> Profile:
-    """Statistics of `tensors` over all samples.
+    """Return the statistics of `tensors` over all samples.
 
-    Raises DataError for values that are not finite in an activation.
+    Args:
+        graph: the clean model.
+        tensors: the tensors to measure.
+        samples: the samples.
+        memory_mb: what may be kept in memory, MiB.
+        detail: which statistics are gathered of which tensors.
+        progress: is told how far the work is.
+        checkpoint: keeps the state of an interrupted measurement.
+
+    Returns:
+        The statistics by tensor.
+
+    Raises:
+        DataError: for values that are not finite in an activation.
     """
     if len(samples) == 0:
         raise DataError("there are no calibration samples", stage="calibrate")
@@ -139,7 +152,7 @@ class Measurement:
         self._saved = time.perf_counter()
 
     def run(self) -> None:
-        """All passes, from where the checkpoint says."""
+        """Run all passes, from where the checkpoint says."""
         self._restore()
         with ThreadPoolExecutor(available_cores()) as pool:
             for number in range(self._pass, len(self._passes)):
@@ -253,9 +266,18 @@ class Measurement:
 
 
 def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float = math.inf) -> float:
-    """Seconds of one plain pass of the float model over the same samples: the unit in which costs are reported.
+    """Return the seconds of one plain pass of the float model over the same samples, the unit of reported costs.
 
-    Timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
+    The pass is timed for at least `at_most` seconds or to the end; what is left counts as taking as long per sample.
+
+    Args:
+        graph: the clean model.
+        samples: the samples.
+        size: samples per batch.
+        at_most: the seconds after which the rest is extrapolated.
+
+    Returns:
+        The seconds.
     """
     session = Session(graph.model, where=graph.source)
     started, seconds, done = time.perf_counter(), 0.0, 0
@@ -269,7 +291,7 @@ def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float
 
 
 def peak_rss_mb() -> float:
-    """The operating system's own figure for this process, MiB."""
+    """Return the operating system's own figure for this process, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

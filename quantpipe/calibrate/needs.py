@@ -11,7 +11,11 @@ FROM_EXTREMES = ("max_range", "power2_range", "search")
 
 
 def require(estimator: Estimator, profile: Profile) -> None:
-    """ConfigError when a tensor lacks the histogram, or the extremes of single batches, that the estimator reads."""
+    """Refuse a tensor that lacks the histogram, or the extremes of single batches, that the estimator reads.
+
+    Raises:
+        ConfigError: for the first such tensor.
+    """
     lacks = {
         "a histogram": [t for t, s in profile.tensors.items() if estimator.needs_histogram and not len(s.histogram)],
         "the extremes of single batches": [

@@ -25,7 +25,7 @@ class Partial:
     damaged: Callable[[DamagedError], None] = lambda error: None
 
     def read(self) -> dict[str, NDArray[Any]] | None:
-        """The state, or None."""
+        """Return the state, or None."""
         if not self.path.is_file():
             return None
         try:

@@ -38,7 +38,17 @@ class Pass:
 
 
 def plan_passes(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: Sequence[str] = ()) -> tuple[Pass, ...]:
-    """The passes that measure all `tensors`; those in `reduced` need extremes only."""
+    """Return the passes that measure all `tensors`; those in `reduced` need extremes only.
+
+    Args:
+        graph: the clean model.
+        tensors: the tensors to measure.
+        memory_mb: what may be kept in memory, MiB.
+        reduced: those that need extremes only.
+
+    Returns:
+        The passes.
+    """
     order = execution_order(graph, tensors)
     inside = [t for t in order if t in set(reduced) and graph.dtypes[t] in REDUCIBLE]
     fetched = [t for t in order if t not in set(inside)]
@@ -46,14 +56,18 @@ def plan_passes(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: S
 
 
 def execution_order(graph: Graph, tensors: Sequence[str]) -> list[str]:
-    """The tensors as execution meets them, so that the first one to show a fault is where it began."""
+    """Return the tensors as execution meets them, so that the first one to show a fault is where it began."""
     names = [i.name for i in graph.inputs] + [t for n in graph.nodes for t in n.outputs]
     place = {name: i for i, name in enumerate(names)}
     return sorted(dict.fromkeys(tensors), key=lambda t: place[t])
 
 
 def per_channel_tensors(tensors: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The tensors that match a glob pattern. ConfigError for a pattern that matches none."""
+    """Return the tensors that match a glob pattern.
+
+    Raises:
+        ConfigError: for a pattern that matches none.
+    """
     found: set[str] = set()
     for pattern in patterns:
         matching = {t for t in tensors if fnmatchcase(t, pattern)}
@@ -75,7 +89,18 @@ def lacking(
     *,
     by_channel: Collection[str] = (),
 ) -> list[str]:
-    """Those of `tensors` whose statistics are not known as they are wanted."""
+    """Return those of `tensors` whose statistics are not known as they are wanted.
+
+    Args:
+        graph: the clean model.
+        known: the statistics that there are.
+        tensors: the tensors that are wanted.
+        extremes_only: whether extremes suffice.
+        by_channel: tensors of which statistics per channel are wanted.
+
+    Returns:
+        The names, in the order of `tensors`.
+    """
     found = []
     for tensor in tensors:
         stats = known.get(tensor)
@@ -87,7 +112,7 @@ def lacking(
 
 
 def channel_axis(graph: Graph, tensor: str) -> int | None:
-    """The axis of a tensor on which channels lie; None when it has no axis but the batch's.
+    """Return the axis of a tensor on which channels lie; None when it has no axis but the batch's.
 
     That of the op that made the channels (the last one for a Gemm or MatMul), found by going back over nodes that
     leave the number of axes as it is and move none of them.
@@ -110,7 +135,10 @@ def channel_axis(graph: Graph, tensor: str) -> int | None:
 
 
 def fetched_bytes(graph: Graph, tensor: str) -> int:
-    """What one fetched sample of a tensor (a whole batch where the model's is fixed) takes, the runtime's copy too."""
+    """Return the bytes that one fetched sample of a tensor takes, the runtime's copy included.
+
+    Where the model's batch is fixed, it is a whole batch.
+    """
     inputs = {i.name for i in graph.inputs}
     return 0 if tensor in inputs else 2 * prod(graph.shapes[tensor]) * np.dtype(graph.dtypes[tensor]).itemsize
 
@@ -132,7 +160,7 @@ def _grouped(graph: Graph, tensors: Sequence[str], memory_mb: int, reduced: bool
 
 
 def run_size(graph: Graph, tensors: Sequence[str], memory_mb: int = RUN_MB) -> int:
-    """Samples per run: the graph's batch size, halved until the watched tensors fit (`RUN_MB` at most)."""
+    """Return samples per run: the graph's batch size, halved until the watched tensors fit (`RUN_MB` at most)."""
     if graph.fixed_batch is not None:
         return graph.fixed_batch
     per_sample = sum(fetched_bytes(graph, t) for t in tensors)

@@ -23,7 +23,7 @@ RUN = ("seconds", "float_pass_seconds", "peak_rss_mb")
 
 
 def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
-    """The whole profile as plain arrays for `numpy.savez`, tensors along the first axis; no pickled objects.
+    """Return the whole profile as plain arrays for `numpy.savez`, tensors along the first axis; no pickled objects.
 
     `histogram` is all tensors' int64 counts one after another, `bins` `[tensors]` how many belong to each; likewise
     `batch_extremes` `[all, 2]` and `batches`, and `channels` `[all, 4]` (minimum, maximum, mean, variance) with
@@ -54,9 +54,17 @@ def stats_arrays(profile: Profile) -> dict[str, NDArray[Any]]:
 
 
 def profile_from_arrays(arrays: Mapping[str, NDArray[Any]], where: str | None = None) -> Profile:
-    """The profile that `stats_arrays` wrote, bit for bit. `where` names the file in errors.
+    """Return the profile that `stats_arrays` wrote, bit for bit.
 
-    Raises ArtifactError for another version, missing arrays, and arrays that do not belong together.
+    Args:
+        arrays: the arrays by name.
+        where: the file, as errors name it.
+
+    Returns:
+        The profile.
+
+    Raises:
+        ArtifactError: for another version, missing arrays, and arrays that do not belong together.
     """
     expected = {*_HEAD, "channel_axis", *RUN, *_INTEGERS, *_FLOATS, *_RAGGED, *_RAGGED.values()}
     missing = sorted(expected - set(arrays))

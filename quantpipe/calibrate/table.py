@@ -52,7 +52,10 @@ class ThresholdTable:
         self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
 
     def strategy(self, assignment: Assignment) -> Strategy:
-        """The strategy of one assignment of the choice space; of several topologies, for the one it decides on."""
+        """Return the strategy of one assignment of the choice space.
+
+        Of several topologies, it is for the one that the assignment decides on.
+        """
         variants = self._variants
         if variants is None:
             structure, topology = DEFAULT, self._topology
@@ -107,7 +110,7 @@ class ThresholdTable:
         return estimated_ranges(self._channels[tensor, axis], bits, schema, self._estimator)
 
     def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:
-        """Groups whose common range is not the one a source would have alone."""
+        """Return groups whose common range is not the one a source would have alone."""
         found = []
         topology = self._topology if self._variants is None else self._variants.at(strategy.structure)
         for group in topology.groups:

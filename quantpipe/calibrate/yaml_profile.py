@@ -33,7 +33,7 @@ _Dumper.add_representer(float, _plain_float)
 
 
 def profile_yaml(profile: Profile) -> str:
-    """Three YAML documents, as Glow's `-dump-profile` writes them: version, model hash, list of tensors.
+    """Return three YAML documents, as Glow's `-dump-profile` writes them: version, model hash, list of tensors.
 
     Glow's keys per tensor (`NodeOutputName`, `Min`, `Max`, `Histogram` over [Min, Max]) and ours: `Mean`, `Variance`,
     `BatchMin`, `BatchMax`, `Count`, `NonFinite`, the extremes of the last batches (`BatchMins`, `BatchMaxs`), and the
@@ -88,7 +88,9 @@ def _entry(stats: TensorStats) -> dict[str, Any]:
 
 
 def profile_from_yaml(text: str, where: str | None = None) -> Profile:
-    """The profile that `profile_yaml` wrote, number for number. `where` names the file in errors.
+    """Return the profile that `profile_yaml` wrote, number for number.
+
+    `where` names the file in errors.
 
     Raises ArtifactError for another version, and for entries that are missing or mean nothing.
     """
@@ -143,7 +145,7 @@ def _stats(entry: dict[str, Any]) -> TensorStats:
 
 
 def coarse_histogram(stats: TensorStats, bins: int = COARSE_BINS) -> NDArray[np.int64]:
-    """Integer counts `[bins]` over [minimum, maximum]; a constant tensor has a single bin."""
+    """Return integer counts `[bins]` over [minimum, maximum]; a constant tensor has a single bin."""
     if stats.minimum >= stats.maximum:
         return np.asarray([stats.histogram.sum()], dtype=np.int64)
     target = np.linspace(stats.minimum, stats.maximum, bins + 1)

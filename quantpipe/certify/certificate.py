@@ -22,7 +22,19 @@ WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 def certificate(
     graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec, *, realized: Rendered, form: str
 ) -> dict[str, Any]:
-    """All of certificate.json but its origin and the digests of the files that it is about."""
+    """Return all of certificate.json but its origin and the digests of the files that it is about.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        spec: the device.
+        realized: the realized model.
+        form: the name of the output form.
+
+    Returns:
+        The content of the file.
+    """
     claims = Claims(graph, topology, plan, spec, form)
     kernels = {
         k.node: {"op": k.op, **claims.of(k), "attributes": _attributes(graph.by_name[k.node], plan.kernels[k.node])}

@@ -58,7 +58,7 @@ class Claims:
     _raw: dict[str, int] = field(default_factory=dict)
 
     def of(self, kernel: Kernel) -> dict[str, Any]:
-        """One kernel's entry of the certificate."""
+        """Return one kernel's entry of the certificate."""
         numbers = self.plan.kernels[kernel.node]
         writer: Writer = _WRITERS.get(type(numbers), Claims._move)
         reason = self._unproved(kernel, numbers)

@@ -43,7 +43,16 @@ class Departures:
 
 
 def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
-    """Of accumulators in [low, high], `[C]` each (one row where all channels are alike)."""
+    """Count the departures of accumulators in [low, high] from the exact product.
+
+    Args:
+        r: how they are narrowed.
+        low: least accumulators, `[C]` (one row where all channels are alike).
+        high: greatest accumulators, `[C]`.
+
+    Returns:
+        The count, and the first departures.
+    """
     rows = max(r.multiplier.size, len(low))
     low, high = (np.broadcast_to(v, (rows,)).reshape(rows, 1) for v in (low, high))
     accumulators = int(sum(int(b) - int(a) + 1 for a, b in zip(low[:, 0], high[:, 0], strict=True)))

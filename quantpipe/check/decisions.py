@@ -16,7 +16,7 @@ NAMED = 6
 
 
 def decisions(graph: Graph, spec: HardwareSpec) -> tuple[str, ...]:
-    """One sentence each, in a stable order."""
+    """Return one sentence each, in a stable order."""
     return (*overruled(spec), *_quantized_already(graph))
 
 

@@ -97,7 +97,7 @@ class Fit:
 
     @property
     def overflowing(self) -> tuple[Accumulation, ...]:
-        """Sums that could leave the accumulator, in the worst case of their inputs."""
+        """Return sums that could leave the accumulator, in the worst case of their inputs."""
         return tuple(a for a in self.accumulators if a.overflows)
 
     @property
@@ -106,7 +106,7 @@ class Fit:
         return tuple(a for a in self.accumulators if a.bias_threshold > LARGE_THRESHOLD)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for `check.format=json`."""
+        """Return plain data, for `check.format=json`."""
         return asdict(self) | {
             "verdict": self.verdict.value,
             "tight_biases": [asdict(a) for a in self.tight_biases],
@@ -136,9 +136,22 @@ def check_model(
     shapes: Mapping[str, Sequence[int]],
     loading: Loading = Loading(),
 ) -> Fit:
-    """The fit of a model file; `shapes` are those of its inputs where they are free (see `made_up`).
+    """Return the fit of a model file.
 
-    Raises ModelError for files that cannot be read or run, ConfigError for shapes that do not fit.
+    Args:
+        path: the ONNX file.
+        spec: the device.
+        schema: how ranges become scales.
+        options: the settings of annotate.
+        shapes: shapes of inputs where they are free (see `made_up`).
+        loading: how the file is read.
+
+    Returns:
+        What the device would make of the model.
+
+    Raises:
+        ModelError: for files that cannot be read or run.
+        ConfigError: for shapes that do not fit.
     """
     try:
         graph = load_graph(
@@ -156,7 +169,17 @@ def check_model(
 
 
 def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> Fit:
-    """The fit of a model on a device under a schema that it can run."""
+    """Return the fit of a model on a device under a schema that it can run.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        spec: the device.
+        schema: how ranges become scales; the device must be able to run it.
+
+    Returns:
+        What the device would make of the model.
+    """
     reals = [n for n in graph.nodes if computes_reals(graph, n.name)]
     work = {n.name: macs(n, graph) for n in graph.nodes}
     refused = tuple(

@@ -14,7 +14,7 @@ from quantpipe.types import Accumulate, QuantPlan, Topology
 
 
 def host_warning(graph: Graph, topology: Topology, plan: QuantPlan) -> str | None:
-    """A sentence where kernels of the plan would saturate on this CPU; None where it computes them exactly."""
+    """Return a sentence where kernels of the plan would saturate on this CPU; None where it computes them exactly."""
     if not pairs_saturate():
         return None
     nodes = [

@@ -25,7 +25,7 @@ class Island:
 
 
 def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
-    """All islands of nodes that compute real numbers in float, in graph order."""
+    """Return all islands of nodes that compute real numbers in float, in graph order."""
     float_nodes = [n for n in graph.nodes if n.name in topology.float_nodes and computes_reals(graph, n.name)]
     classes = UnionFind()
     names = {n.name for n in float_nodes}
@@ -40,18 +40,18 @@ def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
 
 
 def computes_reals(graph: Graph, node: str) -> bool:
-    """Whether a node's result is real numbers (arithmetic on shapes and indices is not)."""
+    """Return whether a node's result is real numbers (arithmetic on shapes and indices is not)."""
     outputs = graph.by_name[node].outputs
     return any(graph.dtypes.get(t, REAL) == REAL for t in outputs if t)
 
 
 def stored_as(topology: Topology) -> Mapping[str, Form]:
-    """Tensor -> the form in which its kernel makes it."""
+    """Return a mapping: tensor -> the form in which its kernel makes it."""
     return {k.output: k.form for k in topology.kernels}
 
 
 def conversions(graph: Graph, topology: Topology) -> tuple[int, int]:
-    """(at the model's ends, between nodes): how many tensors change their form in a run."""
+    """Return (at the model's ends, between nodes): how many tensors change their form in a run."""
     made = stored_as(topology)
     inputs = {i.name for i in graph.inputs}
     ends = inner = 0
@@ -76,7 +76,7 @@ def conversions(graph: Graph, topology: Topology) -> tuple[int, int]:
 
 
 def rescales(topology: Topology) -> int:
-    """How many operands are brought to another scale on their way into an op that keeps scales."""
+    """Return how many operands are brought to another scale on their way into an op that keeps scales."""
     return sum(o.rescaled for k in topology.kernels for o in k.operands)
 
 

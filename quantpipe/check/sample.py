@@ -21,7 +21,7 @@ FREE = 64
 def made_up(
     inputs: Sequence[TensorInfo], shapes: Mapping[str, Sequence[int]], seed: int = 0
 ) -> dict[str, NDArray[Any]]:
-    """One sample per input: normal values for reals, zeros for integers (legal indices everywhere).
+    """Return one sample per input: normal values for reals, zeros for integers (legal indices everywhere).
 
     `shapes` gives whole shapes by input name, batch axis included; free axes of other inputs are 1 (the first) and
     FREE. ConfigError for a name that is no input, or a shape that the input does not have.

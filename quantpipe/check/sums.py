@@ -38,7 +38,17 @@ class Accumulation:
 
 
 def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> tuple[Accumulation, ...]:
-    """Of every kernel with constant weights, in graph order."""
+    """Return the sums of every kernel with constant weights, in graph order.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        spec: the device.
+        schema: how ranges become scales.
+
+    Returns:
+        One entry per kernel.
+    """
     limit = spec.accumulator.dtype.qmax
     found = []
     for kernel in topology.kernels:

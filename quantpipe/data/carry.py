@@ -42,7 +42,10 @@ class Carried:
 
     @property
     def digest(self) -> str:
-        """That of the samples; the states follow from them and from the model, which every artifact names as well."""
+        """Return the digest of the samples.
+
+        The states follow from them and from the model, which every artifact names as well.
+        """
         return f"{self._samples.digest}+{','.join(f'{o}>{i}' for o, i in self._state.items())}"
 
     @property
@@ -135,7 +138,10 @@ class Carried:
 
 
 def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:
-    """The splits with states filled in, where the data set asks for it. `inputs` are all of the model's."""
+    """Return the splits with states filled in, where the data set asks for it.
+
+    `inputs` are all of the model's.
+    """
     if not splits.state:
         return splits
     found: dict[str, Any] = {}

@@ -32,20 +32,27 @@ class Part:
     units: NDArray[np.int64] | None = None
 
     def groups(self) -> NDArray[np.int64]:
-        """The units of this part, each once, in order of appearance."""
+        """Return the units of this part, each once, in order of appearance."""
         if self.units is None:
             return self.indices
         found, first = np.unique(self.units[self.indices], return_index=True)
         return np.asarray(found[np.argsort(first)])
 
     def of(self, groups: NDArray[np.int64]) -> Part:
-        """The samples of some units, ascending."""
+        """Return the samples of some units, ascending.
+
+        Args:
+            groups: the numbers of the units.
+
+        Returns:
+            The samples.
+        """
         if self.units is None:
             return replace(self, indices=np.sort(groups))
         return replace(self, indices=self.indices[np.isin(self.units[self.indices], groups)])
 
     def shuffled(self, rng: np.random.Generator) -> Part:
-        """The units in a random order, the samples of each in theirs."""
+        """Return the units in a random order, the samples of each in theirs."""
         groups = self.groups()
         order = groups[rng.permutation(len(groups))]
         if self.units is None:
@@ -63,9 +70,17 @@ def divide(
     *,
     units: Mapping[str, NDArray[np.int64] | None] | None = None,
 ) -> dict[str, Part]:
-    """Role -> part. `sources` has one key `WHOLE`, or calibrate, evaluate and perhaps search.
+    """Return which samples of which source go to each split.
 
-    `search["share"]` is what calibrate gives to search; `units` are those of each source (default: its sequences).
+    Args:
+        sources: the data, under the one key `WHOLE`, or under calibrate, evaluate and perhaps search.
+        fractions: the share of each split, where there is one source.
+        search: `search["share"]` is what calibrate gives to search.
+        seed: the seed of all chance.
+        units: which samples of each source must not be torn apart (default: its sequences).
+
+    Returns:
+        Role -> part.
     """
     parts = {}
     for role, source in sources.items():
@@ -105,7 +120,7 @@ def _divide_one(part: Part, fractions: Mapping[str, Any], rng: np.random.Generat
 
 
 def set_aside(part: Part, share: Any, rng: np.random.Generator) -> tuple[Part, Part]:
-    """(what stays, what is set aside): a seeded `share` of `part`, at least one unit, leaving at least one."""
+    """Return (what stays, what is set aside): a seeded `share` of `part`, at least one unit, leaving at least one."""
     fraction = number(share, "dataset.search.share")
     if not 0 < fraction < 1:
         raise ConfigError(f"{fraction} must lie between 0 and 1, both excluded.", where="dataset.search.share")

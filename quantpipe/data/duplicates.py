@@ -41,12 +41,29 @@ NONE_SHARED = Shared(np.empty(0, np.int64))
 
 
 def fingerprints(source: Source, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Digests of the contents of some samples, `[len(indices)]`."""
+    """Return digests of the contents of some samples, `[len(indices)]`.
+
+    Args:
+        source: the data.
+        indices: the samples.
+
+    Returns:
+        The digests, `[len(indices)]`.
+    """
     return np.array([_fingerprint(source, int(index)) for index in indices], dtype=np.uint64)
 
 
 def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray[np.int64]) -> Contents:
-    """Digests of the sequences that samples stand in: each is alike for all samples of one. `units` `[len(source)]`."""
+    """Return digests of the sequences that samples stand in: each is alike for all samples of one.
+
+    Args:
+        source: the data.
+        indices: the samples.
+        units: the number of each sample's sequence, `[len(source)]`.
+
+    Returns:
+        Gives the digests of samples, `[n]`.
+    """
     own = fingerprints(source, indices)
     digests = {}
     for unit in np.unique(units[indices]):
@@ -58,7 +75,18 @@ def sequence_contents(source: Source, indices: NDArray[np.int64], units: NDArray
 def unshared(
     source: Source, indices: NDArray[np.int64], contents: Contents, taken: NDArray[np.uint64], *, limit: int | None
 ) -> tuple[NDArray[np.int64], Shared]:
-    """The first `limit` samples (None: all) whose content is not among those `taken`, and those met that are."""
+    """Return the first `limit` samples (None: all) whose content is not `taken`, and those met whose content is.
+
+    Args:
+        source: the data.
+        indices: the samples of the split, in order.
+        contents: digests of the samples' contents.
+        taken: digests that other splits hold.
+        limit: the number of samples to return; None: all.
+
+    Returns:
+        The samples, and what was met that others hold.
+    """
     kept: list[int] = []
     dropped: list[int] = []
     for start in range(0, len(indices), CHUNK):
@@ -75,7 +103,21 @@ def unshared(
 
 
 def say(role: str, left: int, shared: Shared, others: Sequence[str], *, where: str) -> str | None:
-    """The warning of what was dropped from a split; None if nothing was. DataError where nothing is left."""
+    """Return the warning of what was dropped from a split; None if nothing was.
+
+    Args:
+        role: the split.
+        left: how many samples are left in it.
+        shared: what was dropped.
+        others: the splits that hold the same.
+        where: the place, as errors name it.
+
+    Returns:
+        The warning, or None.
+
+    Raises:
+        DataError: where nothing is left.
+    """
     count = len(shared.indices)
     if not count:
         return None

@@ -22,7 +22,7 @@ _MEANS = {
 
 
 def refuse_few(roles: Mapping[str, Samples], forced: bool) -> None:
-    """DataError for a split of fewer than `FEWEST` samples, unless that is `forced`."""
+    """Raise DataError for a split of fewer than `FEWEST` samples, unless that is `forced`."""
     few = {role: len(samples) for role, samples in roles.items() if len(samples) < FEWEST and role != "judge"}
     if few and not forced:
         counts = ", ".join(f"{role} has {count}" for role, count in few.items())
@@ -34,6 +34,6 @@ def refuse_few(roles: Mapping[str, Samples], forced: bool) -> None:
 
 
 def few_notes(roles: Mapping[str, Samples]) -> tuple[str, ...]:
-    """A sentence for each split of fewer than `ENOUGH` samples."""
+    """Return a sentence for each split of fewer than `ENOUGH` samples."""
     few = ((role, len(samples)) for role, samples in roles.items() if len(samples) < ENOUGH)
     return tuple(f"{role} has only {count} samples: {_MEANS[role]}" for role, count in few)

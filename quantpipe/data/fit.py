@@ -79,7 +79,16 @@ def route(
 
 
 def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
-    """Every axis of `values` but the first must be the input's, or free there. `name` is that of a sample."""
+    """Check that every axis of `values` but the first is the input's, or free there.
+
+    Args:
+        values: a sample with a first axis before it.
+        feed: the field and the input that it is for.
+        name: the sample, as errors name it.
+
+    Raises:
+        DataError: where an axis has another size.
+    """
     wanted, found = feed.port.shape[1:], values.shape[1:]
     if len(wanted) == len(found) and all(w in (None, f) for w, f in zip(wanted, found, strict=True)):
         return
@@ -122,7 +131,21 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
 
 
 def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArray[Any]:
-    """Values as the input's dtype. Fractions, too large integers, NaN and infinity are errors, never lost."""
+    """Return values as the input's dtype.
+
+    Fractions, too large integers, NaN and infinity are errors, never lost.
+
+    Args:
+        values: values of any shape.
+        port: the input.
+        names: the samples, as errors name them.
+
+    Returns:
+        The values, in the same shape.
+
+    Raises:
+        DataError: for a value that the type cannot hold.
+    """
     try:
         target = np.dtype(port.dtype)
     except TypeError:
@@ -167,7 +190,7 @@ def _refuse(
 
 
 def shape_text(shape: Sequence[int | None]) -> str:
-    """`[N, 3, ?]`: N is the batch axis, ? an axis that is free."""
+    """Return `[N, 3, ?]`: N is the batch axis, ? an axis that is free."""
     return "[" + ", ".join(str(n) if n is not None else "?" if i else "N" for i, n in enumerate(shape)) + "]"
 
 
@@ -176,5 +199,5 @@ def _ports(ports: Sequence[TensorInfo]) -> str:
 
 
 def shapes_of(rows: Mapping[str, Any], feeds: Sequence[Feed], number: int) -> tuple[tuple[int, ...], ...]:
-    """What must be equal for samples to share a batch: the shape of each field, where it is not resized."""
+    """Return what must be equal for samples to share a batch: the shape of each field, where it is not resized."""
     return tuple(() if f.preprocess.size else tuple(rows[f.field][number].shape) for f in feeds)

@@ -13,7 +13,7 @@ from quantpipe.errors import ConfigError, DataError
 
 
 def arrays_of(value: Any, where: str) -> dict[str, NDArray[Any]]:
-    """An array, a number or a list: one field without a name; a mapping: a field for each of its names.
+    """Return an array, a number or a list: one field without a name; a mapping: a field for each of its names.
 
     DataError for what is not made of numbers.
     """
@@ -40,7 +40,11 @@ def _array(value: Any, where: str) -> NDArray[Any]:
 
 
 def checked_function(value: Any, key: str) -> Callable[..., Any]:
-    """A function of the user's, already imported. ConfigError where there is none."""
+    """Return a function of the user's, already imported.
+
+    Raises:
+        ConfigError: where there is none.
+    """
     if not callable(value):
         raise ConfigError(
             f"is {value!r}; it must name a function, as package.module:function (docs/data.md).", where=key
@@ -50,13 +54,13 @@ def checked_function(value: Any, key: str) -> Callable[..., Any]:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """`package.module:function`, for messages and records."""
+    """Return `package.module:function`, for messages and records."""
     module = getattr(function, "__module__", type(function).__module__)
     return f"{module}:{getattr(function, '__qualname__', type(function).__qualname__)}"
 
 
 def called(function: Callable[..., Any], where: str, key: str, *arguments: Any, **named: Any) -> Any:
-    """The function's value; DataError where it raises."""
+    """Return the function's value; DataError where it raises."""
     try:
         return function(*arguments, **named)
     except Exception as error:  # it is the user's own code

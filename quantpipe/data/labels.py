@@ -51,7 +51,19 @@ def _rows(reader: csv.DictReader[str], name_column: str, index_column: str, path
 
 
 def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """An array of labels as int64 `[samples]`; `[samples, 1]` is taken too."""
+    """Return an array of labels as int64 `[samples]`; `[samples, 1]` is taken too.
+
+    Args:
+        raw: labels as they are given.
+        samples: how many samples there are.
+        where: the place, as errors name it.
+
+    Returns:
+        The labels.
+
+    Raises:
+        DataError: for anything else than one whole number per sample.
+    """
     if raw.shape == (samples, 1):
         raw = raw[:, 0]
     if raw.ndim != 1:
@@ -69,7 +81,16 @@ def as_labels(raw: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
 
 
 def check_labels(labels: NDArray[np.int64], classes: int | None, where: str) -> None:
-    """DataError where a label is negative or beyond the model's classes (`classes` None: not known)."""
+    """Check that labels are classes of the model.
+
+    Args:
+        labels: class per sample, `[N]`.
+        classes: the model's number of classes; None: not known.
+        where: the place, as errors name it.
+
+    Raises:
+        DataError: where a label is negative or beyond the classes.
+    """
     wrong = labels < 0
     if classes is not None:
         wrong |= labels >= classes

@@ -16,7 +16,7 @@ from quantpipe.types import TensorInfo
 
 
 def refuse_unknown_parts(options: object, parts: Mapping[str, Sequence[str]]) -> None:
-    """ConfigError for a key that nothing reads, such as `dataset.samples.calibrat`."""
+    """Raise ConfigError for a key that nothing reads, such as `dataset.samples.calibrat`."""
     for name, legal in parts.items():
         given = getattr(options, name)
         if isinstance(given, Mapping):
@@ -24,7 +24,7 @@ def refuse_unknown_parts(options: object, parts: Mapping[str, Sequence[str]]) ->
 
 
 def refuse_other_than_sections(options: Any) -> None:
-    """ConfigError where a field of a data set that holds a mapping by default was given something else."""
+    """Raise ConfigError where a field of a data set that holds a mapping by default was given something else."""
     for known in fields(options):
         value = getattr(options, known.name)
         by_default = known.default_factory is not MISSING and isinstance(known.default_factory(), Mapping)
@@ -57,12 +57,16 @@ class Options:
 
     @property
     def handling(self) -> Handling:
-        """ConfigError for an option that means nothing."""
+        """Return how samples are divided, limited and checked.
+
+        Raises:
+            ConfigError: for an option that means nothing.
+        """
         state = {str(k): str(v) for k, v in (self.state or {}).items()}
         return Handling(self.shuffle, self.on_error, state, self.state_reset, self.duplicates, self.force_few)
 
     def data_inputs(self, inputs: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """The model's inputs that are fed from the data: all but those that carry state."""
+        """Return the model's inputs that are fed from the data: all but those that carry state."""
         carried = set(self.handling.state.values())
         return [i for i in inputs if i.name not in carried]
 
@@ -75,7 +79,21 @@ class Options:
         *,
         seed: int,
     ) -> Splits:
-        """Divide, take and check. DataError where the samples do not fit the model."""
+        """Divide the sources, take the first samples of each split, and check them.
+
+        Args:
+            sources: the data, whole or by role.
+            preprocess: the preprocessing.
+            inputs: the model's inputs.
+            classes: the model's number of classes; None: not known.
+            seed: the seed of the division.
+
+        Returns:
+            The splits.
+
+        Raises:
+            DataError: where the samples do not fit the model.
+        """
         handling = self.handling
         units = {role: handling.units(source) for role, source in sources.items()}
         parts = divide(sources, self.split, self.search, seed, units=units)
@@ -98,5 +116,5 @@ class FileOptions(Options):
     }
 
     def paths(self) -> dict[str, Path]:
-        """Role -> existing file or folder (one under `WHOLE` if it is to be divided)."""
+        """Return a mapping: role -> existing file or folder (one under `WHOLE` if it is to be divided)."""
         return source_paths(self.path, dict(zip(ROLES, (self.calibrate, self.search, self.evaluate), strict=True)))

@@ -40,7 +40,7 @@ class SourceLayout(StrEnum):
     AS_IS = "as_is"
 
     def resolve(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> SourceLayout:
-        """What `auto` means for a batch of this shape and dtype; the others are themselves."""
+        """Return what `auto` means for a batch of this shape and dtype; the others are themselves."""
         if self is not SourceLayout.AUTO:
             return self
         is_image = len(shape) == 4 and dtype == np.uint8 and shape[-1] in (1, 3, 4)
@@ -48,7 +48,7 @@ class SourceLayout(StrEnum):
 
 
 def one_of(kind: type[T], value: str, key: str) -> T:
-    """The enum member of a configuration value, in whatever case it was written."""
+    """Return the enum member of a configuration value, in whatever case it was written."""
     for member in kind:
         if member.value.lower() == str(value).lower():
             return member
@@ -56,7 +56,7 @@ def one_of(kind: type[T], value: str, key: str) -> T:
 
 
 def number(value: Any, key: str) -> float:
-    """A configuration number: 0.5, or a fraction written as a string, "1/255"."""
+    """Return a configuration number: 0.5, or a fraction written as a string, "1/255"."""
     try:
         result = float(Fraction(value.replace(" ", ""))) if isinstance(value, str) else float(value)
     except (ValueError, TypeError, ZeroDivisionError):
@@ -69,7 +69,7 @@ def number(value: Any, key: str) -> float:
 
 
 def numbers(value: Any, key: str) -> tuple[float, ...]:
-    """One number for all channels, or a list with one for each."""
+    """Return one number for all channels, or a list with one for each."""
     values = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     if not values:
         raise ConfigError("an empty list; give one number, or one for each channel.", where=key)
@@ -111,7 +111,7 @@ class Preprocess:
 
     @classmethod
     def of(cls, config: Preprocess | Mapping[str, Any]) -> Preprocess:
-        """From a configuration node; keys that are absent keep their defaults."""
+        """Return the preprocessing of a configuration node; keys that are absent keep their defaults."""
         if isinstance(config, Preprocess):
             return config
         known = [f.name for f in fields(cls)]
@@ -125,14 +125,21 @@ class Preprocess:
 
     @property
     def is_identity(self) -> bool:
-        """True where values pass unchanged, so that integer features stay integers."""
+        """Return whether values pass unchanged, so that integer features stay integers."""
         return self.scale == 1 and set(self.mean) == {0.0} and set(self.std) == {1.0}
 
     def apply(self, images: Sequence[NDArray[Any]] | NDArray[Any], source: SourceLayout) -> NDArray[Any]:
-        """A batch `[N, …]` in the model's layout: float32 (float64 from wide sources), or as stored if `is_identity`.
+        """Return a batch `[N, …]` in the model's layout.
 
-        `images` is one array or a list of samples; after resizing they must all have one shape. DataError if a
-        per-channel list does not fit the channels, or `size` is set for what is not an image.
+        Args:
+            images: one array or a list of samples; after resizing they must all have one shape.
+            source: how the axes of the data are meant.
+
+        Returns:
+            `[N, …]`, float32 (float64 from wide sources), or as stored if `is_identity`.
+
+        Raises:
+            DataError: if a per-channel list does not fit the channels, or `size` is set for what is not an image.
         """
         batch = (
             self._resized(images, source)

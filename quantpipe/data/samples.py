@@ -50,7 +50,7 @@ class SourceSamples:
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """Positions in the source."""
+        """Return positions in the source."""
         return self._indices
 
     @property
@@ -65,7 +65,7 @@ class SourceSamples:
 
     @property
     def starts(self) -> NDArray[np.bool_]:
-        """Whether each sample begins a new sequence, `[len(self)]`."""
+        """Return whether each sample begins a new sequence, `[len(self)]`."""
         if self._sequences is None:
             return np.ones(len(self), dtype=np.bool_)
         chosen = self._sequences[self._indices]
@@ -73,7 +73,7 @@ class SourceSamples:
 
     @property
     def units(self) -> NDArray[np.int64] | None:
-        """Which samples of the source must not be torn apart, `[len(source)]`: those with the same number."""
+        """Return which samples of the source must not be torn apart, `[len(source)]`: those with the same number."""
         return self._source.sequences if self._sequences is None else self._sequences
 
     def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
@@ -94,7 +94,7 @@ class SourceSamples:
         return first, SourceSamples(self._source, go, self._feeds, self._sequences)
 
     def without(self, shared: Shared) -> SourceSamples:
-        """The samples without some that another split holds, too."""
+        """Return the samples without some that another split holds, too."""
         stay = self._indices[~np.isin(self._indices, shared.indices)]
         both = Shared(np.concatenate([self.shared.indices, shared.indices]), (*self.shared.names, *shared.names))
         return SourceSamples(self._source, stay, self._feeds, self._sequences, skipped=self.skipped, shared=both)
@@ -116,7 +116,14 @@ class SourceSamples:
                 yield Batch(self._fitted(rows, some), None if labels is None else labels[some].copy(), some.copy())
 
     def values(self, chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Model inputs `[len(chosen), …]` of samples of one shape at these positions of the source."""
+        """Return model inputs `[len(chosen), …]` of samples of one shape at these positions of the source.
+
+        Args:
+            chosen: positions in the source, `[n]`.
+
+        Returns:
+            Input name -> `[n, …]`.
+        """
         return self._fitted(self._source.read(chosen), chosen)
 
     def _fitted(self, raw: Mapping[str, Rows], chosen: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -133,7 +140,7 @@ class SourceSamples:
 
     @cached_property
     def digest(self) -> str:
-        """`sha256:…` over the content, order and labels of the samples, the preprocessing and the inputs' dtypes."""
+        """Return `sha256:…` over content, order and labels of the samples, the preprocessing and the inputs' dtypes."""
         hasher = hashlib.sha256()
         feeds = [(f.port.name, f.port.dtype, f.layout.value, f.preprocess) for f in self._feeds]
         hasher.update(repr((len(self), feeds)).encode())
@@ -146,7 +153,7 @@ class SourceSamples:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Which samples these are, as plain data: docs/artifacts.md."""
+        """Return which samples these are, as plain data: docs/artifacts.md."""
         return {
             "source": self._source.where,
             "indices": ranges(self._indices),
@@ -169,7 +176,14 @@ def _runs(raw: Mapping[str, Rows], feeds: Sequence[Feed], count: int) -> Iterato
 
 
 def ranges(indices: NDArray[np.int64]) -> list[list[int]]:
-    """Indices as `[first, last]` of each run that counts upwards by one, in order."""
+    """Return indices as `[first, last]` of each run that counts upwards by one, in order.
+
+    Args:
+        indices: positions, `[n]`.
+
+    Returns:
+        The runs.
+    """
     if not len(indices):
         return []
     borders = np.flatnonzero(np.diff(indices) != 1) + 1

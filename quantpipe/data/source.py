@@ -57,20 +57,43 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """How messages call one sample, file included."""
+        """Return how messages call one sample, file included."""
         ...
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
-        """The samples at `indices`, field by field. DataError names a sample that cannot be read."""
+        """Return the samples at `indices`, field by field.
+
+        Args:
+            indices: positions in the source, `[n]`.
+
+        Returns:
+            Field -> one array `[n, …]`, or a list of n arrays.
+
+        Raises:
+            DataError: naming a sample that cannot be read.
+        """
         ...
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
-        """Feed the content of the samples at `indices`, in bounded memory."""
+        """Feed the content of the samples at `indices`, in bounded memory.
+
+        Args:
+            hasher: the digest.
+            indices: positions in the source, `[n]`.
+        """
         ...
 
 
 def hash_arrays(hasher: Hasher, source: Source, indices: NDArray[np.int64]) -> None:
-    """`Source.hash_into` for samples of any shape: name, dtype, shape and bytes of every array, sample by sample."""
+    """Include samples of any shape in a digest: name, dtype, shape and bytes of every array, sample by sample.
+
+    It serves as `Source.hash_into`.
+
+    Args:
+        hasher: the digest.
+        source: the data.
+        indices: positions in the source, `[n]`.
+    """
     for index in indices:
         for field, rows in sorted(source.read(np.array([index], dtype=np.int64)).items()):
             array = np.ascontiguousarray(rows[0])

@@ -51,12 +51,12 @@ class Splits:
 
     @property
     def roles(self) -> dict[str, Samples]:
-        """The sample lists by name; `judge` where there is one."""
+        """Return the sample lists by name; `judge` where there is one."""
         found = {role: getattr(self, role) for role in ROLES}
         return found if self.aside is None else {**found, "judge": self.aside}
 
     def with_roles(self, roles: Mapping[str, Samples]) -> Splits:
-        """Other sample lists in the same places."""
+        """Return other sample lists in the same places."""
         calibrate, search, evaluate = (roles[role] for role in ROLES)
         aside = roles.get("judge")
         return replace(self, calibrate=calibrate, search=search, evaluate=evaluate, aside=aside)
@@ -97,7 +97,7 @@ class Handling:
             raise ConfigError("feeds two outputs into one input; each input takes one.", where="dataset.state")
 
     def check_state(self, inputs: Sequence[TensorInfo]) -> None:
-        """ConfigError where a state goes into an input that the model has not."""
+        """Raise ConfigError where a state goes into an input that the model has not."""
         names = [i.name for i in inputs]
         for output, name in self.state.items():
             if name not in names:
@@ -108,7 +108,7 @@ class Handling:
                 )
 
     def units(self, source: Source) -> NDArray[np.int64] | None:
-        """What must not be torn apart when samples are divided and shuffled; None: every sample stands alone."""
+        """Return what must not be torn apart when samples are divided and shuffled; None: every sample stands alone."""
         if not self.state:
             return source.sequences
         if isinstance(self.state_reset, int):
@@ -125,7 +125,7 @@ class Handling:
 
 
 def source_paths(path: Any, roles: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
-    """The sources given: `{"whole": …}`, or calibrate, evaluate and perhaps search.
+    """Return the sources given: `{"whole": …}`, or calibrate, evaluate and perhaps search.
 
     ConfigError for contradictions; DataError for what does not exist, or where two sources share samples.
     """
@@ -175,7 +175,25 @@ def build(
     handling: Handling | None = None,
     seed: int = 0,
 ) -> Splits:
-    """The splits, cut to the first `limits[role]` samples, after checking labels and what samples are cheap to read."""
+    """Return the splits, cut to the first `limits[role]` samples.
+
+    Labels, and what samples are cheap to read, are checked before.
+
+    Args:
+        parts: the samples of each split.
+        limits: the most samples of each split.
+        preprocess: the preprocessing.
+        inputs: the model's inputs.
+        classes: the model's number of classes; None: not known.
+        handling: how samples are taken and checked.
+        seed: the seed of all chance.
+
+    Returns:
+        The splits.
+
+    Raises:
+        DataError: where the samples do not fit the model.
+    """
     handling = handling or Handling()
     handling.check_state(inputs)
     for source in {id(part.source): part.source for part in parts.values()}.values():

@@ -47,7 +47,7 @@ class SampleSpool:
         return len(self._entries) - 1
 
     def read(self, number: int) -> dict[str, NDArray[Any]]:
-        """A copy of one sample."""
+        """Return a copy of one sample."""
         found = {}
         for name, dtype, shape, offset in self._entries[number]:
             count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize

@@ -90,12 +90,12 @@ class Agreement:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Agreement:
-        """What `as_dict` gave."""
+        """Return the agreement that `as_dict` gave as plain data."""
         return cls(**{**found, "sessions": tuple(SessionAgreement(**row) for row in found["sessions"])})
 
     @property
     def warnings(self) -> list[str]:
-        """What sessions with other options compute otherwise where those that decide agree, in sentences."""
+        """Return in sentences what other sessions compute differently, where those that decide agree."""
         if self.differing:
             return []
         return [
@@ -136,7 +136,20 @@ def compare(
 
 
 def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kinds: Sequence[Kind]) -> Agreement:
-    """The same for a simulated model that is loaded already, in some kinds of sessions."""
+    """Compare with a simulated model that is loaded already, in some kinds of sessions.
+
+    Args:
+        simulated: the simulated model.
+        realized: the realized model.
+        samples: the samples.
+        kinds: the kinds of sessions.
+
+    Returns:
+        How many elements were compared and how many differ.
+
+    Raises:
+        AgreementError: where the realized model lacks a tensor that the plan says it holds.
+    """
     lacking = [n for n in realized.integers.values() if n not in value_names(realized.model)]
     if lacking:
         raise AgreementError(
@@ -175,7 +188,7 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
 
 
 def session_kinds(model: ir.Model) -> list[Kind]:
-    """The sessions to compare: those that decide, then each that users may open instead."""
+    """Return the sessions to compare: those that decide, then each that users may open instead."""
     asked = carried(model)
     host = EXACT_PAIRS if pairs_saturate() else {}
     name = name_of({**asked, **host})

@@ -100,7 +100,17 @@ class Course:
     def several(
         self, name: str, run: Callable[[Batch], Sequence[NDArray[Any]]], samples: Samples, size: int
     ) -> tuple[list[Outputs], NDArray[np.int64] | None]:
-        """The same of a model's outputs that come together."""
+        """Return what a model gives at several outputs over all samples, and the labels.
+
+        Args:
+            name: the name of the part.
+            run: gives the arrays of a batch.
+            samples: what it runs on.
+            size: samples per batch.
+
+        Returns:
+            The outputs in the order of `run`, and the labels `[N]` or None.
+        """
         update = self._begin(name)
         rows, complete = self._stored(_key(name, size))
         update(_samples(rows), len(samples), "")

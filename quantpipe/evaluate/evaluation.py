@@ -54,7 +54,7 @@ class Evaluation:
 
     @property
     def warnings(self) -> list[str]:
-        """What is doubtful about the numbers, in sentences."""
+        """Return what is doubtful about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
         elsewhere = float_warning(self.agreement, self.alike, self.metrics["realized"])
         return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
@@ -242,7 +242,7 @@ def _compared(
 
 
 def whole_batches(graph: Graph, count: int) -> int:
-    """`count`, or a little more where the model's batch is fixed."""
+    """Return `count`, or a little more where the model's batch is fixed."""
     size = graph.fixed_batch or 1
     return -(-count // size) * size
 

@@ -46,7 +46,7 @@ class Generalization:
 
     @property
     def warning(self) -> str | None:
-        """One sentence where they part."""
+        """Return one sentence where the losses on the two splits differ, else None."""
         if not self.parted:
             return None
         return (

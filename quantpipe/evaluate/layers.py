@@ -31,11 +31,20 @@ class _Sums:
 
 
 def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[dict[str, Any]]:
-    """One entry per stored tensor in graph order.
+    """Return one entry per stored tensor in graph order.
 
     `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
     error of quantizing the float tensor alone, over its mean square. `saturated`: share of elements beyond the clip
     bounds. `overflow`: filled from the overflow report.
+
+    Args:
+        graph: the clean model.
+        plan: every number of the integer model.
+        simulation: the simulated graph.
+        samples: the samples.
+
+    Returns:
+        The entries.
     """
     stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
     if not stored:

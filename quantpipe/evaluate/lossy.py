@@ -82,7 +82,7 @@ class Losses:
         return [loss for loss in found[:MOST_TENSORS] if loss.gain >= found[0].gain / 10]
 
     def remedies(self, losses: Sequence[Loss]) -> list[str]:
-        """Overrides that could help, as they are written on the command line."""
+        """Return overrides that could help, as they are written on the command line."""
         nodes: dict[str, None] = {}
         for loss in losses:
             nodes |= dict.fromkeys(self._made_by(loss.tensor))

@@ -35,7 +35,12 @@ class Nearness:
     angles: list[float] = field(default_factory=list)
 
     def add(self, expected: Array, found: Array) -> None:
-        """A batch `[n, ...]` of both models."""
+        """Include a batch `[n, ...]` of both models.
+
+        Args:
+            expected: what the float model gives, `[n, ...]`.
+            found: what the realized model gives, `[n, ...]`.
+        """
         if expected.shape != found.shape:
             self.other_shape += max(len(expected) if expected.ndim else 1, 1)
             return
@@ -54,7 +59,10 @@ class Nearness:
         self.angles += cosines(here, there)
 
     def entry(self, output: str) -> dict[str, Any]:
-        """A row of the report. What is not of real numbers has the share of equal elements alone."""
+        """Return a row of the report.
+
+        What is not of real numbers has the share of equal elements alone.
+        """
         row: dict[str, Any] = {"output": output, "sqnr_db": None, "mse": None, "cosine": None}
         if self.real and self.elements:
             variance = self.signal / self.elements - (self.total / self.elements) ** 2
@@ -67,7 +75,7 @@ class Nearness:
 
 
 def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str, Any]]:
-    """A row per output of the model, of both models over the same samples."""
+    """Return a row per output of the model, of both models over the same samples."""
     names = [o.name for o in graph.outputs]
     real = Session(graph.model, where=graph.source)
     sums = {name: Nearness() for name in names}
@@ -79,7 +87,16 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str
 
 
 def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> dict[str, Any]:
-    """The row of one output whose values over all samples are known."""
+    """Return the row of one output whose values over all samples are known.
+
+    Args:
+        output: the name of the output.
+        expected: what the float model gives, `[N, ...]` or N arrays.
+        found: what the realized model gives, `[N, ...]` or N arrays.
+
+    Returns:
+        The row.
+    """
     sums = Nearness()
     if isinstance(expected, tuple) or isinstance(found, tuple):
         for one, other in zip(expected, found, strict=True):
@@ -90,7 +107,7 @@ def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[
 
 
 def below(rows: Sequence[Mapping[str, Any]], limit: float | None) -> list[tuple[str, float]]:
-    """Outputs whose SQNR is under the limit, with it, worst first; none where the limit is None."""
+    """Return outputs whose SQNR is under the limit, with it, worst first; none where the limit is None."""
     if limit is None:
         return []
     under = [(row["output"], row["sqnr_db"]) for row in rows if row["sqnr_db"] is not None and row["sqnr_db"] < limit]

@@ -40,9 +40,17 @@ HUGE = 1e30
 def sum_tolerance(
     graph: Graph, topology: Topology, plan: QuantPlan, kernel: Kernel, *, operands: Mapping[str, Array]
 ) -> Array | None:
-    """(n + 4)·u·(Σ|x|·|w| + |b|) of each real result of a kernel, n products each; None for kernels that sum nothing.
+    """Return (n + 4)·u·(Σ|x|·|w| + |b|) of each real result of a kernel, n products each.
 
-    `operands`: the kernel's integers less their zero points, by tensor.
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        kernel: the kernel.
+        operands: the kernel's integers less their zero points, by tensor.
+
+    Returns:
+        The bound in the shape of the result; None for kernels that sum nothing.
     """
     numbers = plan.kernels[kernel.node]
     if not isinstance(numbers, Accumulate | Contract):
@@ -86,7 +94,17 @@ def island_tolerance(value: Array, as_written: Array) -> Array:
 
 
 def explained_step(found: Array, real: Array, tolerance: Array, quantizer: Quantizer) -> NDArray[np.bool_]:
-    """Whether integers `found` are what quantizing real numbers gives that lie within a tolerance of `real`."""
+    """Return whether integers are what quantizing real numbers near `real` gives.
+
+    Args:
+        found: the integers.
+        real: the real numbers.
+        tolerance: how far the real numbers may lie from `real`.
+        quantizer: how they are stored.
+
+    Returns:
+        True where the integer is explained, in the shape of `found`.
+    """
     scale = float(quantizer.scale)
     place = np.clip(real.astype(np.float64) / scale + quantizer.zero_point, quantizer.qmin, quantizer.qmax)
     return np.asarray(np.abs(found.astype(np.float64) - place) <= 0.5 + tolerance / scale)

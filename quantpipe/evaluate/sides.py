@@ -73,7 +73,7 @@ class Simulated:
         self._inputs, self._alone = inputs, None
 
     def run(self, realized: Values) -> Values:
-        """All values of the batch, going on with the realized integers behind every island."""
+        """Return all values of the batch, going on with the realized integers behind every island."""
         self._as_written = None
         entering = {
             self.names[t]: realized[t].astype(np.float32) - np.float32(self.zero[t]) for t in self.watched.entries
@@ -93,12 +93,20 @@ class Simulated:
         return values[self._own.get(tensor, self.names[tensor])]
 
     def centred(self, tensor: str, found: Array) -> Array:
-        """Stored integers less their zero point, in a float type that holds them exactly."""
+        """Return stored integers less their zero point, in a float type that holds them exactly.
+
+        Args:
+            tensor: the tensor.
+            found: its integers.
+
+        Returns:
+            The integers less the zero point, in the same shape.
+        """
         real: Array = found.astype(np.float32 if found.dtype.itemsize <= 2 else np.float64)
         return real - np.asarray(self.zero[tensor], real.dtype) if self.zero[tensor] else real
 
     def as_written(self) -> Values:
-        """The values of the last run without the runtime's optimizations."""
+        """Return the values of the last run without the runtime's optimizations."""
         if self._written is None:
             self._written = Session(self._model, kernels=Kernels.AS_WRITTEN, where="simulated model")
         if self._as_written is None:
@@ -106,7 +114,7 @@ class Simulated:
         return self._as_written
 
     def real_tolerance(self, values: Values, tensor: str) -> Array:
-        """What a real number may be off by rounding: that of a kernel's sum, or of nodes in float."""
+        """Return what a real number may be off by rounding: that of a kernel's sum, or of nodes in float."""
         kernel = self.kernels.get(tensor)
         if kernel is not None and all(o.tensor in self._held for o in kernel.operands):
             operands = {o.tensor: values[self._held[o.tensor]] for o in kernel.operands}
@@ -178,7 +186,7 @@ class Realized:
 
 
 def value_names(model: ir.Model) -> set[str]:
-    """Every value of the main graph by name."""
+    """Return every value of the main graph by name."""
     made = {v.name or "" for node in model.graph for v in node.outputs}
     return made | {v.name or "" for v in (*model.graph.inputs, *model.graph.initializers.values())}
 

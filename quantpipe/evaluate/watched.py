@@ -36,12 +36,15 @@ class Watched:
 
     @property
     def has_islands(self) -> bool:
-        """Whether anything compared comes from float nodes."""
+        """Return whether anything compared comes from float nodes."""
         return bool(self.entries or self.outside)
 
 
 def watched(graph: Graph, topology: Topology, shared: Collection[str]) -> Watched:
-    """What to compare. `shared`: the tensors whose integers both renderings hold (accumulators by their own names)."""
+    """Return what to compare.
+
+    `shared`: the tensors whose integers both renderings hold (accumulators by their own names).
+    """
     made = {k.output: k for k in topology.kernels}
     entries = island_entries(graph, topology)
     outputs = tuple(o.name for o in graph.outputs)
@@ -62,7 +65,7 @@ def watched(graph: Graph, topology: Topology, shared: Collection[str]) -> Watche
 
 
 def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
-    """Stored tensors that are quantized from the result of a float node (not from the model's own inputs)."""
+    """Return stored tensors that are quantized from the result of a float node (not from the model's own inputs)."""
     made = {k.output for k in topology.kernels}
     read = {o.tensor for k in topology.kernels for o in k.operands if o.form is Form.QUANTIZED}
     return frozenset(t for t in read if t not in made and t in graph.producers)

@@ -37,7 +37,10 @@ class ScorerFactory(Protocol):
         ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:
-        """`threads` for this process (None: every core); `share`: how many processes share the memory."""
+        """Return a measure with `threads` for this process (None: every core).
+
+        `share`: how many processes share the memory.
+        """
         ...
 
 
@@ -53,12 +56,15 @@ class Workers(Protocol):
 
     @property
     def count(self) -> int:
-        """How many processes measured, at most."""
+        """Return how many processes measured, at most."""
         ...
 
     @property
     def kind(self) -> str:
-        """Which evaluator measured; `auto` where that is not known: nothing was measured, or not in this process."""
+        """Return which evaluator measured.
+
+        It is `auto` where that is not known: nothing was measured, or not in this process.
+        """
         ...
 
 
@@ -70,12 +76,16 @@ class Executor(Protocol):
 
 
 def kind_of(measure: Measure | None) -> str:
-    """The evaluator that a measure decided for, where it has several."""
+    """Return the evaluator that a measure decided for, where it has several."""
     return str(getattr(measure, "kind", "auto"))
 
 
 def worker_count(workers: int | None, cores: int) -> int:
-    """The number given, or one per core. ConfigError for what is no number of workers."""
+    """Return the number given, or one per core.
+
+    Raises:
+        ConfigError: for what is no number of workers.
+    """
     if workers is None:
         return cores
     return whole("executor.workers", workers, least=1, also=", or null for one per core")
@@ -89,7 +99,18 @@ def in_order(
     *,
     cancel: Callable[[Handle], object],
 ) -> Iterator[Score]:
-    """Scores in the order of the points, with at most `window` points handed out at a time."""
+    """Yield scores in the order of the points, with at most `window` points handed out at a time.
+
+    Args:
+        points: the points.
+        window: most points that are handed out at a time.
+        submit: begins the measurement of a point.
+        result: waits for its score.
+        cancel: gives up what was begun.
+
+    Returns:
+        The scores.
+    """
     rest = iter(points)
     waiting: deque[Handle] = deque()
     try:

@@ -36,4 +36,4 @@ class Local:
         return kind_of(self.measure)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there is nothing to end."""

@@ -34,7 +34,7 @@ class GraphBuilder:
         self._domains = {""}
 
     def unique(self, name: str) -> str:
-        """`name`, or `name_2`, `name_3`, … when taken or reserved."""
+        """Return `name`, or `name_2`, `name_3`, … when taken or reserved."""
         return _unique(name, self._names, self._reserved)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | str | None]) -> ir.Value:
@@ -44,13 +44,24 @@ class GraphBuilder:
         return value
 
     def adopt_input(self, value: ir.Value) -> ir.Value:
-        """A graph input with the name, type and shape of another graph's."""
+        """Return a graph input with the name, type and shape of another graph's."""
         copy = ir.Value(name=value.name, type=value.type, shape=value.shape)
         self._inputs.append(copy)
         return copy
 
     def constant(self, name: str, array: NDArray[Any] | ir.TensorProtocol, claim: bool = False) -> ir.Value:
-        """An initializer. Equal names are not merged: the caller keeps what it wants to share."""
+        """Add an initializer and return it.
+
+        Equal names are not merged: the caller keeps what it wants to share.
+
+        Args:
+            name: its name, made unique.
+            array: its content.
+            claim: whether it is the very tensor of that name.
+
+        Returns:
+            The initializer.
+        """
         # Asking whether something is a TensorProtocol is slow: it looks for every attribute of the protocol.
         plain = isinstance(array, np.ndarray | np.generic | int | float)
         tensor = ir.Tensor(np.asarray(array)) if plain or not isinstance(array, ir.TensorProtocol) else array
@@ -97,7 +108,17 @@ class GraphBuilder:
         outputs: Sequence[str] | None = None,
         claim: bool = False,
     ) -> list[ir.Value]:
-        """Append `node` as it is (same op, attributes, name) on other inputs; without `outputs` it keeps its own."""
+        """Append a node as it is (same op, attributes, name) on other inputs.
+
+        Args:
+            node: the node of the float graph.
+            inputs: what it reads here; None for an absent optional input.
+            outputs: names of its outputs; None: its own.
+            claim: whether the outputs are the very tensors of these names.
+
+        Returns:
+            The outputs.
+        """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
         return self._append(node.op, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own)
@@ -110,7 +131,10 @@ class GraphBuilder:
         return self.unique(name) if name else ""
 
     def build(self, outputs: Sequence[ir.Value]) -> ir.Model:
-        """The model. Each int8 tensor gets one reader, so that onnxruntime loads it with its exact kernels, too."""
+        """Return the model.
+
+        Each int8 tensor gets one reader, so that onnxruntime loads it with its exact kernels, too.
+        """
         opsets = {"": self._opset} | {d: 1 for d in sorted(self._domains) if d}
         graph = ir.Graph(
             self._inputs,
@@ -149,7 +173,7 @@ class GraphBuilder:
 
 
 def ir_dtype(name: str) -> ir.DataType:
-    """`float32` -> FLOAT and so on; 4-bit types by their ONNX names."""
+    """Return `float32` -> FLOAT and so on; 4-bit types by their ONNX names."""
     if name in ("int4", "uint4"):
         return ir.DataType[name.upper()]
     return ir.DataType.from_numpy(np.dtype(name))

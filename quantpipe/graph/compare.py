@@ -13,7 +13,7 @@ SHAKE = 2.0**-20
 
 
 def shaken(feeds: Feeds) -> Feeds:
-    """The same samples with each real value changed in its last bits, by 2^-20 of it up or down."""
+    """Return the same samples with each real value changed in its last bits, by 2^-20 of it up or down."""
     rng = np.random.default_rng(0)
     return {
         name: array * (1 + rng.choice([-SHAKE, SHAKE], array.shape)).astype(array.dtype)
@@ -24,7 +24,7 @@ def shaken(feeds: Feeds) -> Feeds:
 
 
 def difference(reference: Feeds, found: Feeds) -> float:
-    """Largest output difference over the largest finite output value."""
+    """Return the largest output difference over the largest finite output value."""
     worst = 0.0
     for name, expected in reference.items():
         if name not in found or found[name].shape != expected.shape:

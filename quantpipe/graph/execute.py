@@ -115,7 +115,11 @@ class Session:
         self._where = where
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Output name -> array. Raises ModelError with onnxruntime's own reason."""
+        """Return a mapping: output name -> array.
+
+        Raises:
+            ModelError: with onnxruntime's own reason.
+        """
         names = list(outputs) if outputs is not None else list(self.outputs)
         try:
             values = self._session.run(names, dict(feeds)) if names else []  # onnxruntime: none asked for means all
@@ -246,25 +250,54 @@ def _shrink() -> Any:
 def run_batches(
     session: Session, samples: Samples, batch_size: int, outputs: Sequence[str], *, extra: Feeds | None = None
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Run all samples batch by batch; `extra` feeds (parameters of a simulated graph) are the same for each."""
+    """Run all samples batch by batch.
+
+    Args:
+        session: the model.
+        samples: the samples.
+        batch_size: samples per batch.
+        outputs: names of the outputs.
+        extra: feeds that are the same for each batch (parameters of a simulated graph).
+
+    Returns:
+        Output name -> array `[n, ...]`, for each batch.
+    """
     for batch in samples.batches(batch_size):
         yield session.run({**batch.inputs, **(extra or {})}, outputs)
 
 
 def collect(session: Session, samples: Samples, batch_size: int, output: str, *, extra: Feeds | None = None) -> Outputs:
-    """One output over all samples, `[N, ...]`; where its shape differs from sample to sample, one array for each."""
+    """Return one output over all samples, `[N, ...]`.
+
+    Args:
+        session: the model.
+        samples: what it runs on.
+        batch_size: samples per batch.
+        output: the output's name.
+        extra: feeds that are the same for each batch.
+
+    Returns:
+        `[N, ...]`; where the shape differs from sample to sample, one array for each.
+    """
     return joined([out[output] for out in run_batches(session, samples, batch_size, [output], extra=extra)])
 
 
 def joined(found: Sequence[NDArray[Any]]) -> Outputs:
-    """The outputs of batches `[n, ...]` in a row; rows of their own where shapes differ."""
+    """Return the outputs of batches as one.
+
+    Args:
+        found: the batches, `[n, ...]` each.
+
+    Returns:
+        `[N, ...]`, or N arrays where shapes differ.
+    """
     if len({array.shape[1:] for array in found}) <= 1:
         return np.concatenate(found)
     return tuple(row for array in found for row in array)
 
 
 def available_cores() -> int:
-    """Cores this process may use (containers and taskset respected)."""
+    """Return cores this process may use (containers and taskset respected)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 

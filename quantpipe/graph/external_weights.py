@@ -44,7 +44,7 @@ class Place:
 
 
 def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
-    """Where a tensor's bytes lie in a file; None for a tensor in memory."""
+    """Return where a tensor's bytes lie in a file; None for a tensor in memory."""
     if isinstance(tensor, ir.ExternalTensor):
         return Place(Path(tensor.path).resolve(), tensor.offset or 0, tensor.nbytes)
     raw = getattr(tensor, "raw", None)
@@ -52,27 +52,37 @@ def place_of(tensor: ir.TensorProtocol | None) -> Place | None:
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
-    """Whether an array is (a contiguous part of) one that `file_array` made."""
+    """Return whether an array is (a contiguous part of) one that `file_array` made.
+
+    Args:
+        array: any array.
+
+    Returns:
+        True where its bytes lie in a file of this process.
+    """
     return _place_of_array(array) is not None
 
 
 def is_outside(model: ir.Model) -> bool:
-    """Whether any weight of the model lies in a file."""
+    """Return whether any weight of the model lies in a file."""
     return any(place_of(v.const_value) for v in model.graph.initializers.values())
 
 
 def weight_bytes(model: ir.Model) -> int:
-    """Bytes of all initializers, wherever they lie."""
+    """Return the bytes of all initializers, wherever they lie."""
     return sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
 
 
 def is_heavy(model: ir.Model) -> bool:
-    """Whether the model must be handled without its weights: they lie in files, or are too many for a protobuf."""
+    """Return whether the model must be handled without its weights.
+
+    It must where they lie in files, or are too many for a protobuf.
+    """
     return is_outside(model) or weight_bytes(model) > MOST_INSIDE
 
 
 def model_size(model: ir.Model) -> int:
-    """Bytes of the model as files; large weights are not serialized to be counted."""
+    """Return the bytes of the model as files; large weights are not serialized to be counted."""
     if not is_heavy(model):
         return len(model_bytes(model))
     held = heavy_weights(model)
@@ -81,7 +91,7 @@ def model_size(model: ir.Model) -> int:
 
 
 def heavy_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """Initializers above `SMALL` bytes, and those in files, by name."""
+    """Return initializers above `SMALL` bytes, and those in files, by name."""
     tensors = {name: v.const_value for name, v in model.graph.initializers.items()}
     return {n: t for n, t in tensors.items() if t is not None and (t.nbytes > SMALL or place_of(t))}
 
@@ -90,7 +100,7 @@ def heavy_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 
 
 def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-    """An array of zeros in a temporary file (under TMPDIR) that vanishes with the array's last user.
+    """Return an array of zeros in a temporary file (under TMPDIR) that vanishes with the array's last user.
 
     Raises StorageError when the disk cannot hold it: space is reserved now, since a write into a mapped file cannot
     fail later in any other way than by ending the process.
@@ -115,7 +125,15 @@ def file_array(shape: Sequence[int], dtype: Any) -> NDArray[Any]:
 
 
 def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
-    """An array in a file of its own where `other` is in one; else, or if it is in one already, itself."""
+    """Return an array in a file of its own where another one is in a file.
+
+    Args:
+        array: the array.
+        other: the array that decides.
+
+    Returns:
+        A copy in a file; `array` itself where `other` is in memory, or it is in a file already.
+    """
     if not is_mapped(other) or is_mapped(array):
         return array
     found = file_array(array.shape, array.dtype)
@@ -124,13 +142,28 @@ def beside(array: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
 
 
 def row_blocks(array: NDArray[Any], values: int = 1 << 22) -> Iterator[slice]:
-    """Slices of axis 0 that hold about `values` elements each; one for an array of few."""
+    """Yield slices of axis 0 that hold about `values` elements each; one for an array of few.
+
+    Args:
+        array: the array.
+        values: how many elements a block should have.
+
+    Yields:
+        Slices; one for an array of few elements.
+    """
     rows = max(1, values // max(array[:1].size, 1))
     return (slice(i, i + rows) for i in range(0, len(array), rows))
 
 
 def turned(matrix: NDArray[Any]) -> NDArray[Any]:
-    """A matrix transposed, its elements in C order; in a file again if it was in one."""
+    """Return a matrix transposed, its elements in C order; in a file again if it was in one.
+
+    Args:
+        matrix: `[M, N]`.
+
+    Returns:
+        `[N, M]`, in C order.
+    """
     if not is_mapped(matrix):
         return np.ascontiguousarray(matrix.T)
     found = file_array(matrix.shape[::-1], matrix.dtype)
@@ -155,7 +188,7 @@ def _place_of_array(array: NDArray[Any]) -> Place | None:
 
 
 def copied(model: ir.Model) -> ir.Model:
-    """A copy of a model that shares its heavy weights."""
+    """Return a copy of a model that shares its heavy weights."""
     held = heavy_weights(model)
     copy = ir.from_proto(_relocated(model, {n: Place(Path("weights"), 0, t.nbytes) for n, t in held.items()}, Path()))
     for name, tensor in held.items():
@@ -164,7 +197,7 @@ def copied(model: ir.Model) -> ir.Model:
 
 
 def relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> bytes:
-    """The bytes of the model whose initializers named in `places` lie there, in files under `folder`."""
+    """Return the bytes of the model whose initializers named in `places` lie there, in files under `folder`."""
     data: bytes = _relocated(model, places, folder).SerializeToString()
     return data
 
@@ -188,7 +221,7 @@ def _relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> on
 
 
 def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
-    """(the model's bytes without its heavy weights, the folder their locations start from).
+    """Return (the model's bytes without its heavy weights, the folder their locations start from).
 
     Weights that lie in files are referred to where they are; others are written to a file in `spool`.
     """
@@ -206,7 +239,7 @@ def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
 
 
 def hollow(model: ir.Model, names: Collection[str]) -> bytes:
-    """The model's bytes without these initializers, which whoever loads it has to give."""
+    """Return the model's bytes without these initializers, which whoever loads it has to give."""
     held = {name: model.graph.initializers[name].const_value for name in names}
     places = {n: Place(Path(GIVEN).resolve(), 0, t.nbytes) for n, t in held.items() if t is not None}
     return relocated(model, places, Path().resolve())
@@ -229,7 +262,7 @@ def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int
 
 
 def packed(tensors: Mapping[str, ir.TensorProtocol]) -> Iterator[bytes | memoryview]:
-    """The bytes of a data file in the order of `layout`; at most one tensor is in memory at a time."""
+    """Yield the bytes of a data file in the order of `layout`; at most one tensor is in memory at a time."""
     for tensor in {id(t): t for t in tensors.values()}.values():
         yield _raw(tensor)
         yield bytes(-tensor.nbytes % PAGE)
@@ -247,7 +280,7 @@ def _raw(tensor: ir.TensorProtocol) -> bytes | memoryview:
 
 
 def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
-    """A protobuf in which weights that lie in files are graph inputs, and those weights by name.
+    """Return a protobuf in which weights that lie in files are graph inputs, and those weights by name.
 
     Tools that take a whole model can then work on the graph; what needs the weights' values they leave alone.
     """
@@ -262,7 +295,7 @@ def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.Tens
 
 
 def with_weights(proto: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) -> ir.Model:
-    """The inverse: the inputs that `held` names are initializers again."""
+    """Return the model in which the inputs that `held` names are initializers again."""
     model = ir.from_proto(proto)
     for value in [v for v in model.graph.inputs if v.name in held]:
         model.graph.inputs.remove(value)

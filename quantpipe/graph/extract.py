@@ -31,5 +31,15 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
 def section_of(
     graph: Graph, nodes: Sequence[Node], inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]
 ) -> Graph:
-    """The same model seen through some of its nodes, to be written by a dialect; nothing is copied."""
+    """Return the same model seen through some of its nodes, to be written by a dialect; nothing is copied.
+
+    Args:
+        graph: the clean model.
+        nodes: the nodes, in execution order.
+        inputs: the ports that the nodes read.
+        outputs: the ports that they give.
+
+    Returns:
+        The view.
+    """
     return replace(graph, nodes=tuple(nodes), inputs=tuple(inputs), outputs=tuple(outputs), notes=())

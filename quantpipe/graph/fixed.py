@@ -41,7 +41,7 @@ def fix_inputs(model: ir.Model, fixed: Mapping[str, Any]) -> None:
 
 
 def fixed_hash(model_hash: str, fixed: Mapping[str, Any]) -> str:
-    """The hash of a model with some inputs fixed: another model than the file's own."""
+    """Return the hash of a model with some inputs fixed: another model than the file's own."""
     if not fixed:
         return model_hash
     return digest_bytes(f"{model_hash} {json.dumps(dict(fixed), sort_keys=True)}".encode())

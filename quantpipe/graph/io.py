@@ -51,7 +51,10 @@ def read_model(path: Path) -> ir.Model:
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Around work on a model as its file has it: an error of a library, or of what it gave us, is the model's."""
+    """Turn errors of the work inside into errors of the model.
+
+    An error of a library there, or of what the library gave us, comes from what the model's file has.
+    """
     try:
         yield
     except QuantpipeError:
@@ -66,7 +69,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def file_hash(path: Path, model: ir.Model) -> str:
-    """`sha256:` of the file's bytes, and of its external data files where it has any, read in pieces."""
+    """Return `sha256:` of the file's bytes, and of its external data files where it has any, read in pieces."""
     digest = hashlib.sha256()
     for file in [path, *sorted({Path(tensor.path) for tensor in external_tensors(model)})]:
         with file.open("rb") as stream:
@@ -76,7 +79,10 @@ def file_hash(path: Path, model: ir.Model) -> str:
 
 
 def external_tensors(model: ir.Model) -> list[ir.ExternalTensor]:
-    """Every tensor of the model that lies in a file: initializers and attributes, those of sub-graphs included."""
+    """Return every tensor of the model that lies in a file.
+
+    These are initializers and attributes, those of sub-graphs included.
+    """
     found = [v.const_value for graph in model.graphs() for v in graph.initializers.values()]
     for node in model.graph.all_nodes():
         for attribute in node.attributes.values():
@@ -147,7 +153,7 @@ def load_external(model: ir.Model, path: Path, resident: int) -> None:
 
 
 def model_proto(model: ir.Model) -> onnx.ModelProto:
-    """The protobuf form of a model."""
+    """Return the protobuf form of a model."""
     proto = ir.to_proto(model)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelError("the model could not be serialized", stage=STAGE)
@@ -155,6 +161,6 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def model_bytes(model: ir.Model) -> bytes:
-    """A model as the bytes of an ONNX file."""
+    """Return a model as the bytes of an ONNX file."""
     data: bytes = model_proto(model).SerializeToString()
     return data

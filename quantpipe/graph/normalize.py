@@ -62,11 +62,15 @@ def load_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
 ) -> Graph:
-    """Read, clean and measure a model. It is brought to `least_opset`, if it is of an older one.
+    """Read, clean and measure a model.
 
-    `example` gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`. External
-    data beyond `resident_mb` MiB stay in their files. `fixed`: inputs that are made constants first, by name.
-    `isolate`: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
+    Args:
+        path: the ONNX file.
+        example: gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`.
+        resident_mb: external data beyond so many MiB stay in their files.
+        fixed: inputs that are made constants first, by name.
+        least_opset: a model of an older opset is brought to this one.
+        isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})
     refuse_chance(raw, path)
@@ -346,7 +350,7 @@ def _measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], di
 
 
 def with_varying(graph: Graph, feeds: Feeds) -> Graph:
-    """The graph that also knows which tensors are of another shape for another sample (`feeds` `[N, ...]`)."""
+    """Return the graph that also knows which tensors are of another shape for another sample (`feeds` `[N, ...]`)."""
     values = _tensors(graph, feeds)
     varying = {name for name, value in values.items() if np.shape(value)[1:] != graph.shapes[name][1:]}
     return replace(graph, varying=graph.varying | varying)
@@ -361,7 +365,7 @@ def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:
 
 
 def expose(model: ir.Model, tensors: list[str]) -> ir.Model:
-    """A copy of the model, weights shared, with more tensors as graph outputs (those that already are stay)."""
+    """Return a copy of the model, weights shared, with more tensors as graph outputs (those that already are stay)."""
     copy = copied(model)
     values = {v.name: v for v in (*copy.graph.inputs, *copy.graph.initializers.values())}
     values |= {v.name: v for node in copy.graph for v in node.outputs}

@@ -37,7 +37,7 @@ class Fused:
 
 
 def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False) -> Fused:
-    """What is left of `nodes` once the runtime has optimized the model.
+    """Return what is left of `nodes` once the runtime has optimized the model.
 
     `int8_kernels`: with the session option that fuses int8 Q/DQ where it stands (`session.qdqisint8allowed`). Nothing
     for a model whose weights are too many to be written out once more.
@@ -64,5 +64,5 @@ def fused(model: ir.Model, nodes: Collection[str], *, int8_kernels: bool = False
 
 
 def on_x86() -> bool:
-    """Whether this machine's CPU is one of those."""
+    """Return whether this machine's CPU is an x86 one."""
     return platform.machine().lower() in ("x86_64", "amd64", "i686")

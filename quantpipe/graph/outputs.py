@@ -30,7 +30,7 @@ class Reduced:
 
 
 def with_outputs(model: ir.Model, tensors: Sequence[str]) -> ir.Model:
-    """A copy of the model that gives exactly these tensors, without the nodes that nothing of them needs."""
+    """Return a copy of the model that gives exactly these tensors, without the nodes that nothing of them needs."""
     copy = expose(model, [])
     values = _values(copy)
     copy.graph.outputs[:] = [values[t] for t in tensors]

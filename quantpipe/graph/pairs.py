@@ -23,7 +23,7 @@ INT8 = ir.DataType.INT8
 
 
 def pair() -> bytes:
-    """A model that adds `y` `[1, 1]` = x_0·127 + x_1·127 of `x` `[1, 2]` uint8."""
+    """Return a model that adds `y` `[1, 1]` = x_0·127 + x_1·127 of `x` `[1, 2]` uint8."""
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
         "pair",

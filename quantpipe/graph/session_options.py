@@ -29,7 +29,7 @@ def carry(model: ir.Model, options: Mapping[str, str]) -> None:
 
 
 def carried(model: ir.Model) -> dict[str, str]:
-    """The session options that a model asks for; none where its metadata hold nothing of the kind."""
+    """Return the session options that a model asks for; none where its metadata hold nothing of the kind."""
     try:
         found = json.loads(model.metadata_props.get(KEY, "{}"))
     except json.JSONDecodeError:
@@ -38,5 +38,5 @@ def carried(model: ir.Model) -> dict[str, str]:
 
 
 def name_of(options: Mapping[str, str]) -> str:
-    """How a report calls a session with these options."""
+    """Return how a report calls a session with these options."""
     return ", ".join(f"{option}={value}" for option, value in sorted(options.items())) or "default"

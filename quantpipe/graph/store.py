@@ -33,7 +33,14 @@ def write_model(path: Path, model: ir.Model, origin: Origin) -> None:
 
 
 def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None:
-    """The same as a part of a larger unit."""
+    """Write a model with its origin as a part of a larger unit.
+
+    Args:
+        unit: the unit that is written as a whole.
+        path: the file.
+        model: the model.
+        origin: what it is made from.
+    """
     data = None
     if not is_heavy(model):
         unit.bytes(path, model_bytes(model), origin)
@@ -53,12 +60,12 @@ def stage_model(unit: Unit, path: Path, model: ir.Model, origin: Origin) -> None
 
 
 def is_model_current(path: Path, origin: Origin, damaged: Callable[[DamagedError], None] | None = None) -> bool:
-    """Whether the model and the data files it refers to are there, undamaged, and made from `origin`."""
+    """Return whether the model and the data files it refers to are there, undamaged, and made from `origin`."""
     return is_current(path, origin, damaged) and all(is_current(data, origin, damaged) for data in data_files(path))
 
 
 def data_files(path: Path) -> list[Path]:
-    """The files that hold the weights of the model at `path`; none for a model in one piece."""
+    """Return the files that hold the weights of the model at `path`; none for a model in one piece."""
     tensors = onnx.load(path, load_external_data=False).graph.initializer
     return sorted({path.with_name(e.value) for t in tensors for e in t.external_data if e.key == "location"})
 

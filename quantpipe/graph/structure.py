@@ -11,7 +11,10 @@ from quantpipe.graph.external_weights import place_of
 
 
 def structure_digest(model: ir.Model) -> bytes:
-    """Equal for models without functions whose ports, constants and nodes are the same; notes do not count."""
+    """Return a digest that is equal for models whose ports, constants and nodes are the same.
+
+    Notes do not count. The models must have no functions.
+    """
     digest = hashlib.blake2b(repr(sorted(model.opset_imports.items())).encode(), digest_size=16)
     _feed(digest, model.graph)
     return digest.digest()

@@ -45,7 +45,7 @@ class Packed:
 
 
 def pack(model: ir.Model, known: ir.Model) -> Packed:
-    """`model` for a process that has `known`, which it was made from."""
+    """Return the model packed for a process that has `known`, which it was made from."""
     names = {id(v.const_value): name for name, v in known.graph.initializers.items()}
     held = {n: t for n, t in heavy_weights(model).items() if t.dtype is not ir.DataType.STRING}
     weights = {name: _weight(tensor, names.get(id(tensor))) for name, tensor in held.items()}
@@ -54,7 +54,7 @@ def pack(model: ir.Model, known: ir.Model) -> Packed:
 
 
 def unpack(packed: Packed, known: ir.Model) -> ir.Model:
-    """The inverse, in the other process."""
+    """Return the model of a packed one, in the other process."""
     model = ir.from_proto(onnx.load_from_string(packed.data))
     for name, weight in packed.weights.items():
         model.graph.initializers[name].const_value = _tensor(name, weight, known)

@@ -40,7 +40,7 @@ TYPES = frozenset(TensorProto.DataType.values()) - {UNDEFINED}
 
 
 def vet(proto: onnx.ModelProto, path: Path) -> None:
-    """ModelError naming the first tensor, port or function of the file that cannot be what it says."""
+    """Raise ModelError naming the first tensor, port or function of the file that cannot be what it says."""
     _refuse_without_opset(proto, path)
     for graph in _graphs(proto):
         for port in [*graph.input, *graph.output] if isinstance(graph, onnx.GraphProto) else ():

@@ -40,12 +40,12 @@ class Node:
 
     @property
     def has_body(self) -> bool:
-        """Whether the node holds graphs of its own (If, Loop, Scan)."""
+        """Return whether the node holds graphs of its own (If, Loop, Scan)."""
         return any(a.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for a in self.attributes.values())
 
     @property
     def body_ops(self) -> Mapping[str, int]:
-        """How many nodes of each op its own graphs hold, graphs within them included."""
+        """Return how many nodes of each op its own graphs hold, graphs within them included."""
         found: Counter[str] = Counter()
         pending = list(_bodies(self.attributes))
         while pending:
@@ -55,7 +55,7 @@ class Node:
         return found
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """The Python value of an attribute, or `default` when the node does not set it."""
+        """Return the Python value of an attribute, or `default` when the node does not set it."""
         found = self.attributes.get(name)
         if found is None:
             return default
@@ -91,12 +91,12 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Node]:
-        """Tensor -> the node that makes it (graph inputs and constants have none)."""
+        """Return a mapping: tensor -> the node that makes it (graph inputs and constants have none)."""
         return {t: n for n in self.nodes for t in n.outputs if t}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[tuple[Node, int], ...]]:
-        """Tensor -> its readers as (node, port), in execution order."""
+        """Return a mapping: tensor -> its readers as (node, port), in execution order."""
         found: dict[str, list[tuple[Node, int]]] = {}
         for node in self.nodes:
             for port, tensor in enumerate(node.inputs):
@@ -121,11 +121,11 @@ class Graph:
         return tensor in self.model.graph.initializers
 
     def constant(self, tensor: str) -> NDArray[Any]:
-        """The value of an initializer (read from disk at need when the model keeps its data outside)."""
+        """Return the value of an initializer (read from disk at need when the model keeps its data outside)."""
         return np.asarray(self.constant_tensor(tensor).numpy())
 
     def constant_tensor(self, tensor: str) -> ir.TensorProtocol:
-        """The initializer itself, without reading its data."""
+        """Return the initializer itself, without reading its data."""
         value = self.model.graph.initializers[tensor].const_value
         if value is None:
             raise KeyError(tensor)
@@ -137,22 +137,22 @@ class Graph:
 
     @cached_property
     def fixed_batch(self) -> int | None:
-        """The number of samples per run that the model insists on; None where it is free."""
+        """Return the number of samples per run that the model insists on; None where it is free."""
         return next(iter(self.first_axes.values()), None)
 
     @property
     def first_axes(self) -> Mapping[str, int]:
-        """The inputs whose first axis, the samples', has a fixed size, and that size."""
+        """Return the inputs whose first axis, the samples', has a fixed size, and that size."""
         return {
             i.name: i.shape[0] for i in self.inputs if i.shape and i.shape[0] is not None and i.name not in self.states
         }
 
     @cached_property
     def batch_size(self) -> int:
-        """Samples per run: the model's own batch where it is fixed, else what keeps the largest tensor near the cache.
+        """Return the samples per run.
 
-        Measured on efficientnet_lite0: a simulated pass takes 1.9 to 2.3 float passes at batch 8, 2.5 to 2.9 at batch
-        32.
+        It is the model's own batch where it is fixed, else what keeps the largest tensor near the cache. Measured on
+        efficientnet_lite0: a simulated pass takes 1.9 to 2.3 float passes at batch 8, 2.5 to 2.9 at batch 32.
         """
         if self.fixed_batch is not None:
             return self.fixed_batch
@@ -169,7 +169,7 @@ class Graph:
         return int(self.model.graph.opset_imports[""])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process: as the model's bytes (`onnx_ir` objects do not travel), read again there."""
+        """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
         found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
         return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured)
@@ -186,7 +186,17 @@ def tensor_info(value: ir.Value) -> TensorInfo:
 
 
 def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] = ()) -> Graph:
-    """The view of a model whose nodes are already in execution order and named."""
+    """Return the view of a model whose nodes are already in execution order and named.
+
+    Args:
+        model: the model.
+        model_hash: the digest of its file.
+        source: where it comes from.
+        notes: what was done to it, in sentences.
+
+    Returns:
+        The view.
+    """
     nodes = tuple(
         Node(
             name=node.name or "",

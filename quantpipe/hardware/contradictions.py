@@ -19,7 +19,7 @@ from quantpipe.types import (
 
 
 def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
-    """Raises HardwareError naming one field, and what it must be beside the others."""
+    """Raise HardwareError naming one field, and what it must be beside the others."""
     _requantization(spec, reader)
     _storage(spec, reader)
     if AddInputs.RESIDUAL_ONLY in spec.add_variants and spec.realize != "integer":

@@ -169,7 +169,7 @@ COSTS: Mapping[str, CostFunction] = {
 
 
 def macs(node: Node, graph: Graph) -> int:
-    """Multiply-accumulates of a node per sample."""
+    """Return multiply-accumulates of a node per sample."""
     return multiply_accumulates(node, graph)
 
 
@@ -182,7 +182,10 @@ def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
 
 
 def alignment(node: Node, graph: Graph, spec: HardwareSpec) -> float:
-    """Work of the device over work that counts: padded channels over real ones, of both sides of the weight."""
+    """Return the device's work over the work that counts.
+
+    That is padded channels over real ones, of both sides of the weight.
+    """
     shape, block = graph.shapes[node.inputs[1]], spec.cost.channel_block
     return prod(ceil(c / block) * block / c for c in shape[:2])
 

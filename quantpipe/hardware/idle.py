@@ -17,7 +17,7 @@ KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
 
 
 def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
-    """Raises HardwareError for the first field that would have no effect, with what would have one."""
+    """Raise HardwareError for the first field that would have no effect, with what would have one."""
     if not spec.ops:
         raise reader.error("ops", "is empty, so the device would run nothing; legal are ops with their signatures")
     _bits(spec, reader)

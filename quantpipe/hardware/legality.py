@@ -109,7 +109,7 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
 
 
 def has_float(spec: HardwareSpec, op: str) -> bool:
-    """Whether the device (or the host beside it) runs the op in float."""
+    """Return whether the device (or the host beside it) runs the op in float."""
     return any(not s.is_integer for s in spec.ops.get(op, ()))
 
 

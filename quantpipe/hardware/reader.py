@@ -79,7 +79,7 @@ class Reader:
         return float(value)
 
     def rates(self, value: object) -> dict[str, float]:
-        """macs_per_cycle: operand width -> rate."""
+        """Return `macs_per_cycle`: operand width -> rate."""
         field = "cost.macs_per_cycle"
         rates = self.mapping(value, field, "dtypes and rates")
         return {self.choice(DType, k, field).value: self.number(v, f"{field}.{k}") for k, v in rates.items()}
@@ -93,7 +93,7 @@ class Reader:
         return dtype
 
     def one_of(self, legal: Sequence[E], value: object, field: str) -> E:
-        """One of some members of an enumeration."""
+        """Return the one of some members of an enumeration that a value names."""
         found = next((k for k in legal if k.value == str(value)), None)
         if found is None:
             raise self.error(
@@ -191,7 +191,7 @@ class Reader:
         return float(value)
 
     def op_names(self, value: object, field: str) -> tuple[str, ...]:
-        """Names of ops, known ones."""
+        """Return names of ops; each must be a known one."""
         names = tuple(str(op) for op in listed(value or ()))
         for op in names:
             if op not in OP_RULES and op not in FLOAT_OPS:

@@ -18,7 +18,9 @@ KEYS = ("symmetry", "granularity", "narrow", "denominator", "power_of_two")
 
 
 def resolve_schema(spec: HardwareSpec, chosen: Data, known: Mapping[str, Data]) -> Schema:
-    """The schema of a run. `known` are the shipped schemas by name; `chosen` is one of them or has the name `auto`.
+    """Return the schema of a run.
+
+    `known` are the shipped schemas by name; `chosen` is one of them or has the name `auto`.
 
     Raises HardwareError when the device cannot run it (the legal names are listed), ConfigError for malformed schemas.
     """
@@ -43,7 +45,7 @@ def resolve_schema(spec: HardwareSpec, chosen: Data, known: Mapping[str, Data]) 
 
 
 def legal_schemas(spec: HardwareSpec, known: Mapping[str, Data]) -> list[str]:
-    """Names of the shipped schemas that a device can run."""
+    """Return the names of the shipped schemas that a device can run."""
     return [n for n, d in sorted(known.items()) if _refusal(spec, _build(spec, d)) is None]
 
 

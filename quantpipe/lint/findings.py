@@ -57,11 +57,11 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
+        """Return 0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
         return 2 if not self.quantized_ops else 3 if self.refused else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for `check.format=json`."""
+        """Return plain data, for `check.format=json`."""
         return asdict(self) | {"exit_code": self.exit_code}
 
 
@@ -108,7 +108,7 @@ def lint_model(
 
 
 def lint(graph: Graph, spec: HardwareSpec) -> Findings:
-    """The findings of a graph that was read as written."""
+    """Return the findings of a graph that was read as written."""
     reading = read(graph)
     found: list[tuple[str, Finding]] = []
     told: set[tuple[str, str]] = set()

@@ -76,7 +76,7 @@ class Reading:
 
 
 def read(graph: Graph) -> Reading:
-    """The ops of an integer model and its float nodes."""
+    """Return the ops of an integer model and its float nodes."""
     return _Reader(graph).read()
 
 

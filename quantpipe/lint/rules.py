@@ -35,18 +35,18 @@ class Place:
 
     @property
     def stored(self) -> tuple[Stored, ...]:
-        """Activations: operands and result."""
+        """Return the stored activations of the op: operands and result."""
         return (*self.op.operands, *([self.op.output] if self.op.output is not None else []))
 
     @property
     def clamps_only(self) -> bool:
-        """A clip on stored integers is part of storing them."""
+        """Return whether the op is a clip on stored integers, which is part of storing them."""
         rule = rule_of(self.op.node)
         return rule is not None and rule.family is Family.CLAMP
 
 
 def declared(place: Place) -> Iterator[Objection]:
-    """The device runs the op, on these types and with these attributes."""
+    """Yield an objection where the device does not run the op, on these types and with these attributes."""
     node, spec = place.op.node, place.spec
     rule = rule_of(node)
     if place.clamps_only or rule is None:
@@ -71,7 +71,7 @@ def declared(place: Place) -> Iterator[Objection]:
 
 
 def zero_points(place: Place) -> Iterator[Objection]:
-    """Symmetric means a zero point of 0."""
+    """Yield an objection to each zero point other than 0 where the device is symmetric."""
     if place.spec.activations.symmetric:
         for tensor in place.stored:
             if tensor.zero is not None and np.any(tensor.zero != 0):
@@ -83,7 +83,7 @@ def zero_points(place: Place) -> Iterator[Objection]:
 
 
 def powers_of_two(place: Place) -> Iterator[Objection]:
-    """Scales that are powers of two, where the device only shifts."""
+    """Yield an objection to each scale that is no power of two, where the device only shifts."""
     if place.spec.scales is not Scales.POWER_OF_TWO:
         return
     for tensor in (*place.stored, *_weight(place)):
@@ -92,7 +92,7 @@ def powers_of_two(place: Place) -> Iterator[Objection]:
 
 
 def granularity(place: Place) -> Iterator[Objection]:
-    """One scale per tensor, where the device has no more."""
+    """Yield an objection to scales per channel, where the device has one per tensor."""
     for tensor in place.stored:
         if tensor.scale is not None and tensor.scale.size > 1:
             yield "granularity", tensor.tensor, f"{tensor.scale.size} scales for an activation; legal is one"
@@ -103,7 +103,7 @@ def granularity(place: Place) -> Iterator[Objection]:
 
 
 def weight_values(place: Place) -> Iterator[Objection]:
-    """Weights within the device's bits, without the most negative integer where it is not allowed."""
+    """Yield an objection to weights beyond the device's bits, or at the most negative integer where that is illegal."""
     for weight in _weight(place):
         if weight.values is None or weight.zero is None or weight.dtype not in KNOWN:
             continue
@@ -118,7 +118,7 @@ def weight_values(place: Place) -> Iterator[Objection]:
 
 
 def bias(place: Place) -> Iterator[Objection]:
-    """A bias of the device's type, with zero point 0, at the scale of the accumulator: s_x·s_w."""
+    """Yield an objection to a bias without the device's type, zero point 0, or the accumulator's scale s_x·s_w."""
     found, spec = place.op.bias, place.spec
     if found is None:
         return

@@ -21,24 +21,42 @@ REDUCED_AXES_ARE_INPUTS = 18
 
 
 def ops_of(*families: Family) -> tuple[str, ...]:
-    """Op types of OP_RULES by family: what a dialect's table joins with."""
+    """Return op types of OP_RULES by family: what a dialect's table joins with."""
     return tuple(op for op, rule in OP_RULES.items() if rule.family in families)
 
 
 def output_axis(graph: Graph, tensor: str) -> int:
-    """Channel axis of a tensor that a node with per-channel weights makes."""
+    """Return the channel axis of a tensor that a node with per-channel weights makes."""
     node = graph.producers.get(tensor)
     rule = rule_of(node) if node is not None else None
     return rule.output_axis if rule is not None else 1
 
 
 def along_channels(values: Array, graph: Graph, tensor: str) -> Array:
-    """Per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars."""
+    """Return per-channel numbers `[C]` shaped to broadcast against `tensor`; scalars stay scalars.
+
+    Args:
+        values: `[C]` or `()`.
+        graph: the clean model.
+        tensor: a tensor with C channels.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     return along_axis(values, output_axis(graph, tensor), len(graph.shapes[tensor]))
 
 
 def along_axis(values: Array, axis: int, rank: int) -> Array:
-    """Numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars."""
+    """Return numbers `[C]` shaped to broadcast along one axis of an array of `rank` axes; scalars stay scalars.
+
+    Args:
+        values: `[C]` or `()`.
+        axis: the axis.
+        rank: how many axes the array has.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     if values.ndim == 0:
         return values
     shape = [1] * rank
@@ -47,7 +65,7 @@ def along_axis(values: Array, axis: int, rank: int) -> Array:
 
 
 def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]:
-    """Inputs of a same-scale op: data in the kernel's form, everything else (shapes, axes, …) as it is."""
+    """Return inputs of a same-scale op: data in the kernel's form, everything else (shapes, axes, …) as it is."""
     data = {o.port: o for o in kernel.operands}
     return [
         context.operand(data[p], kernel.output) if p in data else context.real(t) for p, t in enumerate(node.inputs)
@@ -55,7 +73,17 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
 
 
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
-    """The largest element of each channel of a map, as a reduction over its positions."""
+    """Write the largest element of each channel of a map, as a reduction over its positions.
+
+    Args:
+        context: the graph in the making.
+        node: the node of the float graph.
+        value: the map; None for an absent one.
+        output: the name of the result.
+
+    Returns:
+        The maxima.
+    """
     axes = list(range(2, len(context.graph.shapes[node.inputs[0]])))
     if context.opset < REDUCED_AXES_ARE_INPUTS:
         return context.builder.op("ReduceMax", value, name=node.name, output=output, axes=axes, keepdims=1)
@@ -64,7 +92,15 @@ def global_maximum(context: Context, node: Node, value: ir.Value | None, output:
 
 
 def matrix_weight(node: Node, values: Array) -> Array:
-    """A dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged."""
+    """Return a dense weight as the right side of a matrix product `[K, N]`; convolution weights unchanged.
+
+    Args:
+        node: the node of the float graph.
+        values: the weight.
+
+    Returns:
+        `[K, N]`, or the weight as it is.
+    """
     return turned(values) if values.ndim == 2 and node.attr("transB", 0) else values
 
 
@@ -104,7 +140,7 @@ def integer_product(
 
 
 def window_ones(context: Context, node: Node) -> tuple[Array, dict[str, Any]]:
-    """A window sum as a depthwise convolution: weights of one `[C, 1, kh, kw]` and its attributes."""
+    """Return a window sum as a depthwise convolution: weights of one `[C, 1, kh, kw]` and its attributes."""
     channels = context.graph.shapes[node.inputs[0]][1]
     kernel = node.attr("kernel_shape")
     attributes = {k: node.attr(k) for k in ("strides", "pads", "dilations", "auto_pad") if k in node.attributes}
@@ -112,12 +148,12 @@ def window_ones(context: Context, node: Node) -> tuple[Array, dict[str, Any]]:
 
 
 def is_window(node: Node) -> bool:
-    """Whether an average runs over a sliding window (else over the whole map)."""
+    """Return whether an average runs over a sliding window (else over the whole map)."""
     return "kernel_shape" in node.attributes
 
 
 def map_axes(context: Context, node: Node) -> Array:
-    """The spatial axes of a global average."""
+    """Return the spatial axes of a global average."""
     return np.arange(2, len(context.graph.shapes[node.inputs[0]]), dtype=np.int64)
 
 
@@ -159,7 +195,17 @@ TRANSPOSED = ("ConvTranspose",)
 
 
 def signed(context: Context, plan: Sum, number: int, value: ir.Value) -> ir.Value:
-    """A term of a sum at the common scale, negated where it is subtracted."""
+    """Write a term of a sum at the common scale, negated where it is subtracted.
+
+    Args:
+        context: the graph in the making.
+        plan: the numbers of the addition.
+        number: which term it is.
+        value: the term.
+
+    Returns:
+        The term.
+    """
     if np.all(plan.terms[number].ratio >= 0):
         return value
     return context.builder.op("Neg", value, name=f"{plan.node}/term{number}/negated")
@@ -207,7 +253,7 @@ def stored_name(kernel: Kernel) -> str:
 
 
 def table_rows(context: Context, plan: Lookup, kernel: Kernel) -> NDArray[np.int32]:
-    """Where each channel's row of a flattened table begins, shaped to broadcast against the data."""
+    """Return where each channel's row of a flattened table begins, shaped to broadcast against the data."""
     rows, codes = plan.table.shape
     shape = [1] * len(context.graph.shapes[kernel.operands[0].tensor])
     shape[plan.axis or 0] = rows

@@ -44,9 +44,17 @@ class IntegerWriter:
     def right_shift(
         self, value: ir.Value, count: ArrayLike, rounding: Rounding, name: str, *, width: Width
     ) -> ir.Value:
-        """round(v / 2^count), `value` in the width's signed type, |v| + half a divisor < 2^lift.
+        """Write round(v / 2^count).
 
-        `count`: 0 and up, a scalar or shaped to broadcast. Zero shifts nothing.
+        Args:
+            value: v in the width's signed type, |v| + half a divisor < 2^lift.
+            count: 0 and up, a scalar or shaped to broadcast; zero shifts nothing.
+            rounding: how a fraction becomes an integer.
+            name: what the nodes' names start with.
+            width: the type that the shift is done in.
+
+        Returns:
+            The quotient, in the same type.
         """
         n = np.asarray(count, np.int64)
         half = np.where(n > 0, np.int64(1) << np.maximum(n - 1, 0), 0)
@@ -65,11 +73,19 @@ class IntegerWriter:
         return self._shift(value, n, offset, name, width=width)
 
     def times_fixed_point(self, acc: ir.Value, fixed: FixedPoint, rounding: FixedRounding, name: str) -> ir.Value:
-        """round(acc · M · 2^(shift - 31)) in int64, `acc` an int64 that int32 could hold: `requantize_fixed_point`.
+        """Write round(acc · M · 2^(shift - 31)) in int64, as `requantize_fixed_point` computes it.
 
         double: the rounding doubling high multiplication (halves up; its one saturating case needs a negative M), then
         a rounding division by 2^-shift (halves away from zero). A left shift comes first and saturates at int32.
-        `fixed` holds scalars, or arrays shaped to broadcast.
+
+        Args:
+            acc: an int64 that int32 could hold.
+            fixed: M and shift, scalars or arrays shaped to broadcast.
+            rounding: whether the product is rounded once or twice.
+            name: what the nodes' names start with.
+
+        Returns:
+            The product, int64.
         """
         b, shift = self.builder, fixed.shift
         multiplier = self.constants(f"{name}/fixed_multiplier", fixed.multiplier)
@@ -84,21 +100,30 @@ class IntegerWriter:
         return self.right_shift(high, np.maximum(-shift, 0), Rounding.HALF_AWAY, name, width=WIDE)
 
     def clip(self, value: ir.Value, low: int, high: int, name: str) -> ir.Value:
-        """An int64 value between two integers below 2^53, as float64.
+        """Write a clip of an int64 value between two integers below 2^53, as float64.
 
         The detour is needed: onnxruntime 1.31.1 clips int64 values near multiples of 2^32 wrongly (so do its Min and
         Max). What float64 rounds lies far outside the bounds.
+
+        Args:
+            value: the int64 value.
+            low: least integer.
+            high: greatest integer.
+            name: what the nodes' names start with.
+
+        Returns:
+            The clipped value, int64.
         """
         real = self.cast(value, np.float64, f"{name}/double")
         bounds = [self.constants(f"{name}/{side}64", np.float64(v)) for side, v in (("low", low), ("high", high))]
         return self.builder.op("Clip", real, *bounds, name=f"{name}/clip64")
 
     def saturate(self, value: ir.Value, name: str) -> ir.Value:
-        """An int64 value clipped to what int32 holds, in int64."""
+        """Write an int64 value clipped to what int32 holds, in int64."""
         return self.cast(self.clip(value, DType.INT32.qmin, DType.INT32.qmax, name), np.int64, f"{name}/saturated")
 
     def cast(self, value: ir.Value, dtype: Any, name: str, output: str | None = None) -> ir.Value:
-        """To another NumPy type. Integers that do not fit wrap."""
+        """Write a cast to another NumPy type, where integers that do not fit wrap."""
         kind = int(ir_dtype(np.dtype(dtype).name))
         return self.builder.op("Cast", value, name=name, output=output, to=kind)
 

@@ -53,39 +53,42 @@ class Dialect(Protocol):
     """Whether a tensor in RAW form holds integers (else the real result itself)."""
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Real -> stored."""
+        """Write the stored integers of a real tensor."""
         ...
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Stored -> real; the result must be named `tensor`."""
+        """Write the real values of a stored tensor; the result must be named `tensor`."""
         ...
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Accumulator -> stored."""
+        """Write the stored integers of an accumulator."""
         ...
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Accumulator -> real; the result must be named `tensor`."""
+        """Write the real values of an accumulator; the result must be named `tensor`."""
         ...
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Stored at the scale of `tensor` -> stored at that of `target`: Q(DQ(q)) in float32."""
+        """Write integers stored at the scale of `tensor` at that of `target`: Q(DQ(q)) in float32."""
         ...
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
-        """A constant that is read as data, in stored form."""
+        """Write a constant that is read as data, in stored form."""
         ...
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """Stored integers of the plan's type, from outside the graph, as this form holds them."""
+        """Write stored integers of the plan's type, from outside the graph, as this form holds them."""
         ...
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """The other way: stored -> integers of the plan's type."""
+        """Write stored integers of this form in the plan's type."""
         ...
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Options without which a session would compute something else than the plan says; the model carries them."""
+        """Return the options without which a session would compute something else than the plan says.
+
+        The model carries them.
+        """
         ...
 
 
@@ -110,7 +113,7 @@ class Context:
         self._values[tensor, form] = value
 
     def get(self, tensor: str, form: Form) -> ir.Value:
-        """The tensor in a form, converted (once) when it exists in another one only."""
+        """Write the tensor in a form, converted (once) when it exists in another one only."""
         found = self._values.get((tensor, form))
         if found is None:
             found = self._convert(tensor, form)
@@ -118,7 +121,7 @@ class Context:
         return found
 
     def operand(self, operand: Operand, target: str) -> ir.Value:
-        """A data operand in the form its kernel reads, at the scale of `target` where it must be brought to it."""
+        """Return a data operand in the form its kernel reads, at the scale of `target` where it must be rescaled."""
         value = self.get(operand.tensor, operand.form)
         if not operand.rescaled:
             return value
@@ -129,15 +132,15 @@ class Context:
         return self._rescaled[key]
 
     def real(self, tensor: str) -> ir.Value | None:
-        """A tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
+        """Return a tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
         return self.get(tensor, Form.FLOAT) if tensor else None
 
     def is_stored(self, tensor: str) -> bool:
-        """Whether a kernel makes the tensor (so that its real form is the dequantized one)."""
+        """Return whether a kernel makes the tensor (so that its real form is the dequantized one)."""
         return tensor in self._made
 
     def stored(self) -> dict[str, str]:
-        """Tensor -> name of the value that holds its integers, for every tensor that has any."""
+        """Return a mapping: tensor -> name of the value that holds its integers, for every tensor that has any."""
         found: dict[str, str] = {}
         for (tensor, form), value in self._values.items():
             if self.graph.is_constant(tensor):
@@ -172,10 +175,21 @@ Lowering = Callable[[Context, Node, Kernel], ir.Value]
 def render(
     graph: Graph, topology: Topology, plan: QuantPlan, dialect: Dialect, *, stored: Collection[str] = ()
 ) -> Rendered:
-    """Write the whole graph. Raises HardwareError for an op that the dialect has no lowering for.
+    """Write the whole graph.
 
-    Ports named in `stored` (of a section of a graph) carry integers in every dialect; all others are as the float model
-    has them. The written graph's inputs are the model's own, then the stored ones, then what the dialect declares.
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        dialect: the form that is written.
+        stored: ports (of a section of a graph) that carry integers in every dialect; all others are as the float model
+            has them.
+
+    Returns:
+        The model, whose inputs are the graph's own, then the stored ones, then what the dialect declares.
+
+    Raises:
+        HardwareError: for an op that the dialect has no lowering for.
     """
     context = Context(graph, topology, plan, dialect)
     for value in graph.model.graph.inputs:

@@ -35,11 +35,23 @@ def int32_accumulator(
     values: ir.Value,
     weight: WeightTensor,
 ) -> ir.Value:
-    """Σ (q_x - z_x)·(q_w - z_w) in int32, without bias. `data` and `values` are q_x and q_w, `zero` is z_x.
+    """Write Σ (q_x - z_x)·(q_w - z_w) in int32, without bias.
 
     ConvInteger takes one zero point for all of its weights. Where channels have zero points of their own, what they
     take away is subtracted: Σ (q_x - z_x)·q_w - z_w·Σ (q_x - z_x), the second sum by a window of ones (padding adds
     nothing to either).
+
+    Args:
+        context: the graph in the making.
+        constants: writes initializers.
+        node: the node of the float graph.
+        data: q_x.
+        zero: z_x; None: 0.
+        values: q_w.
+        weight: the integer weights.
+
+    Returns:
+        The sums, int32.
     """
     b, own = context.builder, weight.zero
     if not weight.has_zero_point:
@@ -62,7 +74,19 @@ def int32_accumulator(
 def exact_accumulator(
     context: Context, writer: IntegerWriter, node: Node, plan: Accumulate, *, q: Quantizer, stored: ir.Value
 ) -> ir.Value:
-    """Σ (q_x - z_x)·(q_w - z_w) + bias in int64. `stored` are the integers q_x, in any type that holds them."""
+    """Write Σ (q_x - z_x)·(q_w - z_w) + bias in int64.
+
+    Args:
+        context: the graph in the making.
+        writer: writes integer operations.
+        node: the node of the float graph.
+        plan: the numbers of the kernel.
+        q: how the input is stored.
+        stored: the integers q_x, in any type that holds them.
+
+    Returns:
+        The sums, int64.
+    """
     b = writer.builder
     weight = context.plan.weights[plan.weight]
     axis = context.topology.weight_of[weight.tensor].channel_axis
@@ -115,7 +139,17 @@ def window_sum(context: Context, writer: IntegerWriter, node: Node, value: ir.Va
 
 
 def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axis: int) -> bool:
-    """Whether a single ConvInteger or MatMulInteger cannot make the sums."""
+    """Return whether a single ConvInteger or MatMulInteger cannot make the sums.
+
+    Args:
+        plan: the numbers of the kernel.
+        data: the type of the input.
+        weight: the integer weights.
+        channel_axis: their axis of output channels.
+
+    Returns:
+        True where several products are needed.
+    """
     if plan.limit is not None and plan.limit.dtype.bits >= 32:
         return True
     if data.bits > 8 or weight.dtype.bits > 8 or plan.bound > DType.INT32.qmax:
@@ -127,7 +161,17 @@ def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axi
 
 
 def limited(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> ir.Value:
-    """What is left of exact sums (int32 or int64) in the accumulator's type, as int32 (int64 for a wider one)."""
+    """Write what is left of exact sums (int32 or int64) in the accumulator's type, as int32 (int64 for a wider one).
+
+    Args:
+        writer: writes integer operations.
+        value: the sums.
+        limit: what the accumulator does with sums that it cannot hold.
+        name: what the nodes' names start with.
+
+    Returns:
+        The sums as the device has them.
+    """
     wide = limit.dtype.bits > 32
     if limit.overflow is Overflow.WRAP:
         narrow = writer.cast(value, limit.dtype.numpy, f"{name}/wrapped")

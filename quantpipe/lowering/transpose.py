@@ -58,7 +58,19 @@ def _cut(channels: int, count: int) -> list[slice]:
 def accumulate(
     context: Context, node: Node, data: ir.Value, weight: NDArray[Any], *, parts: Sequence[slice], write: Write
 ) -> ir.Value:
-    """Σ (q_x - z_x)·w for centred float32 `data`, without bias: float32 for one part, float64 for several."""
+    """Write Σ (q_x - z_x)·w of a transposed convolution, without bias.
+
+    Args:
+        context: the graph in the making.
+        node: the node of the float graph.
+        data: the centred input, float32.
+        weight: w, `[Cin, Cout / G, taps…]`.
+        parts: ranges of input channels whose sums float32 holds.
+        write: writes weights as an initializer or an input.
+
+    Returns:
+        The sums: float32 for one part, float64 for several.
+    """
     b, output = context.builder, f"{node.outputs[0]}_product"
     attributes = {k: node.attr(k) for k in KEPT if k in node.attributes}
     if len(parts) == 1:

@@ -9,7 +9,7 @@ Z = 1.959963984540054
 
 
 def wilson(share: float | None, count: int) -> tuple[float, float] | None:
-    """The 95 % interval of a share that was found on `count` samples; None without one.
+    """Return the 95 % interval of a share that was found on `count` samples; None without one.
 
     Wilson's score interval ("Probable Inference, the Law of Succession, and Statistical Inference", 1927), which holds
     for few samples and for shares near 0 and 1, too.
@@ -23,7 +23,7 @@ def wilson(share: float | None, count: int) -> tuple[float, float] | None:
 
 
 def chance_of(right: int, count: int, classes: int) -> float:
-    """The probability that guessing among `classes` gets at least `right` of `count` right (binomial test)."""
+    """Return the probability that guessing among `classes` gets at least `right` of `count` right (binomial test)."""
     p = 1 / classes
     if classes < 2 or right <= 0:
         return 1.0

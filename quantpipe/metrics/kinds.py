@@ -21,7 +21,10 @@ Weights = Mapping[str, float] | Sequence[tuple[str, float]]
 
 
 def kind_of(graph: Graph, output: str, labelled: bool) -> LossKind:
-    """By what an output is compared. `labelled`: there are labels, and they are about this output."""
+    """Return by which loss an output is compared.
+
+    `labelled`: there are labels, and they are about this output.
+    """
     if not graph.dtypes.get(output, "float32").startswith(("float", "double", "bfloat")):
         return LossKind.DIFFERING
     classes = labelled and len(graph.shapes.get(output, ())) == 2

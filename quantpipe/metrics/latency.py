@@ -19,16 +19,34 @@ WARM_UP = 3
 def latency(
     float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float
 ) -> dict[str, Any]:
-    """float_ms, realized_ms, ratio (realized / float), runs. `feeds` hold one sample; all cores are used.
+    """Return the latency of both models: float_ms, realized_ms, ratio (realized / float), runs.
 
-    Stops after `runs` pairs or `max_seconds`, whichever comes first (but never before five pairs).
+    Args:
+        float_model: the float model.
+        realized: the realized model.
+        feeds: one sample; all cores are used.
+        runs: most pairs of runs.
+        max_seconds: no pair begins after that, but never fewer than five are run.
+
+    Returns:
+        The figures by name.
     """
     sessions = (Session(float_model, where="float model"), Session(realized, where="realized model"))
     return interleaved(sessions, feeds, runs, max_seconds)
 
 
 def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> dict[str, Any]:
-    """The same for sessions that exist: (float, realized)."""
+    """Return the latency of two models whose sessions exist.
+
+    Args:
+        sessions: (float, realized).
+        feeds: one sample.
+        runs: most pairs of runs.
+        max_seconds: no pair begins after that, but never fewer than five are run.
+
+    Returns:
+        The figures by name.
+    """
     for session in sessions:
         for _ in range(WARM_UP):
             session.run(feeds)

@@ -48,17 +48,25 @@ class OutputLoss:
 
     @property
     def factor(self) -> float:
-        """What a loss in the kind's own unit counts."""
+        """Return what a loss in the kind's own unit counts."""
         return self.weight * UNITS[self.kind]
 
     def of(self, reference: Outputs, outputs: Outputs) -> float:
-        """The weighted loss; infinite where it is no number."""
+        """Return the weighted loss; infinite where it is no number.
+
+        Args:
+            reference: the float model's output, `[N, ...]` or N arrays.
+            outputs: the other model's, alike.
+
+        Returns:
+            The loss.
+        """
         found = self.factor * _OF_KIND[self.kind](reference, outputs)
         return math.inf if math.isnan(found) else found
 
 
 def only_kl(losses: Sequence[OutputLoss]) -> str | None:
-    """The output that decides alone, by its KL divergence as it is; None where there is more to it."""
+    """Return the output that decides alone, by its KL divergence as it is; None where there is more to it."""
     alone = len(losses) == 1 and losses[0].kind is LossKind.KL and losses[0].weight == 1.0
     return losses[0].output if alone else None
 
@@ -66,7 +74,16 @@ def only_kl(losses: Sequence[OutputLoss]) -> str | None:
 def joint_loss(
     losses: Sequence[OutputLoss], reference: Mapping[str, Outputs], outputs: Mapping[str, Outputs]
 ) -> tuple[float, dict[str, float]]:
-    """(the greatest loss, that of each output by its name)."""
+    """Return the greatest loss of several outputs, and each one's.
+
+    Args:
+        losses: the loss of each output.
+        reference: the float model's outputs by name.
+        outputs: the other model's by name.
+
+    Returns:
+        (the greatest, name -> loss).
+    """
     each = {loss.output: loss.of(reference[loss.output], outputs[loss.output]) for loss in losses}
     return max(each.values(), default=0.0), each
 
@@ -75,6 +92,13 @@ def squared_error(reference: Outputs, outputs: Outputs) -> float:
     """Return `relative_mse` over the elements that are finite in the float model (a mask may be minus infinity).
 
     A sample of another shape than the float model's is lost: its error is the output's whole variance.
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The error as a share of the float output's variance.
     """
     if _alike(reference, outputs) and all_finite(reference):
         return relative_mse(reference, outputs)
@@ -92,7 +116,15 @@ def squared_error(reference: Outputs, outputs: Outputs) -> float:
 
 
 def differing(reference: Outputs, outputs: Outputs) -> float:
-    """The share of elements that are not equal; all of a sample's where its shape is another."""
+    """Return the share of elements that are not equal; all of a sample's where its shape is another.
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The share, 0 to 1.
+    """
     count = unequal = 0
     for row, found in _pairs(reference, outputs):
         count += row.size
@@ -101,7 +133,15 @@ def differing(reference: Outputs, outputs: Outputs) -> float:
 
 
 def divergence(reference: Outputs, outputs: Outputs) -> float:
-    """`kl_divergence`; infinite where shapes differ."""
+    """Return the KL divergence of class scores; infinite where shapes differ.
+
+    Args:
+        reference: the float model's class scores, `[N, classes]`.
+        outputs: the other model's, alike.
+
+    Returns:
+        The divergence in nats.
+    """
     return kl_divergence(reference, outputs) if _alike(reference, outputs) else math.inf
 
 

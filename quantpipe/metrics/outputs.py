@@ -17,12 +17,28 @@ Array = NDArray[Any]
 
 
 def all_finite(outputs: Outputs) -> bool:
-    """Whether no element is NaN or infinite."""
+    """Return whether no element is NaN or infinite.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+
+    Returns:
+        True where all are finite.
+    """
     return all(bool(np.all(np.isfinite(part))) for part in _parts(outputs))
 
 
 def is_distribution(outputs: Outputs) -> bool:
-    """Whether the last axis holds probabilities already (the model ends in a softmax, or in a sigmoid of one value)."""
+    """Return whether the last axis holds probabilities already.
+
+    It does where the model ends in a softmax, or in a sigmoid of one value.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+
+    Returns:
+        True where the values are probabilities.
+    """
     return all(_is_distribution(part) for part in _parts(outputs))
 
 
@@ -66,7 +82,17 @@ def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]
 
 
 def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
-    """Mean over samples of KL(p_float || p) in nats. 0 for equal outputs; infinite outputs count as infinitely far."""
+    """Return the mean over samples of KL(p_float || p) in nats.
+
+    It is 0 for equal outputs; infinite outputs count as infinitely far.
+
+    Args:
+        reference: the float model's class scores, `[N, ..., classes]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The divergence in nats.
+    """
     if not all_finite(outputs):
         return float("inf")
     distribution = is_distribution(reference)
@@ -78,14 +104,30 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:
-    """Mean squared difference over the variance of the float output (1 would be predicting its mean)."""
+    """Return the mean squared difference over the variance of the float output (1 would be predicting its mean).
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The error as a share of the float output's variance.
+    """
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
     return float(np.mean((_elements(outputs) - r) ** 2)) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
-    """10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all)."""
+    """Return 10·log10(Σ r² / Σ (r - y)²) in dB; None when they are equal (no noise at all).
+
+    Args:
+        reference: the float model's output r, `[N, ...]` or N arrays.
+        outputs: the other model's output y, alike.
+
+    Returns:
+        The ratio in dB, or None.
+    """
     r = _elements(reference)
     noise = float(np.sum((r - _elements(outputs)) ** 2))
     signal = float(np.sum(r**2))
@@ -97,8 +139,14 @@ def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
 def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
     """Return the mean over samples of the cosine between the two outputs.
 
-    Each sample's elements are one vector; the figure is the usual nearness of embeddings. None where outputs are not
-    finite.
+    Each sample's elements are one vector; the figure is the usual nearness of embeddings.
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        The mean, -1 to 1; None where outputs are not finite.
     """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
@@ -109,7 +157,15 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
 
 
 def cosines(reference: Array, outputs: Array) -> list[float]:
-    """Of each sample `[n, ...]`: 1 where both are zero, 0 where one is."""
+    """Return the cosine between both outputs of each sample.
+
+    Args:
+        reference: `[n, ...]`.
+        outputs: `[n, ...]`.
+
+    Returns:
+        One number per sample: 1 where both are zero, 0 where one is.
+    """
     r, o = (x.reshape(len(x) if x.ndim else 1, -1).astype(np.float64) for x in (reference, outputs))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         lengths = np.linalg.norm(r, axis=1), np.linalg.norm(o, axis=1)
@@ -120,14 +176,31 @@ def cosines(reference: Array, outputs: Array) -> list[float]:
 
 
 def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
-    """Share of samples whose greatest output is the label; None without labels or for outputs that are not `[N, C]`."""
+    """Return the share of samples whose greatest output is the label.
+
+    Args:
+        outputs: class scores, `[N, C]`.
+        labels: class per sample, `[N]`, or None.
+
+    Returns:
+        The share, 0 to 1; None without labels or for outputs that are not `[N, C]`.
+    """
     if labels is None or isinstance(outputs, tuple) or outputs.ndim != 2:
         return None
     return float(np.mean(outputs.argmax(axis=1) == labels))
 
 
 def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
-    """top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1)."""
+    """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1).
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the model's own, alike.
+        labels: class per sample, `[N]`, or None.
+
+    Returns:
+        The figures by name.
+    """
     return {
         "top1": top1(outputs, labels),
         "kl": kl_divergence(reference, outputs),

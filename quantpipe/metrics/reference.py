@@ -38,7 +38,7 @@ class Compared:
     named: bool = False
 
     def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """The outputs that are needed, of those that a model has: the one of the metrics first."""
+        """Return the outputs that are needed, of those that a model has: the one of the metrics first."""
         wanted = (*(loss.output for loss in self.losses), *(outputs if self.named else ()))
         return tuple(dict.fromkeys((self.output or outputs[0], *wanted)))
 
@@ -62,36 +62,51 @@ class Reference:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The outputs that are compared, the one that metrics are about first."""
+        """Return the outputs that are compared, the one that metrics are about first."""
         return (self.output, *self.others)
 
     @property
     def found(self) -> Found:
-        """The float model's own outputs, as a candidate's come."""
+        """Return the float model's own outputs, as a candidate's come."""
         return {self.output: self.outputs, **self.others} if self.others else self.outputs
 
     @property
     def own_value(self) -> float | None:
-        """What the user's objective gives for the float model itself."""
+        """Return what the user's objective gives for the float model itself."""
         return None if self.value_of is None else user_value(self, self.found)
 
     def main(self, found: Found) -> Outputs:
-        """The output that metrics are about."""
+        """Return the output that metrics are about."""
         return found[self.output] if isinstance(found, Mapping) else found
 
     def every(self, found: Found) -> Mapping[str, Outputs]:
-        """All that were compared, by name."""
+        """Return all that were compared, by name."""
         return found if isinstance(found, Mapping) else {self.output: found}
 
     def rows(self, kept: NDArray[np.bool_]) -> Reference:
-        """That of some of the samples."""
+        """Return the reference of some of the samples.
+
+        Args:
+            kept: which samples, `[N]` bool.
+
+        Returns:
+            The reference.
+        """
         labels = None if self.labels is None else self.labels[kept]
         others = {name: rows_of(outputs, kept) for name, outputs in self.others.items()}
         return replace(self, outputs=rows_of(self.outputs, kept), labels=labels, others=others)
 
 
 def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
-    """Some of the samples."""
+    """Return the outputs of some of the samples.
+
+    Args:
+        outputs: `[N, ...]` or N arrays.
+        kept: which samples, `[N]` bool.
+
+    Returns:
+        The outputs of these.
+    """
     return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
 
 
@@ -127,7 +142,20 @@ def reference_of(
     size: int,
     compared: Compared = Compared(),
 ) -> Reference:
-    """Run the float model. DataError when an output that needs finite numbers has others."""
+    """Run the float model, to compare others with it.
+
+    Args:
+        session: the model.
+        samples: the samples.
+        size: samples per batch.
+        compared: what is compared.
+
+    Returns:
+        The reference.
+
+    Raises:
+        DataError: when an output that needs finite numbers has others.
+    """
     names = compared.names(session.outputs)
     parts: list[Mapping[str, NDArray[Any]]] = []
     known = []
@@ -175,7 +203,7 @@ def checked_reference(
 
 
 def first_samples(reference: Reference, count: int) -> Reference:
-    """The reference of the first few samples of its split."""
+    """Return the reference of the first few samples of its split."""
     if count >= len(reference.outputs):
         return reference
     return reference.rows(np.arange(len(reference.outputs)) < count)
@@ -187,6 +215,13 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
     They are kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number
     than that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are
     judged by squared error; `callable` where the user gave a function.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The metrics by name.
     """
     main = reference.main(outputs)
     found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
@@ -212,14 +247,31 @@ def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
 
 
 def loss_of(reference: Reference, outputs: Found) -> float:
-    """What the reference's losses come to; KL of its one output where it has none."""
+    """Return what the reference's losses come to; KL of its one output where it has none.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The loss.
+    """
     if not reference.losses:
         return kl_divergence(reference.outputs, reference.main(outputs))
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
 
 
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
-    """`objective_value` of the metrics, of which no other one is computed."""
+    """Return the objective's value, for which no metric is computed but the one it needs.
+
+    Args:
+        metric: the metric of the objective.
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The value, greater is better.
+    """
     if metric == "auto":
         return -loss_of(reference, outputs)
     if metric == "callable":
@@ -244,7 +296,18 @@ def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
 
 
 def user_value(reference: Reference, outputs: Found) -> float:
-    """The user's objective. ConfigError when the function fails or gives no number (NaN is one: the worst)."""
+    """Return the user's objective.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        The value, greater is better.
+
+    Raises:
+        ConfigError: when the function fails or gives no number (NaN is one: the worst).
+    """
     if reference.value_of is None:
         raise ConfigError("is not set", stage="search", where="objective.target")
     name = getattr(reference.value_of, "__qualname__", repr(reference.value_of))

@@ -27,19 +27,46 @@ class ColumnForm(Protocol):
     """Where the channels of the input are; negative from behind."""
 
     def weight_axis(self, node: Node) -> int | None:
-        """Where the input's channels lie in the weight; None where a row of it does not see all of them."""
+        """Return where the input's channels lie in the weight; None where a row of it does not see all of them."""
         ...
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
-        """Largest |w| that each input channel is multiplied by, `[channels]`."""
+        """Return the largest |w| that each input channel is multiplied by.
+
+        Args:
+            node: the layer.
+            weight: its weight.
+            channels: how many input channels there are.
+
+        Returns:
+            `[channels]`.
+        """
         ...
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
-        """The weight with the columns of each input channel multiplied."""
+        """Return the weight with the columns of each input channel multiplied.
+
+        Args:
+            node: the layer.
+            weight: its weight.
+            values: a factor per input channel, `[channels]`.
+
+        Returns:
+            The weight, in its own shape.
+        """
         ...
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
-        """What a constant input of these values gives, one number per output channel."""
+        """Return what a constant input of these values gives, one number per output channel.
+
+        Args:
+            node: the layer.
+            weight: its weight.
+            values: the constant of each input channel, `[channels]`.
+
+        Returns:
+            `[O]`.
+        """
         ...
 
 
@@ -175,7 +202,16 @@ CLAMP, MAX, MIN = "Clip", "Max", "Min"
 
 
 def along(values: Array, rank: int, axis: int) -> Array:
-    """`[C]` shaped to broadcast along one axis of a tensor."""
+    """Return numbers per channel, shaped to broadcast along one axis of a tensor.
+
+    Args:
+        values: `[C]`.
+        rank: how many axes the tensor has.
+        axis: the axis of channels.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     shape = [1] * rank
     shape[axis] = -1
     return np.asarray(values).reshape(shape)

@@ -17,7 +17,7 @@ ATTRIBUTES = {
 
 
 def specified(node: Node, graph: Graph) -> dict[str, Any] | None:
-    """The function of a node; None where its definition is not known here."""
+    """Return the function of a node; None where its definition is not known here."""
     if node.op not in ATTRIBUTES or node.domain not in ("", "ai.onnx"):
         return None
     given = {name: _plain(node.attr(name)) for name in ATTRIBUTES[node.op] if name in node.attributes}

@@ -28,7 +28,7 @@ class Expectation:
 
 
 def expectation(graph: Graph) -> Expectation | None:
-    """That of the first BatchNormalization, else of the first Clip with an upper limit; None where there is neither."""
+    """Return the expectation of the first BatchNormalization, else of the first Clip with an upper limit, else None."""
     return _first(graph, "BatchNormalization") or _first(graph, "Clip")
 
 

@@ -42,7 +42,7 @@ def conv_facts(node: Node, graph: Graph) -> Facts:
 
 
 def widest_pad(node: Node, graph: Graph) -> int:
-    """The most elements that are added at one side of a map, also where `auto_pad` says how many."""
+    """Return the most elements that are added at one side of a map, also where `auto_pad` says how many."""
     if node.attr("auto_pad", "NOTSET") not in ("SAME_UPPER", "SAME_LOWER"):
         return int(max(node.attr("pads", [0]), default=0))
     size, out = graph.shapes[node.inputs[0]][2:], graph.shapes[node.outputs[0]][2:]
@@ -213,7 +213,7 @@ def resize_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def lookup_refuses(node: Node, graph: Graph) -> str | None:
-    """A table holds a function of one activation."""
+    """Return why a function cannot be a table (it is none of exactly one activation), or None."""
     if any(t and not graph.is_constant(t) for t in node.inputs[1:]):
         return "its second operand is computed at run time"
     try:

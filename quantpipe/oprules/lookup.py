@@ -33,7 +33,7 @@ class FunctionOf:
         self._session = Session(builder.build([result]), kernels=Kernels.AS_WRITTEN, threads=1, where=node.name)
 
     def __call__(self, real: NDArray[np.float32]) -> NDArray[np.float32]:
-        """`[rows, codes]` for real values `[codes]`."""
+        """Return the function's values `[rows, codes]` for real values `[codes]`."""
         fed = real if self.axis is None else np.broadcast_to(real, (self._rows, len(real)))
         found = self._session.run({"x": np.ascontiguousarray(fed)})["y"]
         return np.asarray(found, np.float32).reshape(self._rows, len(real))
@@ -81,7 +81,7 @@ class Functions(dict[str, FunctionOf]):
 
 
 def parameter_axis(node: Node, graph: Graph) -> int | None:
-    """The axis of the data along which a constant operand varies; None where every operand is a single value.
+    """Return the axis of the data along which a constant operand varies; None where every operand is a single value.
 
     ValueError when one varies along several.
     """

@@ -23,14 +23,42 @@ class MatrixForm(Protocol):
     """One op's form. Shapes: rows `[G, K, n]`, weight matrix `[G, O, K]`."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
-        """`count` sampled rows of data of a shape (all of them where there are fewer), in the order of its samples."""
+        """Return `count` sampled rows of data of a shape (all of them where there are fewer).
+
+        Args:
+            node: the op.
+            graph: the graph that it is in.
+            shape: the data's shape.
+            count: how many rows to take.
+            rng: the source of chance.
+
+        Returns:
+            Where the rows lie, in the order of the data's samples.
+        """
         ...
 
     def matrix(self, node: Node, weight: Array) -> Array:
-        """Return the weight as the matrix `[G, O, K]`."""
+        """Return the weight as the matrix `[G, O, K]`.
+
+        Args:
+            node: the op.
+            weight: its weight in its own shape.
+
+        Returns:
+            `[G, O, K]`.
+        """
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
-        """The inverse of `matrix`."""
+        """Return the matrix in the weight's own shape: the inverse of `matrix`.
+
+        Args:
+            node: the op.
+            matrix: `[G, O, K]`.
+            shape: the weight's own shape.
+
+        Returns:
+            The weight.
+        """
         ...
 
 
@@ -38,11 +66,26 @@ class Rows(Protocol):
     """Chosen places of a tensor, to be read from several that have its shape (float and quantized input)."""
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
-        """`[G, K, n]` in the array's own type; `zero` stands where a window reaches beyond the data."""
+        """Return the chosen rows of the op's data.
+
+        Args:
+            array: a tensor in the shape of the data.
+            zero: what stands where a window reaches beyond the data.
+
+        Returns:
+            `[G, K, n]` in the array's own type.
+        """
         ...
 
     def read_output(self, array: Array) -> Array:
-        """`[G, O, n]` of a tensor that has the shape of the op's output: what stands at the rows' own places."""
+        """Return what stands at the places of the rows in the op's output.
+
+        Args:
+            array: a tensor in the shape of the output.
+
+        Returns:
+            `[G, O, n]`.
+        """
         ...
 
 
@@ -159,7 +202,7 @@ class TransposedForm:
         return _window_rows(window, shape[0], shape[2:], out, picks=_some(shape[0], out, count, rng), source=source)
 
     def matrix(self, node: Node, weight: Array) -> Array:
-        """`[Cin, Cout/G, taps…]` -> `[G, Cout/G, Cin/G · taps]`."""
+        """Return the weight `[Cin, Cout/G, taps…]` as the matrix `[G, Cout/G, Cin/G · taps]`."""
         groups = int(node.attr("group", 1))
         parts = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
         return parts.transpose(0, 2, 1, 3).reshape(groups, weight.shape[1], -1)

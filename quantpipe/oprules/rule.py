@@ -49,7 +49,7 @@ Facts = dict[str, int | str]
 
 
 def never(node: Node, graph: Graph) -> str | None:
-    """No reason against."""
+    """Return None: no node of the op is refused."""
     return None
 
 
@@ -64,12 +64,15 @@ def unbounded(node: Node, graph: Graph) -> tuple[float, float]:
 
 
 def mean_of_window(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
-    """Multiplier of a window average, in the float32 order of a convolution with weights of 1 at scale 1/count."""
+    """Return the multiplier of a window average, in the kernel's float32 order.
+
+    The kernel is a convolution with weights of 1 at scale 1/count.
+    """
     return np.float32(np.float32(s_x * np.float32(1 / count)) / s_y)
 
 
 def mean_of_map(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
-    """Multiplier of a global average, in the float32 order of onnxruntime's kernel: s_x / (s_y·count)."""
+    """Return the multiplier of a global average, in the float32 order of onnxruntime's kernel: s_x / (s_y·count)."""
     return np.float32(s_x / np.float32(s_y * np.float32(count)))
 
 
@@ -109,19 +112,19 @@ class OpRule:
     """Names of the facts."""
 
     def data_ports(self, node: Node) -> tuple[int, ...]:
-        """Ports that carry activations by the op's own definition."""
+        """Return ports that carry activations by the op's own definition."""
         ports = self.data if self.data is not None else tuple(range(len(node.inputs)))
         return tuple(p for p in ports if p < len(node.inputs) and node.inputs[p])
 
     def activations(self, node: Node, graph: Graph) -> tuple[int, ...]:
-        """Ports that carry activations in this graph: a weight that is computed at run time is one, too."""
+        """Return ports that carry activations in this graph: a weight that is computed at run time is one, too."""
         ports = self.data_ports(node)
         if self.weight is not None and self.weight_of(node, graph) is None:
             return (*ports, self.weight)
         return ports
 
     def weight_of(self, node: Node, graph: Graph) -> str | None:
-        """The constant that an accumulating node multiplies by; None where both operands are activations."""
+        """Return the constant that an accumulating node multiplies by; None where both operands are activations."""
         if self.weight is None or not graph.is_constant(node.inputs[self.weight]):
             return None
         return node.inputs[self.weight]

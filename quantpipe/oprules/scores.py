@@ -16,7 +16,7 @@ SAME_LAST = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 
 
 def is_scores(graph: Graph, output: str) -> bool:
-    """Whether a tensor holds a value per class along its last axis."""
+    """Return whether a tensor holds a value per class along its last axis."""
     return _normalized(graph, output) or any(_scored_by(graph, node, port) for node, port in _readers(graph, output))
 
 

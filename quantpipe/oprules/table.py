@@ -109,7 +109,7 @@ OP_RULES: Mapping[str, OpRule] = {
 
 
 def rule_of(node: Node) -> OpRule | None:
-    """The row of a node's op, or None for unknown ops and foreign domains."""
+    """Return the row of a node's op, or None for unknown ops and foreign domains."""
     return OP_RULES.get(node.op) if node.domain in ("", "ai.onnx") else None
 
 
@@ -118,6 +118,6 @@ UNKNOWN = "no rule knows the op"
 
 
 def float_reason(node: Node) -> str:
-    """Why a node without a row stays in float."""
+    """Return why a node without a row stays in float."""
     known = FLOAT_OPS.get(node.op) if node.domain in ("", "ai.onnx", MS_DOMAIN) else None
     return known or f"{UNKNOWN} {node.domain + '.' if node.domain else ''}{node.op}"

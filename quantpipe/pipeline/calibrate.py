@@ -19,7 +19,10 @@ from quantpipe.types import Profile, TensorStats
 
 
 def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = None) -> Profile:
-    """The profile of all measured tensors; `stored` is the one that the run folder has, `loaded` that of a file."""
+    """Return the profile of all measured tensors.
+
+    `stored` is the one that the run folder has, `loaded` that of a file.
+    """
     if loaded is not None:
         return _from_file(job, loaded)
     if stored is not None and stored.loaded:

@@ -12,19 +12,19 @@ from quantpipe.types import Strategy
 
 
 def candidate_layer(settings: Settings) -> LayerOptions:
-    """How a candidate's layers are solved: as in the step `rounding`."""
+    """Return how a candidate's layers are solved: as in the step `rounding`."""
     return settings.recover.layer("gptq")
 
 
 def rounding_origin(settings: Settings) -> dict[str, str]:
-    """What a log of trials says of its candidates' weights; nothing where they are rounded to the nearest."""
+    """Return what a log of trials says of its candidates' weights; nothing where they are rounded to the nearest."""
     if settings.search.weights == "nearest":
         return {}
     return {"weights": f"{settings.search.weights}: {candidate_layer(settings)!r}, {settings.recover.rows} rows"}
 
 
 def moments_of(job: RunContext) -> Mapping[str, Moments] | None:
-    """Of the layers' inputs on the calibration samples; None where no candidate needs them."""
+    """Return the moments of the layers' inputs on the calibration samples; None where no candidate needs them."""
     settings = job.settings
     if settings.search.weights == "nearest":
         return None
@@ -41,12 +41,12 @@ def moments_of(job: RunContext) -> Mapping[str, Moments] | None:
 
 
 def rounded(job: RunContext, strategy: Strategy) -> Overrides:
-    """The weights that the search gave this strategy, made again."""
+    """Return the weights that the search gave this strategy, made again."""
     return rounder(job)(strategy)
 
 
 def rounder(job: RunContext) -> Callable[[Strategy], Overrides]:
-    """The same for several strategies, with one collection of moments."""
+    """Return a function that gives several strategies their weights, with one collection of moments."""
     moments = moments_of(job)
     if moments is None:
         return lambda strategy: NO_OVERRIDES

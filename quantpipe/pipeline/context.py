@@ -69,7 +69,7 @@ class RunContext:
         return cls(settings, inputs, console, files, variants, variants.base, space, whole, profile)
 
     def settled(self, strategy: Strategy) -> RunContext:
-        """The same job with the topology of a strategy."""
+        """Return the same job with the topology of a strategy."""
         return replace(self, topology=self.variants.at(strategy.structure))
 
     def offering(self, floats: Collection[str], wholes: Collection[str], *, decided: bool) -> RunContext:
@@ -99,12 +99,12 @@ class RunContext:
 
     @property
     def branches(self) -> Topologies | None:
-        """The topologies that the search may choose among; None where there is one."""
+        """Return the topologies that the search may choose among; None where there is one."""
         return self.variants if self.variants.choices else None
 
     @property
     def pinned(self) -> dict[str, OptionValue]:
-        """Choices that the user left with one option."""
+        """Return choices that the user left with one option."""
         return pinned(self.whole, self.space)
 
     @property
@@ -123,7 +123,10 @@ class RunContext:
         return replace(self, inputs=replace(self.inputs, graph=graph), topology=topology)
 
     def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
-        """Of an artifact made from the model, from `inputs` (digests by name), and by the configuration at `keys`."""
+        """Return the origin of an artifact.
+
+        It is made from the model, from `inputs` (digests by name), and by the configuration at `keys`.
+        """
         config = {key: self.settings.config.get(key) for key in keys}
         return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
 
@@ -134,7 +137,10 @@ class RunContext:
 
     @property
     def chosen_from(self) -> Origin:
-        """Of the search space: the threshold option may add choices to what the topology has, the user may limit it."""
+        """Return the origin of the search space.
+
+        The threshold option may add choices to what the topology has, and the user may limit it.
+        """
         keys = (*ANNOTATE, "threshold") if clip_percents(self.settings.estimator) else ANNOTATE
         return self.origin("annotate", {}, (*keys, "choices"))
 
@@ -198,7 +204,7 @@ class RunContext:
 
     @property
     def judged_on(self) -> dict[str, str]:
-        """The samples that judge recovery, where they are not those of the search."""
+        """Return the samples that judge recovery, where they are not those of the search."""
         return {} if self.inputs.aside is None else {"judge_data": self.inputs.aside.digest}
 
     @property
@@ -225,7 +231,7 @@ class RunContext:
         self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 
     def strategy_payload(self, found: SearchDecision, more: Mapping[str, Any]) -> dict[str, Any]:
-        """What a strategy's file holds; `more`: results beside how it was found."""
+        """Return what a strategy's file holds; `more`: results beside how it was found."""
         topology = self.variants.at(found.strategy.structure)
         results = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema

@@ -12,7 +12,7 @@ _log = logging.getLogger(RUN_LOG)
 
 
 def searched(report: Mapping[str, Any]) -> None:
-    """The search's part of the report."""
+    """Log the search's part of the report."""
     _log.info(
         "search     %s after %s evaluations (%s given up): value %.6g at cost %.6g, objective %s",
         report.get("stopped"),
@@ -25,7 +25,7 @@ def searched(report: Mapping[str, Any]) -> None:
 
 
 def recovered(record: Mapping[str, Any]) -> None:
-    """The record of recovery."""
+    """Log the record of recovery."""
     for step in record.get("steps", ()):
         kept = "kept" if step.get("kept") else f"not kept ({step.get('reason') or 'no gain'})"
         _log.info(
@@ -34,7 +34,7 @@ def recovered(record: Mapping[str, Any]) -> None:
 
 
 def evaluated(report: Mapping[str, Any]) -> None:
-    """The whole report."""
+    """Log the metrics and the agreement of the whole report."""
     for name, found in report["metrics"].items():
         _log.info("evaluate   %s: %s", name, ", ".join(f"{k} {v}" for k, v in found.items()))
     agreement = report["agreement"]

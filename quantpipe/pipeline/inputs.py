@@ -46,11 +46,14 @@ class Inputs:
 
     @property
     def judge(self) -> Samples:
-        """What the steps of recovery are judged on."""
+        """Return what the steps of recovery are judged on."""
         return self.search if self.aside is None else self.aside
 
     def data_record(self) -> dict[str, Any]:
-        """Which samples serve which split: source, count, digest, indices, what was left out (docs/artifacts.md)."""
+        """Return which samples serve which split.
+
+        The record has source, count, digest, indices, and what was left out (docs/artifacts.md).
+        """
         roles = {"calibrate": self.calibrate, "search": self.search, "judge": self.aside, "evaluate": self.evaluate}
         return {role: record_of(samples) for role, samples in roles.items() if samples is not None}
 
@@ -157,7 +160,7 @@ def _fixed_batch(graph: Graph) -> int | None:
 
 
 def record_of(samples: Samples) -> dict[str, Any]:
-    """What is known of a split's samples, whatever class they are of."""
+    """Return what is known of a split's samples, whatever class they are of."""
     if isinstance(samples, First):
         known = record_of(samples.samples)
         cut = {"indices": _head(known["indices"], len(samples))} if "indices" in known else {}

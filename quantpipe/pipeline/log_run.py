@@ -25,14 +25,22 @@ def start_tracking(settings: Settings) -> None:
 
 
 def file_trials(tracker: Tracker, trials: Sequence[Trial]) -> None:
-    """Candidates as metric steps."""
+    """File candidates as metric steps."""
     tracker.log_trials((t.number, {"candidate.value": t.score.value, "candidate.cost": t.score.cost}) for t in trials)
 
 
 def file_report(
     tracker: Tracker, report: Mapping[str, Any], folder: Path, model: Path, *, example: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Numbers as metrics, choices as parameters, the run folder as artifacts, the model with its signature."""
+    """File numbers as metrics, choices as parameters, the run folder as artifacts, the model with its signature.
+
+    Args:
+        tracker: where the run is filed.
+        report: the whole report.
+        folder: the run folder.
+        model: the realized model's file.
+        example: one sample of the model's inputs.
+    """
     numbers = {f"{part}.{name}": value for part, found in report["metrics"].items() for name, value in found.items()}
     for part in PARTS:
         for name, value in (report.get(part) or {}).items():

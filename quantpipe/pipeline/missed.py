@@ -17,14 +17,17 @@ from quantpipe.search import Form, Metric, Objective, reaches
 
 
 def least_value(objective: Objective) -> float | None:
-    """The least value that keeps the objective; None where it bounds no loss, so that recovery cannot meet it."""
+    """Return the least value that keeps the objective.
+
+    The result is None where it bounds no loss, so that recovery cannot meet it.
+    """
     if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
         return None
     return objective.reference_value - objective.tolerance
 
 
 def missed(report: Mapping[str, Any]) -> bool:
-    """Whether the search's part of a report says that its strategy loses more than is allowed, before any recovery."""
+    """Return whether a search's strategy loses more than is allowed, before any recovery, by its part of a report."""
     least = report.get("least_value")
     return least is not None and not reaches(float(report["best_value"]), float(least))
 
@@ -64,14 +67,14 @@ def weighed(climbed: RecoveryResult, report: Mapping[str, Any], seconds: float) 
 
 
 def left_out(climbed: RecoveryResult) -> RecoveryResult:
-    """The table of steps of a recovery whose result is not taken."""
+    """Return the table of steps of a recovery whose result is not taken."""
     reason = "the loss fell, and the objective's own metric gained nothing: the strategy stays as the search left it"
     steps = tuple({**row, "kept": False, "reason": reason} if row["kept"] else row for row in climbed.steps)
     return replace(climbed, steps=steps, layers=(), metrics={})
 
 
 def still_missed(shortfall: str, gain: Mapping[str, Any] | None) -> str:
-    """The sentence on a missed objective, with what recovery did about it."""
+    """Return the sentence on a missed objective, with what recovery did about it."""
     if gain is None:
         return shortfall
     return f"{shortfall}. Recovery did not reach it, and the best that was found is kept: {recovery_gain(gain)}"

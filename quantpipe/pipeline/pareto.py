@@ -12,7 +12,10 @@ from quantpipe.types import Point, Score, Trial
 
 
 def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, Mapping[str, Any]]:
-    """The point that becomes the strategy, its score, and what the report says of the front (nothing without one)."""
+    """Return the point that becomes the strategy, its score, and what the report says of the front.
+
+    The last is empty without a front.
+    """
     if objective.form is not Form.PARETO or not result.front:
         return result.best, result.score, {}
     rule = Pick.parse(job.settings.pick)
@@ -33,7 +36,14 @@ def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple
 
 
 def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, table: ThresholdTable) -> None:
-    """search/pareto.json, one strategy per point in search/front, and the one that was taken."""
+    """Write search/pareto.json, one strategy per point in search/front, and the one that was taken.
+
+    Args:
+        job: the run.
+        front: the trials of the front.
+        found: the decision that was taken.
+        table: the estimated ranges.
+    """
     rows, points, report = [], {}, found.report
     for trial in front:
         assignment = job.space.decode(trial.point)
@@ -57,7 +67,7 @@ def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, 
 
 
 def front_current(job: RunContext, front: Sequence[Trial]) -> bool:
-    """Whether all files of the front are there, whole and of this search."""
+    """Return whether all files of the front are there, whole and of this search."""
     return job.files.front_current([_name(trial) for trial in front], job.searched)
 
 

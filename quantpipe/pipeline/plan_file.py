@@ -32,7 +32,7 @@ from quantpipe.types import (
 
 
 def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
-    """All of plan.json but its origin."""
+    """Return all of plan.json but its origin."""
     return {
         "quantizers": {
             t: {

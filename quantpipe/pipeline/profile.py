@@ -15,7 +15,11 @@ from quantpipe.types import Profile
 
 
 def digest_of_profile(path: Path) -> str:
-    """Of the file as it is. ArtifactError when it cannot be read."""
+    """Return the digest of the file as it is.
+
+    Raises:
+        ArtifactError: when it cannot be read.
+    """
     try:
         return digest_file(path)
     except OSError as error:
@@ -25,7 +29,10 @@ def digest_of_profile(path: Path) -> str:
 
 
 def loaded_profile(settings: Settings, graph: Graph, measured: Sequence[str]) -> Profile | None:
-    """The statistics of the file, checked against the model and the estimator; None when none is to be loaded."""
+    """Return the statistics of the file, checked against the model and the estimator.
+
+    The result is None when none is to be loaded.
+    """
     if settings.profile is None:
         return None
     profile = load_profile(settings.profile, graph, measured)

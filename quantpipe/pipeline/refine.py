@@ -19,9 +19,18 @@ from quantpipe.types import Profile, Score, Trial
 
 
 def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
-    """The best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
+    """Return the best finalist after recovery, with its weights; `search.finalists` of the report lists them all.
 
     Each one's recovery stands in a folder of its own, so that an interrupted run goes on with the next one.
+
+    Args:
+        job: the run.
+        found: the decision of the search.
+        aim: what the search started from.
+        profile: the statistics of calibration.
+
+    Returns:
+        The decision.
     """
     settings, objective = job.settings, aim.judging
     table = ThresholdTable(

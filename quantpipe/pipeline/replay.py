@@ -16,7 +16,7 @@ from quantpipe.plan import NO_OVERRIDES, Overrides
 
 
 def stored_strategy(job: RunContext) -> SearchDecision:
-    """What an earlier search left in this folder; ArtifactError if nothing."""
+    """Return what an earlier search left in this folder; ArtifactError if nothing."""
     if not job.files.strategy.is_file():
         raise ArtifactError(
             "there is no strategy of an earlier search in this folder; add search to stages or give command=replay "

@@ -82,11 +82,14 @@ class RunFolder:
         self.evaluating = root / "evaluate" / "partial"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Keeps a second process out of the folder."""
+        """Return a lock that keeps a second process out of the folder."""
         return RunLock(self.root, self.PLACES)
 
     def current(self, path: Path, origin: Origin) -> bool:
-        """Whether the file is there, whole and of this origin. Of what is damaged, and so is made again, it tells."""
+        """Return whether the file is there, whole and of this origin.
+
+        Of what is damaged, and so is made again, it tells.
+        """
         return is_current(path, origin, self.damaged)
 
     def damaged(self, error: DamagedError) -> None:
@@ -98,7 +101,7 @@ class RunFolder:
 
     @property
     def renewed(self) -> tuple[Path, ...]:
-        """Files that every run writes again."""
+        """Return the files that every run writes again."""
         return self.config, self.data, self.topology, self.choices
 
     def look_over(self, *paths: Path) -> None:
@@ -109,7 +112,14 @@ class RunFolder:
                 self.damaged(found)
 
     def write_annotation(self, topology: Topology, space: ChoiceSpace, origin: Origin, chosen_from: Origin) -> None:
-        """`chosen_from` is the origin of the space, which a threshold may widen and the user may narrow."""
+        """Write the topology and the choice space.
+
+        Args:
+            topology: what of it runs in integers.
+            space: the choice space.
+            origin: what it is made from.
+            chosen_from: the origin of the space, which a threshold may widen and the user may narrow.
+        """
         payload = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
@@ -129,7 +139,10 @@ class RunFolder:
             unit.json(self.choices, {"choices": choices, "size": str(space.size)}, chosen_from)
 
     def write_profile(self, profile: Profile, origin: Origin) -> None:
-        """The statistics, for programs and for people; what an interrupted calibration had left goes with that."""
+        """Write the statistics, for programs and for people.
+
+        What an interrupted calibration had left is removed.
+        """
         self.look_over(self.profile, self.stats)
         with Unit(self.stats.parent) as unit:
             unit.text(self.profile, profile_yaml(profile), origin)
@@ -156,7 +169,7 @@ class RunFolder:
             return None
 
     def refuse_other(self, path: Path, origin: Origin) -> None:
-        """ArtifactError when the file is there and belongs to another run than `origin` says.
+        """Raise ArtifactError when the file is there and belongs to another run than `origin` says.
 
         Another strategy is no other run: a longer search goes on where a shorter one ended. Nor are others of what a
         report shows beside the strategy or compares it by, another objective, or other estimates of ranges: report and
@@ -188,12 +201,12 @@ class RunFolder:
             )
 
     def write_config(self, config: Mapping[str, Any], origin: Origin) -> None:
-        """The resolved configuration."""
+        """Write the resolved configuration."""
         text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
         write_text(self.config, text, origin)
 
     def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
-        """Which samples serve which split."""
+        """Write which samples serve which split."""
         write_json(self.data, record, origin)
 
     def write_precision(self, record: Mapping[str, Any], origin: Origin) -> None:
@@ -202,7 +215,7 @@ class RunFolder:
         write_json(self.precision, record, origin)
 
     def write_strategy(self, payload: Mapping[str, Any], origin: Origin) -> None:
-        """The run's own strategy with its results."""
+        """Write the run's own strategy with its results."""
         write_json(self.strategy, payload, origin)
 
     def strategy_origin(self, model: str) -> Origin:
@@ -238,19 +251,29 @@ class RunFolder:
                     unit.remove(path)
 
     def front_current(self, names: Sequence[str], origin: Origin) -> bool:
-        """Whether the table and these strategies of a front are there, whole and of this origin."""
+        """Return whether the table and these strategies of a front are there, whole and of this origin."""
         found = [self.current(path, origin) for path in (self.pareto, *(self.front / name for name in names))]
         return all(found)
 
     def realized_current(self, origin: Origin) -> bool:
-        """Whether the integer model and the numbers in it are there, whole and of this origin."""
+        """Return whether the integer model and the numbers in it are there, whole and of this origin."""
         beside = [self.current(path, origin) for path in (self.plan, self.certificate)]
         return is_model_current(self.model, origin, self.damaged) and all(beside)
 
     def write_realized(
         self, plan: QuantPlan, topology: Topology, realized: Rendered, claims: Mapping[str, Any], *, origin: Origin
     ) -> None:
-        """The integer model, the numbers in it, and the certificate, which names both by the digests of their files."""
+        """Write the integer model, the numbers in it, and the certificate.
+
+        The certificate names both by the digests of their files.
+
+        Args:
+            plan: every number of the integer model.
+            topology: what of it runs in integers.
+            realized: the realized model.
+            claims: the content of the certificate.
+            origin: what it is made from.
+        """
         with Unit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)
             stage_model(unit, self.model, realized.model, origin)
@@ -266,14 +289,17 @@ class RunFolder:
         }
 
     def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
-        """All results, for programs and for people."""
+        """Write all results, for programs and for people."""
         self.look_over(self.report, self.page)
         with Unit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
             unit.text(self.page, render_html(report), origin, "<!--")
 
     def read_report(self, origin: Origin) -> dict[str, Any] | None:
-        """What an earlier run of the same origin reported, or None. Its page is made again where it is damaged."""
+        """Return what an earlier run of the same origin reported, or None.
+
+        Its page is made again where it is damaged.
+        """
         if not self.current(self.report, origin):
             return None
         report = read_json(self.report, origin)
@@ -303,7 +329,7 @@ class RunFolder:
         return record
 
     def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, dict[str, Any]] | None:
-        """What an earlier run of the same origin recovered, or None."""
+        """Return what an earlier run of the same origin recovered, or None."""
         steps = self.recovered.with_name("steps.json")
         if not all([self.current(self.recovered, origin), self.current(steps, origin)]):
             return None
@@ -313,7 +339,7 @@ class RunFolder:
         return overrides_from_arrays(arrays, topology, str(self.recovered)), known
 
     def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:
-        """Digest of a strategy's numbers, recovered weights included."""
+        """Return the digest of a strategy's numbers, recovered weights included."""
         ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
         recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
@@ -321,7 +347,7 @@ class RunFolder:
 
 
 def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
-    """The recovered weights that belong to a strategy file: they stand beside it in its run folder.
+    """Return the recovered weights that belong to a strategy file: they stand beside it in its run folder.
 
     Raises ArtifactError when they are not there, or are not the ones that the strategy names.
     """

@@ -57,7 +57,10 @@ class SearchContext:
 
     @classmethod
     def of(cls, job: RunContext) -> SearchContext:
-        """Run the float model on the samples that decide. The folder's log of trials is not read yet (`read`)."""
+        """Run the float model on the samples that decide.
+
+        The folder's log of trials is not read yet (`read`).
+        """
         session = Session(job.graph.model, where=job.graph.source)
 
         def on(samples: Samples) -> Reference:
@@ -88,6 +91,15 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
     """Return a log of the job's candidates; what is in the file has to be of the same origin.
 
     The budget is not part of that: a larger one goes on where the smaller one ended.
+
+    Args:
+        job: the run.
+        objective: which of two scores is better.
+        path: the file.
+        algorithm: the algorithm with its options, as text.
+
+    Returns:
+        The log.
     """
     settings = job.settings
     identity = search_origin(
@@ -254,7 +266,10 @@ def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
 
 
 def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
-    """Whether the target is met, after recovery, on the samples that judged it; says so when it is not."""
+    """Return whether the target is met, after recovery, on the samples that judged it.
+
+    The console is told when it is not.
+    """
     report = dict(found.report)
     if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])

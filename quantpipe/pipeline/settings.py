@@ -192,7 +192,7 @@ class Console(Protocol):
         """Tell that a stage begins."""
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
-        """A function to call with (done, total, note)."""
+        """Return a function to call with (done, total, note)."""
         ...
 
     def warn(self, text: str) -> None:
@@ -240,7 +240,10 @@ class Settings:
 
     @property
     def recovers_if_missed(self) -> bool:
-        """Whether recovery waits for a missed objective. Whoever asks for finalists asks for their recovery."""
+        """Return whether recovery waits for a missed objective.
+
+        Whoever asks for finalists asks for their recovery.
+        """
         return self.recover.when == "missed" and not self.search.refine
 
     @property

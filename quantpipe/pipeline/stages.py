@@ -125,7 +125,7 @@ def make_objective(
 
 
 def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:
-    """What `auto` comes to: `kl`, where it is the divergence of the one output that metrics are about."""
+    """Return `kl` in place of `auto` where the losses are the divergence of the one output that metrics are about."""
     return Metric.KL.value if metric == Metric.AUTO and only_kl(losses) == output else metric
 
 
@@ -141,9 +141,21 @@ def search(
     on_trial: Callable[[Trial, Trial], None],
     singly: bool,
 ) -> SearchResult:
-    """The best point within the budget; trials go to the log as they come.
+    """Return the best point within the budget; trials go to the log as they come.
 
-    `singly`: `candidates` takes one point at a time and cannot give up, because it times them.
+    Args:
+        space: the choices.
+        candidates: measures points.
+        objective: which of two scores is better.
+        algorithm: the search algorithm.
+        budget: when the search ends.
+        seed: the seed of all chance.
+        log: where trials are kept.
+        on_trial: is told of each trial and of the best one so far.
+        singly: `candidates` takes one point at a time and cannot give up, because it times them.
+
+    Returns:
+        What the search found.
     """
     evaluator = Evaluator(
         candidates,
@@ -160,19 +172,41 @@ def search(
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
-    """The integer model in one of the output forms."""
+    """Return the integer model in one of the output forms.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        backend: the name of the form.
+
+    Returns:
+        The model.
+    """
     return render(graph, topology, plan, BACKENDS[backend]())
 
 
 def float_pass(graph: Graph, samples: Samples) -> float:
-    """Seconds of one pass of the float model over a split, the unit in which search costs are read."""
+    """Return the seconds of one pass of the float model over a split, the unit in which search costs are read."""
     return float_pass_seconds(graph, samples, graph.batch_size)
 
 
 def describe_model(
     graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
 ) -> dict[str, Any]:
-    """Sizes, operations and bits: the report's `model` part."""
+    """Return sizes, operations and bits of the model, for the report.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        spec: the device.
+        plan: every number of the integer model.
+        strategy: what the search chose.
+        realized: the realized model.
+
+    Returns:
+        The report's `model` part.
+    """
     integer = sum(topology.node_conds.values())
     return {
         "float_bytes": model_size(graph.model),
@@ -187,7 +221,17 @@ def describe_model(
 
 
 def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> dict[str, float]:
-    """The strategy by every cost measure."""
+    """Return what the strategy costs, by every cost measure.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        spec: the device.
+        strategy: the bits.
+
+    Returns:
+        The name of the measure -> its value.
+    """
     return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
 
 
@@ -244,6 +288,18 @@ def recover(
     """Find better numbers for a strategy: fitted on `samples`, each step judged on others.
 
     Layers that an interrupted recovery left in `kept` are taken from there.
+
+    Args:
+        problem: the network with its device and schema.
+        searched: what the search leaves to recovery.
+        samples: the samples that steps are fitted to.
+        holdout: the samples that judge them.
+        settings: how recovery is run.
+        progress: is told how far the work is.
+        kept: where finished layers lie between two runs.
+
+    Returns:
+        The overrides of the kept steps, and the table of steps.
     """
     graph, options = problem.graph, settings.options
     judges: list[Judge] = []

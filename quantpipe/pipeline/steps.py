@@ -45,7 +45,7 @@ class Steps:
         self._wanted = frozenset(job.settings.stages)
 
     def all(self) -> dict[str, Any]:
-        """Every stage that belongs to the run; the report, empty without evaluate.
+        """Return every stage that belongs to the run; the report, empty without evaluate.
 
         Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
         """
@@ -62,7 +62,7 @@ class Steps:
 
     @cached_property
     def annotated(self) -> tuple[Topology, ChoiceSpace]:
-        """What runs in integers, and what there is to choose."""
+        """Return what runs in integers, and what there is to choose."""
         _, job = self._start, self.job
         integer = sum(job.topology.node_conds.values())
         job.console.stage(
@@ -73,7 +73,7 @@ class Steps:
 
     @cached_property
     def profile(self) -> Profile | None:
-        """Statistics; None where the run needs none and the folder holds none."""
+        """Return the statistics; None where the run needs none and the folder holds none."""
         _, start = self.annotated, self._start
         if start.replayed is not None:
             return None
@@ -85,7 +85,7 @@ class Steps:
 
     @cached_property
     def found(self) -> SearchDecision:
-        """The strategy of the search; without a search, the one that is replayed or stored in the folder."""
+        """Return the strategy of the search; without a search, the one that is replayed or stored in the folder."""
         start, profile = self._start, self.profile
         if start.replayed is not None:
             return start.replayed
@@ -105,7 +105,7 @@ class Steps:
 
     @cached_property
     def recovered(self) -> SearchDecision:
-        """The strategy with the weights that recovery kept, and whether the target is met then."""
+        """Return the strategy with the weights that recovery kept, and whether the target is met then."""
         found = self.found
         if self._start.replayed is not None:
             return found
@@ -118,12 +118,16 @@ class Steps:
 
     @cached_property
     def realized(self) -> Realized:
-        """The integer model, in the folder."""
+        """Return the integer model, in the folder."""
         return realize(self.job, self.recovered)
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """What evaluation found. AgreementError when integers differ and `verify=fail`."""
+        """Return what evaluation found.
+
+        Raises:
+            AgreementError: when integers differ and `verify=fail`.
+        """
         aim = self._start.aim
         return evaluate(self.realized, self.recovered, self.profile, None if aim is None else aim.reference)
 

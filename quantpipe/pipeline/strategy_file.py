@@ -32,7 +32,19 @@ def strategy_payload(
     strategy: Strategy,
     results: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The file's content as plain data."""
+    """Return the file's content as plain data.
+
+    Args:
+        model_hash: the digest of the model.
+        spec: the device.
+        schema: how ranges become scales.
+        topology: what of it runs in integers.
+        strategy: what the search chose.
+        results: what the search, recovery and evaluation found.
+
+    Returns:
+        The content of the file.
+    """
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
     bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
@@ -55,10 +67,22 @@ def strategy_payload(
 def read_strategy(
     payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, *, schema: Schema, variants: Topologies
 ) -> Strategy:
-    """The strategy of a file, checked against the model and hardware it is to be used on.
+    """Return the strategy of a file, checked against the model and hardware it is to be used on.
 
-    Raises ArtifactError naming what does not fit: another model, hardware, schema, structure or topology, missing or
-    unknown names.
+    Args:
+        payload: the content of the file.
+        where: the place, as errors name it.
+        model_hash: the digest of the model.
+        spec: the device.
+        schema: how ranges become scales.
+        variants: the topologies of the model.
+
+    Returns:
+        The strategy.
+
+    Raises:
+        ArtifactError: naming what does not fit: another model, hardware, schema, structure or topology, missing or
+            unknown names.
     """
     if payload.get("version") != VERSION or not isinstance(payload.get("strategy"), Mapping):
         raise ArtifactError(f"this is no strategy file of version {VERSION}", stage="strategy", where=where)
@@ -93,7 +117,11 @@ def read_strategy(
 
 
 def results_of(payload: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[Any], Mapping[str, Any]]:
-    """(search, rectified, recover): what the file says of how the strategy was found. ArtifactError for other types."""
+    """Return (search, rectified, recover): what the file says of how the strategy was found.
+
+    Raises:
+        ArtifactError: for other types.
+    """
     results = payload.get("results", {})
     found = results if isinstance(results, Mapping) else {"search": results}
     search, rectified, recovery = (found.get(k, d) for k, d in (("search", {}), ("rectified", []), ("recover", {})))

@@ -14,7 +14,7 @@ from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer,
 
 
 def reach(topology: Topology, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
-    """Greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
+    """Return the greatest |Σ (q_x - z_x)·(q_w - z_w)| per output channel, `[C]`, for any input."""
     channel_axis = topology.weight_of[weight.tensor].channel_axis
     others = tuple(a for a in range(weight.values.ndim) if a != channel_axis)
     blocks = (_sizes(weight.centred(rows)).sum(axis=others, dtype=np.int64) for rows in row_blocks(weight.values))
@@ -67,7 +67,10 @@ def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
 
 
 def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
-    """Averages and products that their accumulator cannot hold are not simulated: no such plan leaves this package."""
+    """Refuse averages and products that their accumulator cannot hold, by HardwareError.
+
+    They are not simulated, so no such plan leaves this package.
+    """
     dtype = draft.spec.accumulator.dtype
     if bound > dtype.qmax:
         raise HardwareError(
@@ -79,5 +82,5 @@ def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
 
 
 def bounded(bound: int, limit: Limit | None) -> int:
-    """The bound of what the accumulator hands on."""
+    """Return the bound of what the accumulator hands on."""
     return bound if limit is None else min(bound, -limit.dtype.qmin)

@@ -47,7 +47,7 @@ class PlanBuilder:
         return 0 if form is Form.RAW else self.quantizers[tensor].zero_point
 
     def peak(self, tensor: str, form: Form) -> int:
-        """Greatest magnitude of the integers q - z that a tensor can hold."""
+        """Return the greatest magnitude of the integers q - z that a tensor can hold."""
         if form is Form.RAW:
             return self.bounds[tensor]
         quantizer = self.quantizers[tensor]

@@ -44,7 +44,7 @@ class Overrides:
     rotations: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def applied(self, strategy: Strategy) -> Strategy:
-        """The strategy with the ranges and thresholds that stand here."""
+        """Return the strategy with the ranges and thresholds that stand here."""
         if not self.ranges and not self.thresholds:
             return strategy
         return replace(

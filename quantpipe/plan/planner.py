@@ -40,7 +40,7 @@ class Planner:
         self.functions = Functions(graph)
 
     def on(self, topology: Topology) -> Planner:
-        """A planner for another topology of the same graph; integer weights are shared."""
+        """Return a planner for another topology of the same graph; integer weights are shared."""
         other = copy(self)
         other._topology = topology
         return other
@@ -91,7 +91,16 @@ class Planner:
         )
 
     def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
-        """The integer weights of one constant: q = clamp(rint(w / s) + z)."""
+        """Return the integer weights of one constant: q = clamp(rint(w / s) + z).
+
+        Args:
+            tensor: the constant.
+            bits: its bits.
+            thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
+
+        Returns:
+            The integers with their scales.
+        """
         site = self._topology.weight_of[tensor]
         key = (tensor, bits, site.axis, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights:

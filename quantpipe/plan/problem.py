@@ -25,7 +25,7 @@ class Problem:
 
     @cached_property
     def planner(self) -> Planner:
-        """The planner of this network."""
+        """Return the planner of this network."""
         return Planner(self.graph, self.topology, self.spec, self.schema)
 
     def plan(self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES) -> QuantPlan:

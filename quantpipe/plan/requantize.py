@@ -23,7 +23,22 @@ def requantize(
     zero_first: bool = False,
     clamp: bool = True,
 ) -> Requantize:
-    """How `kernel` stores sums of `scale`, `()` or `[C]`, in `out`; `clamp`: with the limits of swallowed clamps."""
+    """Return how `kernel` stores sums in `out`.
+
+    Args:
+        draft: the plan in the making.
+        kernel: the kernel.
+        scale: real units per step of the sums, `()` or `[C]`.
+        out: how the result is stored.
+        zero_first: whether the zero point is added before the result is rounded.
+        clamp: whether the limits of swallowed clamps apply.
+
+    Returns:
+        The multiplier or shift, the zero point and the bounds.
+
+    Raises:
+        HardwareError: where the device cannot express the multiplier.
+    """
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
     own = channel_limits(kernel, out) if clamp else None
     kind, rounding = draft.spec.requantize.kind, draft.spec.requantize.rounding
@@ -40,14 +55,26 @@ def requantize(
 
 
 def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
-    """A real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier)."""
+    """Return a real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier).
+
+    Args:
+        draft: the plan in the making.
+        kernel: the kernel.
+        real: the multipliers, `()` or `[C]`.
+
+    Returns:
+        The multipliers and shifts, in the same shape.
+
+    Raises:
+        HardwareError: for a multiplier that the device cannot hold.
+    """
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(draft, kernel, int(np.max(-shift)))
     return FixedPoint(multiplier, shift)
 
 
 def real_of(fixed: FixedPoint) -> NDArray[np.float32]:
-    """What a fixed-point number stands for, to the nearest float32."""
+    """Return what a fixed-point number stands for, to the nearest float32."""
     return np.asarray(fixed.multiplier * np.exp2(fixed.shift - 31.0), np.float32)
 
 
@@ -62,7 +89,7 @@ def _check_shift(draft: PlanBuilder, kernel: Kernel, shift: int) -> None:
 
 
 def limits(kernel: Kernel, out: Quantizer) -> tuple[int, int]:
-    """Bounds of q: the bits' own, narrowed by the clamps that the kernel swallowed."""
+    """Return the bounds of q: the bits' own, narrowed by the clamps that the kernel swallowed."""
     low, high = (steps_of(b, float(out.scale)) for b in kernel.bounds)
     q_low = out.qmin if low is None else min(max(out.qmin, low + out.zero_point), out.qmax)
     q_high = out.qmax if high is None else max(min(out.qmax, high + out.zero_point), out.qmin)
@@ -70,7 +97,7 @@ def limits(kernel: Kernel, out: Quantizer) -> tuple[int, int]:
 
 
 def channel_limits(kernel: Kernel, out: Quantizer) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Bounds of q per channel, where the swallowed clamps have such."""
+    """Return the bounds of q per channel, where the swallowed clamps have such."""
     if kernel.channel_bounds is None:
         return None
     low, high = (np.asarray(b, np.float64) / float(out.scale) for b in kernel.channel_bounds)
@@ -91,5 +118,5 @@ def exponent_of(scale: NDArray[Any], node: str) -> int:
 
 
 def steps_of(bound: float, scale: float) -> int | None:
-    """A real clamp bound in integer steps, or None when it is infinite."""
+    """Return a real clamp bound in integer steps, or None when it is infinite."""
     return int(intmath.round_real(bound / scale)) if math.isfinite(bound) else None

@@ -10,7 +10,11 @@ from quantpipe.types import Kernel, RequantizeKind, Rounding
 
 
 def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[dict[str, Any]]:
-    """One entry per rescaled operand, for the report. HardwareError where the device cannot do it in one step."""
+    """Return one entry per rescaled operand, for the report.
+
+    Raises:
+        HardwareError: where the device cannot do it in one step.
+    """
     found = []
     how = draft.spec.requantize
     for operand in kernel.operands:

@@ -22,7 +22,7 @@ Signs = tuple[int, int]
 
 
 def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
-    """Add, or Sub with `sign` -1, by the hardware's `unify`."""
+    """Plan an addition, or a subtraction with `sign` -1, by the hardware's `unify`."""
     kernel, signs = _broadcast_last(draft, kernel, sign)
     if draft.spec.unify is not Unify.FREE:
         return _unified(draft, kernel, signs)

@@ -22,7 +22,10 @@ per tap): its weight scale is raised, which costs nothing measurable and keeps i
 
 
 def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
-    """The weight's integers; its scale is raised where the bias would not fit its type at s_x·s_w."""
+    """Choose the integers of a kernel's weight.
+
+    Its scale is raised where the bias would not fit its type at s_x·s_w.
+    """
     tensor = kernel.weight or ""
     thresholds = np.asarray(draft.strategy.weights[tensor], np.float64)
     weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)

@@ -16,7 +16,17 @@ from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, R
 
 
 def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """table[q - least code]: works for every function, and needs nothing but Gather of the device."""
+    """Write table[q - least code], which works for every function and needs nothing but Gather of the device.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
@@ -31,7 +41,17 @@ def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> i
 
 
 def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """QLinearMatMul of two stored tensors."""
+    """Write QLinearMatMul of two stored tensors.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Contract)  # noqa: S101
     if plan.output is None:
@@ -50,7 +70,17 @@ def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel)
 
 
 def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """The int32 accumulator of a MatMul of two stored tensors."""
+    """Write the int32 accumulator of a MatMul of two stored tensors.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The accumulator.
+    """
     operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
     zeros = [dialect.grid(context, context.plan.quantizers[o.tensor])[1] for o in kernel.operands]
     output = f"{node.outputs[0]}_acc"
@@ -100,7 +130,17 @@ def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel
 
 
 def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """ConvTranspose for the forms that requantize in float32."""
+    """Write ConvTranspose for the forms that requantize in float32.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
     acc = transposed_accumulator(dialect, context, node, kernel, wide=plan.bound > DType.INT32.qmax)
@@ -115,7 +155,19 @@ def transposed(dialect: Stored, context: Context, node: Node, kernel: Kernel) ->
 def requantized(
     dialect: Stored, context: Context, node: Node, kernel: Kernel, *, r: Requantize, acc: ir.Value
 ) -> ir.Value:
-    """clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored."""
+    """Write clamp(rint(acc · multiplier) + z) on a float32 accumulator, stored.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+        r: how the accumulator is narrowed.
+        acc: the accumulator.
+
+    Returns:
+        The stored integers.
+    """
     b, tensor = context.builder, kernel.output
     kernels_only(r, context.plan.quantizers[tensor], node.name)
     multiplier = fr.along_channels(r.multiplier, context.graph, node.outputs[0])
@@ -127,7 +179,19 @@ def requantized(
 def fitted(
     dialect: Stored, context: Context, kernel: Kernel, r: Requantize, *, rounded: ir.Value, zero_point: int
 ) -> ir.Value:
-    """Whole numbers in float32, plus a zero point, clipped and stored."""
+    """Write whole numbers in float32, plus a zero point, clipped and stored.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        kernel: the kernel.
+        r: how the accumulator is narrowed.
+        rounded: the whole numbers, float32.
+        zero_point: what is added.
+
+    Returns:
+        The stored integers.
+    """
     b, tensor = context.builder, kernel.output
     if zero_point:
         zero = dialect.constant(context, f"{tensor}_zero", np.float32(zero_point))
@@ -142,7 +206,17 @@ def fitted(
 
 
 def difference(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Sub of two stored tensors by the formula of the addition kernel, with a negative ratio."""
+    """Write Sub of two stored tensors by the formula of the addition kernel, with a negative ratio.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Sum)  # noqa: S101
     if plan.output is None or not plan.is_kernel_arithmetic:

@@ -31,9 +31,18 @@ UNFUSED = "onnxruntime fuses nothing of it between DequantizeLinear and Quantize
 
 
 def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[dict[str, Any]]:
-    """`node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
+    """Return `node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
 
-    `model`: the realized one. In forms whose kernels onnxruntime makes, what it leaves in float is found by loading it.
+    In forms whose kernels onnxruntime makes, what it leaves in float is found by loading the model.
+
+    Args:
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        form: the name of the output form.
+        model: the realized model.
+
+    Returns:
+        The entries.
     """
     runs = _in_runtime(topology, plan, model) if form != INTEGER else {}
     found = []

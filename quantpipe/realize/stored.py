@@ -50,7 +50,17 @@ class Stored:
         return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write a stored tensor in the scale of another one, `target`."""
+        """Write a stored tensor in the scale of another one, `target`.
+
+        Args:
+            context: the graph in the making.
+            tensor: the tensor.
+            target: the tensor whose scale is wanted.
+            value: the stored integers.
+
+        Returns:
+            The integers at the other scale.
+        """
         source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
         name = f"{tensor}/to/{target}"
         real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")
@@ -73,7 +83,7 @@ class Stored:
         return value
 
     def grid(self, context: Context, q: Quantizer) -> tuple[ir.Value, ir.Value]:
-        """Scale and zero point of a stored tensor, as constants."""
+        """Return scale and zero point of a stored tensor, as constants."""
         zero = np.asarray(q.zero_point, q.dtype.numpy)
         return (
             self.constant(context, f"{q.tensor}_scale", q.scale),
@@ -81,7 +91,18 @@ class Stored:
         )
 
     def store(self, context: Context, value: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
-        """QuantizeLinear, then a clip in integers where the bits or a swallowed clamp are tighter than the storage."""
+        """Write QuantizeLinear, and a clip in integers where bits or a swallowed clamp are tighter than the storage.
+
+        Args:
+            context: the graph in the making.
+            value: the real value.
+            q: how the tensor is stored.
+            low: least integer.
+            high: greatest integer.
+
+        Returns:
+            The stored integers.
+        """
         tight = low > q.dtype.qmin or high < q.dtype.qmax
         output = f"{q.tensor}_wide" if tight else f"{q.tensor}_q"
         stored = context.builder.op(
@@ -115,7 +136,7 @@ class Stored:
         return context.builder.op("Clip", stored, *bounds, name=f"{q.tensor}/clip", output=f"{q.tensor}_q")
 
     def move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """The op itself, on stored integers; a pad value of zero becomes the zero point."""
+        """Write the op itself, on stored integers; a pad value of zero becomes the zero point."""
         inputs = fr.moved(context, node, kernel)
         q = context.plan.quantizers[kernel.output]
         long = q.dtype.bits == 16  # onnxruntime pools and pads no 16-bit integers; float32 holds them exactly
@@ -140,7 +161,7 @@ class Stored:
         return context.builder.op("Cast", value, name=name, output=output, to=int(ir_dtype(dtype)))
 
     def clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """Relu or Clip that no producer swallowed: a clip on stored integers."""
+        """Write Relu or Clip that no producer swallowed: a clip on stored integers."""
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Move)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         if kernel.form is not Form.QUANTIZED:
@@ -172,7 +193,10 @@ class Stored:
         return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
-        """An initializer, written once per name and value (names made from a node and from a tensor may be alike)."""
+        """Write an initializer, once per name and value.
+
+        The value counts, because names made from a node and from a tensor may be alike.
+        """
         value = np.asarray(array)
         found, existing = self._constants.get(name, (None, None))
         if found is not None and existing is not None and _same(existing, value):
@@ -249,7 +273,7 @@ def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) ->
 
 
 def no_accumulators(where: str) -> HardwareError:
-    """What a form that cannot express accumulators between ops says of one."""
+    """Return what a form that cannot express accumulators between ops says of one."""
     return HardwareError(
         "this hardware hands accumulators from op to op, which the qdq and qoperator forms cannot express; "
         "use realize=integer",

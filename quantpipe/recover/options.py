@@ -24,7 +24,7 @@ class StepItem:
 
     @property
     def rescales(self) -> bool:
-        """Whether it puts channels in other units, which behind a walk costs another one."""
+        """Return whether it puts channels in other units, which behind a walk costs another one."""
         return STEPS[self.name].rescales
 
 
@@ -83,7 +83,7 @@ class RecoverOptions:
         return tuple(item.name for item in self.items())
 
     def layer(self, step: str) -> LayerOptions:
-        """How single layers are solved in a step that walks, without parameters of its own."""
+        """Return how single layers are solved in a step that walks, without parameters of its own."""
         return layer_options(step, Walk(**self._walk))
 
     @property
@@ -91,7 +91,11 @@ class RecoverOptions:
         return {name: getattr(self, name) for name in ("rows", "rounding", "ridge", "damping", "shrinkage_factor")}
 
     def items(self) -> tuple[StepItem, ...]:
-        """The steps with their parameters. ConfigError for what no step is called, or takes."""
+        """Return the steps with their parameters.
+
+        Raises:
+            ConfigError: for what no step is called, or takes.
+        """
         return tuple(self._item(given) for given in self.steps)
 
     def _item(self, given: str | Mapping[str, Any]) -> StepItem:

@@ -13,7 +13,7 @@ SEARCHED = ("gptq", "coordinate_descent")
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """NaN and infinity are refused, too."""
+    """Refuse a parameter that is not a finite number of at least the least legal one, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < inf:
         raise ConfigError(f"has {name}={value!r}; legal is {least:g} and above", where=KEY)
 

@@ -50,7 +50,10 @@ class _Candidate:
 
 
 def chosen_ranges(work: Work, state: State, options: Ranges) -> State:
-    """The state with the ranges that helped. NotApplicable when there is nothing to try, or nothing helps."""
+    """Return the state with the ranges that helped.
+
+    NotApplicable when there is nothing to try, or nothing helps.
+    """
     candidates = _candidates(work, state, options)[: options.evaluations]
     if not candidates:
         raise NotApplicable("no range has a neighbour whose own error is near the present one's")
@@ -76,7 +79,18 @@ def chosen_ranges(work: Work, state: State, options: Ranges) -> State:
 
 
 def squared_error(stats: TensorStats, found: Range, bits: int, dtype: DType, *, schema: TensorSchema) -> float:
-    """Σ over the histogram's elements of (Q(x) - x)², each at the middle of its bin."""
+    """Return Σ over the histogram's elements of (Q(x) - x)², each at the middle of its bin.
+
+    Args:
+        stats: the statistics of the tensor.
+        found: the range.
+        bits: the number of bits.
+        dtype: the storage type.
+        schema: how ranges become scales.
+
+    Returns:
+        The error, real units squared.
+    """
     scale, zero, qmin, qmax = intmath.scale_zero_point(found, bits, dtype, schema)
     edges = np.linspace(-stats.limit, stats.limit, len(stats.histogram) + 1)
     middles = (edges[1:] + edges[:-1]) / 2

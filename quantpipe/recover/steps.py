@@ -54,7 +54,7 @@ class StepKind:
 
 
 def layer_options(step: str, options: Walk) -> LayerOptions:
-    """How single layers are solved in a step that walks."""
+    """Return how single layers are solved in a step that walks."""
     plain = step == "bias"
     return LayerOptions(
         propagate=step == "gptq_compensated",

@@ -88,15 +88,22 @@ class Work:
     profile: Profile | None = None
 
     def start(self, overrides: Overrides = NO_OVERRIDES, walk: tuple[LayerOptions, int] | None = None) -> State:
-        """The float model, with what the strategy has already; `walk` is what makes weights like those that it has."""
+        """Return the float model, with what the strategy has already.
+
+        `walk` is what makes weights like those that it has.
+        """
         return State(self.graph, self.topology, overrides, walk if overrides.weights else None)
 
     def plan(self, state: State) -> QuantPlan:
-        """Raises HardwareError when the device cannot express the state."""
+        """Return the plan of a state.
+
+        Raises:
+            HardwareError: when the device cannot express the state.
+        """
         return Problem(state.graph, state.topology, self.spec, self.schema).plan(self.strategy, state.overrides)
 
     def walked(self, state: State, layer: LayerOptions, rows: int) -> State:
-        """Integer weights and biases by a walk that starts from the state's float weights."""
+        """Return integer weights and biases by a walk that starts from the state's float weights."""
         bare = replace(state.overrides, weights={}, biases={})
         found = recover(
             Problem(state.graph, state.topology, self.spec, self.schema),
@@ -124,7 +131,7 @@ class Work:
         return {g.key: _scaled(table.group_range(g, self.strategy.bits[g.key]), self._moved(g)) for g in groups}
 
     def step_of(self, tensor: str, ranges: Mapping[str, Range]) -> float:
-        """The scale that a tensor has with some ranges; 0 for one that is not stored."""
+        """Return the scale that a tensor has with some ranges; 0 for one that is not stored."""
         group = self.topology.group_of.get(tensor)
         if group is None or group.key not in ranges:
             return 0.0
@@ -132,7 +139,10 @@ class Work:
         return float(intmath.scale_zero_point(ranges[group.key], bits, group.dtype, schema)[0])
 
     def rescaled(self, state: State, changes: Mapping[str, ChannelChange], ranges: Mapping[str, Range]) -> State:
-        """Channels in other units, with new ranges, thresholds of the changed weights, and the last walk repeated."""
+        """Return the state with channels in other units.
+
+        Ranges and thresholds of the changed weights are new, and the last walk is repeated.
+        """
         nodes = {n for c in changes for n in (self.links[0][c].maker, *self.links[0][c].readers)}
         overrides = replace(state.overrides, channels=_composed(state, changes))
         graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
@@ -201,16 +211,16 @@ class Work:
 
     @cached_property
     def links(self) -> tuple[dict[str, Link], dict[str, str]]:
-        """Of the float model; changes of channels leave them as they are."""
+        """Return the links of the float model; changes of channels leave them as they are."""
         return links(self.graph, self.topology)
 
     @cached_property
     def streams(self) -> tuple[dict[str, Stream], dict[str, str]]:
-        """Of the float model, as the links."""
+        """Return the streams of the float model; changes of channels leave them as they are."""
         return streams(self.graph, self.topology)
 
     def extremes(self, state: State, found: Collection[Link], *, moments: bool) -> Mapping[str, ChannelExtremes]:
-        """Per channel, of the state's network; with mean and deviation where `moments` are wanted."""
+        """Return statistics per channel of the state's network; with mean and deviation where `moments` are wanted."""
         return channel_extremes(state.graph, list(found), self.samples, moments=moments)
 
     def _moved(self, group: ScaleGroup) -> float:
@@ -227,7 +237,7 @@ class Work:
         return self._table(self.graph, self.topology, groups, known)
 
     def measured(self, graph: Graph, tensors: Collection[str]) -> Profile:
-        """Statistics on the samples; histograms of the VALUES that suffice for a range."""
+        """Return the statistics on the samples; histograms of the VALUES that suffice for a range."""
         if not tensors:
             return _NOTHING
         detail = Detail(most=VALUES, timed=False)

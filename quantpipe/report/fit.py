@@ -23,7 +23,7 @@ _VERDICTS = {
 
 
 def fit_tables(fit: Mapping[str, Any]) -> Group:
-    """`fit` is `Fit.as_dict()`."""
+    """Return the tables of a fit; `fit` is `Fit.as_dict()`."""
     parts: list[Any] = [_summary(fit)]
     parts += [_refused(fit["refused"], fit["float_on"])] if fit["refused"] else []
     parts += [_islands(fit["islands"])] if fit["islands"] else []

@@ -15,7 +15,7 @@ _TONES = {"refused": "bold red", "note": "yellow"}
 
 
 def lint_table(found: Mapping[str, Any]) -> Group:
-    """`found` is `Findings.as_dict()`."""
+    """Return the table of findings; `found` is `Findings.as_dict()`."""
     head = Text(
         f"{PurePath(found['model']).name} on {found['hardware']}: {found['quantized_ops']} integer ops, "
         f"{found['real_ops']} in float"

@@ -17,7 +17,10 @@ _MODELS = ("float", "simulated", "realized")
 
 
 def render_html(report: Mapping[str, Any]) -> str:
-    """The page of a report.json dict. Keys may be missing and values None: the page then shows a dash."""
+    """Return the page of a report.json dict.
+
+    Keys may be missing and values None: the page then shows a dash.
+    """
     tone, sentence = text.verdict(report.get("agreement"))
     metrics = report.get("metrics") or {}
     search = report.get("search") or {}

@@ -29,7 +29,7 @@ class Plot:
 
 
 def best_so_far(trace: Any) -> Plot | None:
-    """The plot of `[[evaluation, best value], …]`; None when fewer than two finite points are there."""
+    """Return the plot of `[[evaluation, best value], …]`; None when fewer than two finite points are there."""
     points = _points(trace)
     if len(points) < 2:
         return None
@@ -63,7 +63,10 @@ class Front(Plot):
 
 
 def pareto_front(points: Any, picked: Any) -> Front | None:
-    """The plot of `[[trial, cost, value], …]`: value over cost. None when fewer than two finite points are there."""
+    """Return the plot of `[[trial, cost, value], …]`: value over cost.
+
+    None when fewer than two finite points are there.
+    """
     found = [(p[1], p[2], p[0]) for p in points or () if isinstance(p, list | tuple) and len(p) == 3]
     steps = best_so_far([[cost, value] for cost, value, _ in found])
     if steps is None:

@@ -10,7 +10,7 @@ DASH = "–"
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07, 10^120."""
+    """Return four significant digits, thousands grouped: 0.9722, 1,234, 1.2e-07, 10^120."""
     if not _is_number(value):
         return _other(value)
     if abs(value) >= 1e15:  # the size of a search space can be beyond what a float holds
@@ -21,12 +21,12 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def power(exponent: float) -> str:
-    """A number beyond what is written out, by its decimal logarithm: 10^412.3."""
+    """Return a number beyond what is written out, by its decimal logarithm: 10^412.3."""
     return f"10^{exponent:.1f}"
 
 
 def count(value: Any) -> str:
-    """A great count in short: 19.2 G, 300.8 M; below a million every digit."""
+    """Return a great count in short: 19.2 G, 300.8 M; below a million every digit."""
     if not _is_number(value) or abs(value) < 1e6 or abs(value) >= 1e18:
         return number(value)
     scale, unit = next(pair for pair in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")) if abs(value) >= pair[0])
@@ -34,12 +34,12 @@ def count(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share between 0 and 1: 0.9722 is 97.22 %."""
+    """Return a share between 0 and 1: 0.9722 is 97.22 %."""
     return f"{100 * value:.2f} %" if _is_number(value) else _other(value)
 
 
 def interval(value: Any) -> str:
-    """From and to, as shares between 0 and 1: "97.5 – 99.4 %"."""
+    """Return from and to, as shares between 0 and 1: "97.5 – 99.4 %"."""
     ends = value if isinstance(value, list | tuple) and len(value) == 2 else ()
     return f"{100 * ends[0]:.1f} – {100 * ends[1]:.1f} %" if ends and all(map(_is_number, ends)) else _other(None)
 
@@ -50,7 +50,7 @@ def decibel(value: Any) -> str:
 
 
 def several_outputs(rows: Any) -> list[dict[str, Any]]:
-    """The rows of a model's outputs, where there are several: of a single one the metrics say all."""
+    """Return the rows of a model's outputs, where there are several: of a single one the metrics say all."""
     found = [row for row in rows or () if isinstance(row, dict) and row.get("output") is not None]
     return found if len(found) > 1 else []
 
@@ -79,14 +79,14 @@ def _mapping(part: Any) -> Mapping[str, Any]:
 
 
 def nearness(row: dict[str, Any]) -> str:
-    """An output's SQNR and cosine; of integers, the share of equal ones."""
+    """Return an output's SQNR and cosine; of integers, the share of equal ones."""
     if _is_number(row.get("equal")):
         return f"{percent(row['equal'])} equal"
     return f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
 
 
 def size(value: Any) -> str:
-    """Bytes in the greatest fitting unit (powers of 1000)."""
+    """Return bytes in the greatest fitting unit (powers of 1000)."""
     if not _is_number(value):
         return _other(value)
     for unit in ("B", "kB", "MB", "GB"):
@@ -117,7 +117,17 @@ def yes(value: Any) -> str:
 
 
 def times(value: Any, base: Any, less: str, more: str) -> str:
-    """How many times `value` is less or more than `base`: "3.9x smaller"."""
+    """Return how many times `value` is less or more than `base`: "3.9x smaller".
+
+    Args:
+        value: the number.
+        base: what it is compared with.
+        less: the word for a smaller number.
+        more: the word for a greater one.
+
+    Returns:
+        The text.
+    """
     if not (_is_number(value) and _is_number(base)) or value <= 0 or base <= 0:
         return DASH
     factor = base / value
@@ -127,7 +137,7 @@ def times(value: Any, base: Any, less: str, more: str) -> str:
 
 
 def verdict(agreement: Any) -> tuple[str, str]:
-    """How simulated and realized model agree: ("good" | "bad" | "open", one sentence)."""
+    """Return how simulated and realized model agree: ("good" | "bad" | "open", one sentence)."""
     found = agreement if isinstance(agreement, dict) else {}
     elements, differing = found.get("elements"), found.get("differing")
     if not _is_number(differing):
@@ -178,7 +188,7 @@ def _session(row: dict[str, Any]) -> str:
 
 
 def proof(found: Any) -> str | None:
-    """What the certificate proves, and how much is checked on samples only; None without a certificate."""
+    """Return what the certificate proves, and how much is checked on samples only; None without a certificate."""
     found = found if isinstance(found, dict) else {}
     proved, kernels = found.get("proved"), found.get("kernels")
     if not (_is_number(proved) and _is_number(kernels)):
@@ -204,7 +214,7 @@ def _other(value: Any) -> str:
 
 
 def recovery_gain(gain: Mapping[str, Any]) -> str:
-    """What recovery for a missed objective cost and gained, in words."""
+    """Return what recovery for a missed objective cost and gained, in words."""
     metric = gain["metric"]
     sign = -1 if metric in ("auto", "kl", "mse") else 1  # losses, whose values are negative
     before, after, least = (number(sign * gain[key]) for key in ("before", "after", "least_value"))

@@ -45,7 +45,7 @@ class PartialScoreBound:
             self._sums = {loss.output: _Sum(loss.kind, every[loss.output], loss.factor) for loss in reference.losses}
 
     def add(self, outputs: Mapping[str, Array] | Array) -> None:
-        """The next samples' outputs `[n, ...]`, by name where they are several."""
+        """Include the next samples' outputs `[n, ...]`, by name where they are several."""
         every = outputs if isinstance(outputs, Mapping) else {self._reference.output: outputs}
         main = every[self._reference.output]
         for name, total in self._sums.items():

@@ -91,14 +91,18 @@ class CandidateRecipe:
     branches: Topologies | None = field(default=None, repr=False)
 
     def variants(self, planner: Planner) -> Variants | None:
-        """What gives a candidate its weights, where they are recovered."""
+        """Return what gives a candidate its weights, where they are recovered."""
         if self.moments is None:
             return None
         return Variants(self.graph, self.topology, self.schema, planner, moments=self.moments, options=self.layer)
 
     @property
     def travels(self) -> bool:
-        """Whether the model fits the format in which it is sent and needs no files beside it, and all else can go."""
+        """Return whether the recipe can be sent to another process.
+
+        It can where the model fits the format in which it is sent and needs no files beside it, and all else can be
+        pickled.
+        """
         if external_tensors(self.graph.model):
             return False
         constants = (self.graph.constant_tensor(name) for name in self.graph.constant_names())
@@ -111,7 +115,7 @@ class CandidateRecipe:
         return True
 
     def make(self, threads: int | None = None, share: int = 1) -> CandidateMeasure:
-        """The measure, for one process: its threads, and how many share the memory."""
+        """Return the measure, for one process: its threads, and how many share the memory."""
         return CandidateMeasure(self, threads, (self.memory_mb << 20) // share)
 
 
@@ -133,7 +137,7 @@ class CandidateMeasure:
         """For `auto`, what it came to, once a point was measured."""
 
     def cost(self, point: Point) -> float:
-        """The cost alone; runs nothing."""
+        """Return the cost alone; runs nothing."""
         r = self._recipe
         assignment = r.space.decode(point)
         if r.branches is None:
@@ -141,7 +145,7 @@ class CandidateMeasure:
         return self._cost(r.branches.topology_of(assignment), r.graph, r.spec, r.branches.bits(assignment))
 
     def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
-        """One score after the other, measured when asked for.
+        """Yield one score after the other, measured when asked for.
 
         With `hopeless`, a measurement ends as soon as that is true of the best score still possible: such a score is
         marked `pruned` and its value is a bound.
@@ -323,7 +327,10 @@ class _Batches:
 
 
 def runs_fast(backend: str, topology: Topology, parts: Sequence[Section]) -> bool:
-    """Whether onnxruntime has kernels for the realized form: float multipliers, 8 bit storage, and any such section."""
+    """Return whether onnxruntime has kernels for the realized form.
+
+    That takes float multipliers, storage of 8 bits, and at least one section of such kernels.
+    """
     narrow = all(g.dtype.bits <= FAST_BITS for g in topology.groups) and all(
         w.dtype.bits <= FAST_BITS for w in topology.weights
     )

@@ -58,7 +58,7 @@ class Chain:
         self._simulators = [Simulator(p.graph, p.topology, p.stored, SESSIONS, threads=threads) for p in parts]
 
     def candidate(self, plan: QuantPlan) -> Candidate:
-        """A plan, ready to be run batch by batch."""
+        """Return a plan, ready to be run batch by batch."""
         own = [self._digests.of(plan, p.topology, (*p.reads, *p.makes), p.identity) for p in self._parts]
         keys, key = [], b""
         for digest in own:
@@ -69,7 +69,10 @@ class Chain:
         return Candidate(self, plan, own, keys)
 
     def run(self, of: Candidate, number: int, inputs: Callable[[int], State]) -> State:
-        """The outputs for batch `number`, by name; `inputs` gives the samples of a batch, and is asked at need only."""
+        """Return the outputs for batch `number`, by name.
+
+        `inputs` gives the samples of a batch, and is called only where they are needed.
+        """
         first, state = self._start(of, number)
         for index in range(first, len(self._parts)):
             part, ready = self._parts[index], self._prepared(index, of)
@@ -122,5 +125,5 @@ class Candidate:
     keys: Sequence[bytes]
 
     def run(self, number: int, inputs: Callable[[int], State]) -> State:
-        """The outputs for one batch, by name."""
+        """Return the outputs for one batch, by name."""
         return self.chain.run(self, number, inputs)

@@ -26,7 +26,7 @@ class Judge:
         return self.loss_of(self.outputs(graph, topology, plan))
 
     def loss_of(self, outputs: Found) -> float:
-        """Of outputs that `outputs` gave."""
+        """Return the loss of outputs that the method `outputs` gave."""
         return loss_of(self.reference, outputs)
 
     def release(self) -> None:
@@ -34,7 +34,7 @@ class Judge:
         self._graph = self._simulator = None
 
     def outputs(self, graph: Graph, topology: Topology, plan: QuantPlan) -> Found:
-        """The outputs of the simulated model over all samples."""
+        """Return the outputs of the simulated model over all samples."""
         self.evaluations += 1
         if self._simulator is None or self._graph is not graph:
             self._graph, self._simulator = graph, Simulator(graph, topology, sessions=1)

@@ -54,7 +54,7 @@ class Section:
 
     @cached_property
     def identity(self) -> str:
-        """What it computes, but for numbers: sections of two topologies with the same one are the same."""
+        """Return what it computes, but for numbers: sections of two topologies with the same one are the same."""
         nodes = [n.name for n in self.graph.nodes]
         return repr((nodes, self.topology.kernels, self.feeds, self.reads, self.makes, self.live))
 
@@ -70,7 +70,10 @@ class _Unit:
 
 
 def sections(graph: Graph, topology: Topology, *outputs: str, count: int = COUNT) -> tuple[Section, ...]:
-    """The chain that computes some outputs; nodes they do not need are left out. One section where no cut is legal."""
+    """Return the chain that computes some outputs; nodes they do not need are left out.
+
+    One section where no cut is legal.
+    """
     units = _needed(_units(graph, topology), outputs)
     stored = {k.output for k in topology.kernels if k.form is Form.QUANTIZED}
     last_use = {t: i for i, unit in enumerate(units) for t in unit.reads} | dict.fromkeys(outputs, len(units))

@@ -34,11 +34,11 @@ class TensorCache:
 
     @property
     def used(self) -> int:
-        """Bytes held."""
+        """Return bytes held."""
         return sum(self._bytes.values())
 
     def begin(self, keys: Iterable[bytes]) -> None:
-        """A candidate with these keys comes: what is known of it is kept longer."""
+        """Prepare for a candidate with these keys: what is known of it is kept longer."""
         for key in keys:
             if key in self._protected:
                 self._protected.move_to_end(key)

@@ -19,7 +19,7 @@ class Evaluate(Protocol):
     """What an algorithm asks: like `Measure`, but remembered, logged and budgeted (see `Evaluator`)."""
 
     def __call__(self, points: Sequence[Point], rival: Score | None = None) -> Sequence[Score]:
-        """The scores of the points.
+        """Return the scores of the points.
 
         `rival` says that of each point only this matters: is it better than the rival by the objective, and by how
         much. Of one that is not, the measurement may end early; its score is `pruned`, with the exact cost and a value

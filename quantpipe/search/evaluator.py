@@ -102,16 +102,20 @@ class Evaluator:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Everything answered, in that order."""
+        """Return everything answered, in that order."""
         return tuple(self._answered.values())
 
     @property
     def evaluations(self) -> int:
-        """Distinct points answered."""
+        """Return distinct points answered."""
         return len(self._answered)
 
     def __call__(self, points: Sequence[Point], rival: Score | None = None) -> list[Score]:
-        """The scores in the order of the points; BudgetExhausted, after answering what the budget allows."""
+        """Return the scores in the order of the points.
+
+        Raises:
+            BudgetExhausted: after answering what the budget allows.
+        """
         asked = [tuple(int(i) for i in point) for point in points]
         waiting: list[Point] = []
         left = math.inf if self.max_evaluations is None else self.max_evaluations - self.evaluations

@@ -15,7 +15,7 @@ of the KL divergence of rounding to the nearest."""
 
 
 def finalists(trials: Iterable[Trial], objective: Objective, count: int) -> tuple[Trial, ...]:
-    """At most `count` exact trials, the best one first.
+    """Return at most `count` exact trials, the best one first.
 
     Within a tolerance, the others are cheaper ones of the Pareto front that lose too much so far, evenly spread from
     the best to the cheapest within reach; of a Pareto front they are spread over all of it; else those next in order.

@@ -31,7 +31,7 @@ class TrialLog(Protocol):
     """What an evaluator needs of a log."""
 
     def read(self) -> list[Trial]:
-        """All trials of earlier runs, by their number."""
+        """Return all trials of earlier runs, by their number."""
         ...
 
     def append(self, trial: Trial) -> None:
@@ -223,7 +223,11 @@ class LoggedTrial:
 
 
 def find_trial(path: Path, number: int) -> LoggedTrial:
-    """The trial of this number in a log of any origin. Raises ArtifactError where there is none."""
+    """Return the trial of this number in a log of any origin.
+
+    Raises:
+        ArtifactError: where there is none.
+    """
     try:
         lines = path.read_bytes().splitlines()
         header = json.loads(lines[0])

@@ -136,7 +136,7 @@ class Objective:
         float_value: float | None = None,
         start_cost: float | None = None,
     ) -> Objective:
-        """The objective of a conf/objective file.
+        """Return the objective of a conf/objective file.
 
         `float_accuracy` is asked for by the metric accuracy only, `float_value` by a callable (kl and mse of the float
         model are 0). A `cost_limit` of at most 1 is a share of `start_cost`, the cost of the most precise point; above
@@ -177,7 +177,7 @@ class Objective:
 
     @property
     def open_ended(self) -> bool:
-        """Whether every point is legal, because cost and value are weighed against each other."""
+        """Return whether every point is legal, because cost and value are weighed against each other."""
         return self.form in (Form.WEIGHTED, Form.PARETO)
 
     @property
@@ -190,7 +190,7 @@ class Objective:
 
     @property
     def trade(self) -> float:
-        """What the cost of the most precise point is worth, in units of the value (of open-ended forms)."""
+        """Return what the cost of the most precise point is worth, in units of the value (of open-ended forms)."""
         return (self.tolerance or 1.0) if self.weight is None else self.weight
 
     def utility(self, score: Score) -> float:
@@ -198,7 +198,7 @@ class Objective:
         return _value(score) - self.trade * score.cost / self.cost_unit
 
     def feasible(self, score: Score) -> bool:
-        """Whether the score keeps the promise of the form (near enough, or cheap enough, or a number at all)."""
+        """Return whether the score keeps the promise of the form (near enough, or cheap enough, or a number at all)."""
         if self.open_ended:
             return not math.isnan(score.value)
         if self.cost_limit is not None:
@@ -206,7 +206,10 @@ class Objective:
         return reaches(score.value, self.reference_value - self.tolerance)
 
     def key(self, score: Score) -> tuple[bool, float, float]:
-        """A tuple that compares as the objective does: greater is better. A NaN value is the worst value."""
+        """Return a tuple that compares as the objective does: greater is better.
+
+        A NaN value is the worst value.
+        """
         feasible = self.feasible(score)
         value, thrift = _value(score), -score.cost
         if self.open_ended:
@@ -215,11 +218,11 @@ class Objective:
         return (feasible, thrift, value) if cost_first else (feasible, value, thrift)
 
     def better(self, a: Score, b: Score) -> bool:
-        """Whether `a` is strictly better than `b`: of equals the one found first stays."""
+        """Return whether `a` is strictly better than `b`: of equals the one found first stays."""
         return self.key(a) > self.key(b)
 
     def energy(self, score: Score, start: Score) -> float:
-        """The order as one number in [0, 2], lower is better, for algorithms that need distances.
+        """Return the order as one number in [0, 2], lower is better, for algorithms that need distances.
 
         Feasible scores lie in [0, 1], infeasible ones in [1, 2]. Costs count as shares of the most precise point's
         cost (`start`); values, which have no natural unit, as x / (1 + x) of multiples x of the tolerance.
@@ -266,7 +269,11 @@ class Objective:
 
 
 def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:
-    """The weights of outputs (`objective.outputs`), by name. ConfigError for what is none."""
+    """Return the weights of outputs (`objective.outputs`), by name.
+
+    Raises:
+        ConfigError: for what is none.
+    """
     if given is None:
         return ()
     if not isinstance(given, Mapping):
@@ -281,7 +288,7 @@ def _meaningless(name: str, here: str, there: str, idle: str = "null") -> Config
 
 
 def reaches(value: float, least: float) -> bool:
-    """Whether a value is at least so great, up to round-off; NaN is the worst value."""
+    """Return whether a value is at least so great, up to round-off; NaN is the worst value."""
     return value >= least - _SLACK
 
 

@@ -12,12 +12,12 @@ E = TypeVar("E", bound=StrEnum)
 
 
 def illegal(key: str, value: Any, legal: str) -> ConfigError:
-    """The error to raise for a configuration value that means nothing."""
+    """Return the error to raise for a configuration value that means nothing."""
     return ConfigError(f"{value!r} is not legal; give {legal}", stage="search", where=key)
 
 
 def member(key: str, value: Any, kind: type[E]) -> E:
-    """The enum member of a name; ConfigError when there is none."""
+    """Return the enum member of a name; ConfigError when there is none."""
     names = [m.value for m in kind]
     if value not in names:
         raise illegal(key, value, "one of " + ", ".join(names) + nearest(str(value), names))
@@ -25,7 +25,20 @@ def member(key: str, value: Any, kind: type[E]) -> E:
 
 
 def whole(key: str, value: Any, *, least: int, also: str = "") -> int:
-    """A whole number of at least `least`; ConfigError otherwise (a bool is no number). `also`: what else is legal."""
+    """Return a whole number of at least `least` (a bool is no number).
+
+    Args:
+        key: the key of the configuration, as errors name it.
+        value: the value of the configuration.
+        least: the least legal number.
+        also: what else is legal, as errors say it.
+
+    Returns:
+        The number.
+
+    Raises:
+        ConfigError: for anything else.
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise illegal(key, value, f"a whole number of at least {least}{also}")
     return value
@@ -40,7 +53,22 @@ def real(
     most: float = math.inf,
     also: str = "",
 ) -> float:
-    """A finite number in the interval (above, most], at least `least`; ConfigError otherwise."""
+    """Return a finite number in the interval (above, most], at least `least`.
+
+    Args:
+        key: the key of the configuration, as errors name it.
+        value: the value of the configuration.
+        above: what the number must exceed.
+        least: the least legal number.
+        most: the greatest legal number.
+        also: what else is legal, as errors say it.
+
+    Returns:
+        The number.
+
+    Raises:
+        ConfigError: for anything else.
+    """
     number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     if not (math.isfinite(number) and number > above and least <= number <= most):
         bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)

@@ -10,13 +10,15 @@ from quantpipe.types import ChoiceSpace
 
 
 def space_digest(space: ChoiceSpace) -> str:
-    """`sha256:…` over keys, kinds, options and edges, in order (a point is only an index into them)."""
+    """Return `sha256:…` over keys, kinds, options and edges, in order (a point is only an index into them)."""
     content = [[c.key, c.kind, list(c.options), list(c.edges)] for c in space]
     return "sha256:" + hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def search_origin(space: ChoiceSpace, objective: Objective, seed: int, **inputs: str) -> dict[str, str]:
-    """The origin of a log. `inputs` are the digests of what else a score depends on: model, samples, hardware, schema.
+    """Return the origin of a log.
+
+    `inputs` are the digests of what else a score depends on: model, samples, hardware, schema.
 
     The budget is left out on purpose: a run may be continued with a larger one.
     """

@@ -15,7 +15,7 @@ _LEGAL = "knee, within:X (least cost with a loss of at most X) or best (greatest
 
 
 def front(trials: Iterable[Trial]) -> tuple[Trial, ...]:
-    """Trials that no other one beats in value or cost without being worse in the other; the cheapest first.
+    """Return trials that no other one beats in value or cost without being worse in the other; the cheapest first.
 
     Of equals the one found first stays. A value that is no number, or infinite, or the bound of
     a trial that was given up, is never on the front.
@@ -38,7 +38,11 @@ class Pick:
 
     @classmethod
     def parse(cls, text: str) -> Pick:
-        """ConfigError for anything that is no rule."""
+        """Return the rule that a text states.
+
+        Raises:
+            ConfigError: for anything that is no rule.
+        """
         rule, colon, amount = str(text).partition(":")
         if rule in ("knee", "best") and not colon:
             return cls(rule)
@@ -52,7 +56,10 @@ class Pick:
         raise illegal("pick", text, _LEGAL + nearest(rule, ("knee", "within", "best")))
 
     def __call__(self, points: Sequence[Trial], objective: Objective) -> Trial:
-        """One trial of a front (cheapest first). `within` with nothing near enough: the one of the greatest value."""
+        """Return one trial of a front (cheapest first).
+
+        `within` with nothing near enough: the one of the greatest value.
+        """
         if self.rule == "knee":
             return _knee(points)
         if self.rule == "best":
@@ -60,7 +67,7 @@ class Pick:
         return next((t for t in points if self.holds(t, objective)), points[-1])
 
     def holds(self, trial: Trial, objective: Objective) -> bool:
-        """Whether the trial is what the rule asks for (only `within` asks for something)."""
+        """Return whether the trial is what the rule asks for (only `within` asks for something)."""
         share = 100.0 if objective.metric is Metric.ACCURACY else 1.0
         return trial.score.value >= objective.reference_value - self.within / share - 1e-9
 

@@ -43,8 +43,8 @@ from quantpipe.types import (
 class Simulated(Arithmetic):
     """Write the simulated form, and collect the values of the inputs that the graph declares.
 
-    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the weights that
-    are fed as integers less their zero points.
+    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the integer
+    weights behind those values of `weights` that are integers less their zero points.
     """
 
     name = "simulated"
@@ -67,7 +67,7 @@ class Simulated(Arithmetic):
     # --- conversions ------------------------------------------------------------------------------------------------
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """clamp(rint(x / s), qmin - z, qmax - z)."""
+        """Write clamp(rint(x / s), qmin - z, qmax - z)."""
         q = context.plan.quantizers[tensor]
         scale = self._scalar(context, f"{tensor}.scale", q.scale)
         steps = context.builder.op("Div", value, scale, name=f"{tensor}/steps")
@@ -91,7 +91,17 @@ class Simulated(Arithmetic):
         return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
-        """Write a stored tensor in the scale of another one, `target`."""
+        """Write a stored tensor in the scale of another one, `target`.
+
+        Args:
+            context: the graph in the making.
+            tensor: the tensor.
+            target: the tensor whose scale is wanted.
+            value: its integers less the zero point, as float.
+
+        Returns:
+            The integers at the other scale, less its zero point.
+        """
         return functions.rescaled(self, context, tensor, target, value=value)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:

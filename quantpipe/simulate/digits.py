@@ -40,7 +40,14 @@ class Digits:
     bits: int
 
     def of(self, value: NDArray[Any]) -> Iterator[NDArray[Any]]:
-        """The whole numbers of all digits, the first one first; halves go to even, as in the graph."""
+        """Yield the whole numbers of all digits, the first one first; halves go to even, as in the graph.
+
+        Args:
+            value: whole numbers of any shape.
+
+        Returns:
+            One array in the same shape per digit.
+        """
         for place in range(self.count - 1, 0, -1):
             step = 1 << (place * self.bits)
             whole = intmath.round_real(value / step).astype(value.dtype)
@@ -49,12 +56,12 @@ class Digits:
         yield value
 
     def peak(self, most: int) -> int:
-        """The greatest magnitude of these whole numbers, for values up to `most`."""
+        """Return the greatest magnitude of these whole numbers, for values up to `most`."""
         first = int(intmath.round_real(most / (1 << ((self.count - 1) * self.bits))))
         return first if self.count == 1 else max(first, 1 << (self.bits - 1))
 
     def write(self, b: GraphBuilder, value: ir.Value, name: str) -> list[ir.Value]:
-        """The digits of integer-valued float32, each with its power of two."""
+        """Return the digits of integer-valued float32, each with its power of two."""
         found = []
         for place in range(self.count - 1, 0, -1):
             at, step = f"{name}/digit{place}", np.array(1 << (place * self.bits), np.float32)
@@ -66,9 +73,19 @@ class Digits:
 
 
 def digits_for(weight: WeightTensor, channel_axis: int, peak: int, node: str) -> tuple[Digits, Digits]:
-    """(of the data, of the weight): the fewest products whose sums float32 holds; `peak` is the greatest |q_x - z_x|.
+    """Return the digits of the data and of the weight: the fewest products whose sums float32 holds.
 
-    Raises HardwareError where no such digits exist (`MOST` of each operand do not do): sums of millions of products.
+    Args:
+        weight: the integer weights.
+        channel_axis: their axis of output channels.
+        peak: the greatest |q_x - z_x|.
+        node: the kernel, as errors name it.
+
+    Returns:
+        The digits of the data and those of the weight.
+
+    Raises:
+        HardwareError: where no such digits exist (`MOST` of each operand do not do): sums of millions of products.
     """
     found: tuple[Digits, Digits] | None = None
     for own in _splits(_peak(weight)):

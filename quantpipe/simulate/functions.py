@@ -15,7 +15,17 @@ from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup
 
 
 def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """table[q - least code] - z of the output, gathered by the integers themselves."""
+    """Write table[q - least code] - z of the output, gathered by the integers themselves.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The result, as float.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Lookup)  # noqa: S101  (the planner pairs families with plans; narrows the type)
     b, data = context.builder, context.plan.quantizers[kernel.operands[0].tensor]
@@ -32,7 +42,17 @@ def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) ->
 
 
 def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """MatMul of two stored tensors: in float32 where that is exact, else in int32."""
+    """Write MatMul of two stored tensors: in float32 where that is exact, else in int32.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The accumulator, or the stored result where it is narrowed.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Contract)  # noqa: S101
     b = context.builder
@@ -57,7 +77,17 @@ def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) 
 
 
 def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """ConvTranspose, in as many parts as float32 needs to stay exact."""
+    """Write ConvTranspose, in as many parts as float32 needs to stay exact.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The accumulator, or the stored result where it is narrowed.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
     weight = context.plan.weights[plan.weight]
@@ -83,7 +113,18 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
 
 
 def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, *, value: ir.Value) -> ir.Value:
-    """clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear."""
+    """Write clamp(rint((q - z)·s / s')) in the float32 order of a DequantizeLinear before a QuantizeLinear.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        tensor: the tensor.
+        target: the tensor whose scale is wanted.
+        value: its integers less the zero point, as float.
+
+    Returns:
+        The integers at the other scale, less its zero point.
+    """
     b, source, out = context.builder, context.plan.quantizers[tensor], context.plan.quantizers[target]
     name = f"{tensor}/to/{target}"
     real = b.op("Mul", value, dialect._scalar(context, f"{tensor}.scale", source.scale), name=f"{name}/real")

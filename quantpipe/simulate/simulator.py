@@ -63,12 +63,30 @@ def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collecti
 
 
 def bind(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """A copy of the model in which the graph inputs named in `weights` are constants."""
+    """Return a copy of the model in which the graph inputs named in `weights` are constants.
+
+    Args:
+        model: the model.
+        weights: input name -> its values.
+
+    Returns:
+        The copy.
+    """
     return bind_in_place(copied(model), weights)
 
 
 def bind_in_place(model: ir.Model, weights: Mapping[str, NDArray[Any]]) -> ir.Model:
-    """The same without a copy, which costs as much as a small session: for a rendering that nobody else reads."""
+    """Make constants of the graph inputs named in `weights`, in place, and return the model.
+
+    A copy costs as much as a small session; this is for a rendering that nobody else reads.
+
+    Args:
+        model: the model, which is changed.
+        weights: input name -> its values.
+
+    Returns:
+        The model.
+    """
     graph = model.graph
     for value in [v for v in graph.inputs if v.name in weights]:
         value.const_value = ir.tensor(weights[value.name or ""])
@@ -98,7 +116,7 @@ class Simulator:
         self._skeletons: OrderedDict[bytes, bytes] = OrderedDict()
 
     def prepare(self, plan: QuantPlan) -> tuple[Session, Mapping[str, NDArray[Any]]]:
-        """The session of a plan and the parameters to feed beside the samples."""
+        """Return the session of a plan and the parameters to feed beside the samples."""
         simulation = simulate(self._graph, self._topology, plan, self._stored)
         structure = structure_digest(simulation.rendered.model)
         key = structure + _weights_digest(simulation)

@@ -46,17 +46,20 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The address as it may be printed: without a password."""
+        """Return the address as it may be printed: without a password."""
         return without_passwords(self.uri)
 
     @property
     def ui_command(self) -> str:
-        """What shows the runs: a command, or the server's own address."""
+        """Return what shows the runs: a command, or the server's own address."""
         return self.shown if self.artifacts is None else f"mlflow ui --backend-store-uri {shlex.quote(self.shown)}"
 
 
 def resolve(uri: str | None, launch_folder: Path) -> Address:
-    """The address that `uri` means: null is MLFLOW_TRACKING_URI if set, else `mlflow.db` in the launch folder."""
+    """Return the address that `uri` means.
+
+    null means MLFLOW_TRACKING_URI if that is set, else `mlflow.db` in the launch folder.
+    """
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}mlflow.db"
     remember_address(uri)
     uri = encoded(uri)
@@ -73,7 +76,7 @@ def resolve(uri: str | None, launch_folder: Path) -> Address:
 
 
 def check_reachable(address: Address) -> None:
-    """ConfigError when the file cannot be a database, or nobody listens at the host and port."""
+    """Raise ConfigError when the file cannot be a database, or nobody listens at the host and port."""
     if address.database is not None:
         _check_file(address.uri, address.database)
         return

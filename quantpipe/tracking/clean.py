@@ -19,14 +19,17 @@ _REFUSED = re.compile(r"[^/\w.\- :]")
 
 
 def name(text: str) -> str:
-    """A name with refused characters (`|`, `>`, `[` …) as `_`; never a path that leads elsewhere when resolved."""
+    """Return a name with refused characters (`|`, `>`, `[` …) as `_`.
+
+    It is never a path that leads elsewhere when resolved.
+    """
     parts = [part for part in _REFUSED.sub("_", text).split("/") if part]
     path = posixpath.join(*("_" * len(part) if set(part) == {"."} else part for part in parts)) if parts else "_"
     return path[:MAX_NAME].rstrip("/")
 
 
 def text(value: Any, limit: int = MAX_PARAM) -> str:
-    """A value as text (JSON unless it is a string), without passwords, shortened to `limit` characters."""
+    """Return a value as text (JSON unless it is a string), without passwords, shortened to `limit` characters."""
     whole = conceal(value if isinstance(value, str) else json.dumps(plain(value)))
     if len(whole) <= limit:
         return whole
@@ -35,7 +38,7 @@ def text(value: Any, limit: int = MAX_PARAM) -> str:
 
 
 def numbers(metrics: Mapping[str, float | None]) -> Iterator[tuple[str, float]]:
-    """Cleaned names and values of what is a finite number."""
+    """Yield cleaned names and values of what is a finite number."""
     for key, value in metrics.items():
         if value is not None and math.isfinite(value):
             yield name(key), float(value)

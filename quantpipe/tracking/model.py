@@ -28,8 +28,16 @@ def log_onnx(
 ) -> None:
     """File the model at `path` as the logged model `model` of the MLflow run entity `run`.
 
-    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load
-    it whole.
+    A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load it
+    whole.
+
+    Args:
+        client: the MLflow client.
+        uri: the store.
+        run: the run.
+        path: the ONNX file.
+        params: the parameters of the run.
+        example: one sample of the model's inputs.
     """
     import mlflow
     import mlflow.onnx

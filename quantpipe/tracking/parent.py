@@ -23,7 +23,18 @@ _FILE = ".mlflow_parent.json"
 
 
 def join_parent(client: Any, store: Address, experiment_id: str, sweep_folder: Path, *, tags: dict[str, str]) -> str:
-    """The id of the sweep's parent run, made now if there is none yet in this store."""
+    """Return the id of the sweep's parent run, made now if there is none yet in this store.
+
+    Args:
+        client: the MLflow client.
+        store: the address of the store.
+        experiment_id: the experiment.
+        sweep_folder: the folder of the sweep, which names the parent.
+        tags: the tags of a new parent.
+
+    Returns:
+        The run's id.
+    """
     with FileLock(sweep_folder / ".mlflow_parent.lock", wait=True):
         known = _known(sweep_folder)
         if known.get("uri") == store.shown and _reopened(client, known.get("run_id")):
@@ -47,7 +58,7 @@ def finish_parent(sweep_folder: str | os.PathLike[str], store: Address, status: 
 
 
 def finish_sweep(sweep_folder: Path, uri: str | None, launch_folder: Path) -> None:
-    """`finish_parent` once the whole sweep is over, for the store that `tracking.uri` names."""
+    """Close the parent run once the whole sweep is over, in the store that `tracking.uri` names."""
     if _known(sweep_folder):
         finish_parent(sweep_folder, resolve(uri, launch_folder))
 

@@ -22,17 +22,17 @@ class Tracker(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id, None before `start` and without a store."""
+        """Return the run's id, None before `start` and without a store."""
         ...
 
     @property
     def experiment(self) -> str | None:
-        """The name of the experiment that the run belongs to."""
+        """Return the name of the experiment that the run belongs to."""
         ...
 
     @property
     def ui_command(self) -> str | None:
-        """The exact command (or address) that shows the runs."""
+        """Return the exact command (or address) that shows the runs."""
         ...
 
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
@@ -40,24 +40,30 @@ class Tracker(Protocol):
         ...
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """More parameters. They are immutable: a second value for a name is refused with a warning."""
+        """Log more parameters.
+
+        They are immutable: a second value for a name is refused with a warning.
+        """
         ...
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
         """Log metrics at a step."""
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
-        """The candidates of a search: (step, metrics) each."""
+        """Log the candidates of a search: (step, metrics) each."""
         ...
 
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
-        """All files of a folder, under the same relative paths."""
+        """Copy all files of a folder, under the same relative paths."""
         ...
 
     def log_model(
         self, onnx_path: str | os.PathLike[str], input_example: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
-        """The winning model, with a signature. `input_example`: input name -> `[N, ...]`, of which one is kept."""
+        """Log the winning model, with a signature.
+
+        `input_example`: input name -> `[N, ...]`, of which one is kept.
+        """
         ...
 
     def end(self, status: str = "FINISHED") -> None:

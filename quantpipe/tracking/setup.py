@@ -23,7 +23,10 @@ _ENVIRONMENT = {
 
 
 def make_client(uri: str) -> Any:
-    """An MlflowClient of the store at `uri` (a new SQLite store gets its tables). This is what imports mlflow."""
+    """Return an MlflowClient of the store at `uri` (a new SQLite store gets its tables).
+
+    This is what imports mlflow.
+    """
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     # It logs a traceback for what the tracker reports in one line.
@@ -56,6 +59,6 @@ def within(seconds: float | None, action: Callable[[], object]) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error, at most 300 characters, without passwords."""
+    """Return the first line of an error, at most 300 characters, without passwords."""
     lines = conceal(str(error)).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -42,30 +42,30 @@ class ChoiceSpace:
 
     @property
     def size(self) -> int:
-        """How many points there are (an exact Python integer)."""
+        """Return how many points there are (an exact Python integer)."""
         return prod(len(c.options) for c in self.choices)
 
     @property
     def about(self) -> float | None:
-        """The size as a float; None where it is beyond all floats (1.8e308)."""
+        """Return the size as a float; None where it is beyond all floats (1.8e308)."""
         return float(self.size) if self.size <= int(sys.float_info.max) else None
 
     @property
     def log10(self) -> float:
-        """The decimal logarithm of the size, whatever the size."""
+        """Return the decimal logarithm of the size, whatever the size."""
         return log10(self.size)
 
     @property
     def start(self) -> Point:
-        """The point of all first options: the most precise one of graded choices."""
+        """Return the point of all first options: the most precise one of graded choices."""
         return tuple(0 for _ in self.choices)
 
     def decode(self, point: Point) -> dict[str, OptionValue]:
-        """Choice key -> chosen option."""
+        """Return a mapping: choice key -> chosen option."""
         return {c.key: c.options[i] for c, i in zip(self.choices, point, strict=True)}
 
     def encode(self, assignment: Mapping[str, OptionValue]) -> Point:
-        """The point of an assignment; KeyError or ValueError when it names what the space lacks."""
+        """Return the point of an assignment; KeyError or ValueError when it names what the space lacks."""
         return tuple(c.options.index(assignment[c.key]) for c in self.choices)
 
     def __iter__(self) -> Iterator[Choice]:

@@ -39,17 +39,17 @@ class DType(StrEnum):
 
     @property
     def qmin(self) -> int:
-        """Least value the storage holds."""
+        """Return the least value the storage holds."""
         return -(1 << (self.bits - 1)) if self.signed else 0
 
     @property
     def qmax(self) -> int:
-        """Greatest value the storage holds."""
+        """Return the greatest value the storage holds."""
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property
     def numpy(self) -> DTypeLike:
-        """The NumPy type that holds it (4-bit values live in 8-bit arrays)."""
+        """Return the NumPy type that holds it (4-bit values live in 8-bit arrays)."""
         if self in (DType.INT4, DType.UINT4):
             return np.dtype("int8" if self.signed else "uint8")
         return np.dtype(self.value)

@@ -251,15 +251,18 @@ class HardwareSpec:
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
 
     def is_wide(self, dtype: DType) -> bool:
-        """Whether a type is real or an accumulator, rather than a stored activation."""
+        """Return whether a type is real or an accumulator, rather than a stored activation."""
         return dtype.is_float or dtype.bits >= self.accumulator.dtype.bits or dtype.bits > 16
 
     def hands_on(self, first: str, addition: str, treatment: AddInputs | None) -> bool:
-        """Whether the accumulator of the op `first` goes straight into the addition behind it, which is treated so."""
+        """Return whether the accumulator of the op `first` goes straight into the addition that follows it.
+
+        The addition is treated as the argument says.
+        """
         if treatment is None:
             return self.fuses(first, addition)
         return treatment is AddInputs.RESIDUAL_ONLY
 
     def fuses(self, first: str, second: str) -> bool:
-        """Whether some chain of `fuse` has the two ops one after the other."""
+        """Return whether some chain of `fuse` has the two ops one after the other."""
         return any((first, second) in itertools.pairwise(chain) for chain in self.fuse)

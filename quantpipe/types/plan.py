@@ -33,7 +33,7 @@ class Quantizer:
 
     @property
     def low(self) -> int:
-        """Least centred value q - zero_point."""
+        """Return the least centred value q - zero_point."""
         return self.qmin - self.zero_point
 
     @property
@@ -60,17 +60,20 @@ class WeightTensor:
 
     @property
     def has_zero_point(self) -> bool:
-        """Whether some zero point is not 0."""
+        """Return whether some zero point is not 0."""
         return bool(np.any(self.zero_point))
 
     @property
     def zero(self) -> NDArray[Any]:
-        """The zero point in the type of the weights and the shape of their scale."""
+        """Return the zero point in the type of the weights and the shape of their scale."""
         return np.broadcast_to(self.zero_point, self.scale.shape).astype(self.dtype.numpy)
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for equal numbers of one tensor; plans share weights, so it is made once for many."""
+        """Return a digest that is equal for equal numbers of one tensor.
+
+        Plans share weights, so it is made once for many.
+        """
         names = repr((self.tensor, self.values.shape, self.axis, self.dtype, self.bits))
         digest = hashlib.blake2b(names.encode(), digest_size=16)
         for numbers in (self.values, self.scale, self.zero_point):
@@ -129,7 +132,7 @@ class Requantize:
 
     @property
     def is_kernel_arithmetic(self) -> bool:
-        """Whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
+        """Return whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
         return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
 
 
@@ -177,7 +180,7 @@ class Accumulate:
 
     @property
     def exact_in_float32(self) -> bool:
-        """Whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
+        """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
         half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
         return self.bound + half < 1 << 24
 
@@ -196,7 +199,7 @@ class Contract:
 
     @property
     def exact_in_float32(self) -> bool:
-        """Whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
+        """Return whether float32 holds every partial sum (and the rounding constant of a shift) exactly."""
         half = 1 << (self.output.shift - 1) if self.output is not None and self.output.shift > 0 else 0
         return self.bound + half < 1 << 24
 
@@ -254,7 +257,7 @@ class Sum:
 
     @property
     def is_kernel_arithmetic(self) -> bool:
-        """Whether onnxruntime's own kernel adds like this: two stored operands, rescaled in float32."""
+        """Return whether onnxruntime's own kernel adds like this: two stored operands, rescaled in float32."""
         return self.scale is None and all(t.form is Form.QUANTIZED for t in self.terms)
 
 
@@ -309,13 +312,13 @@ class QuantPlan:
 
     @cached_property
     def mean_weight_bits(self) -> float:
-        """Mean over weight elements."""
+        """Return the mean of the bits over all weight elements."""
         sizes = [(w.values.size, w.bits) for w in self.weights.values()]
         total = sum(n for n, _ in sizes)
         return sum(n * b for n, b in sizes) / total if total else 0.0
 
     @cached_property
     def mean_activation_bits(self) -> float:
-        """Mean over stored tensors."""
+        """Return the mean of the bits over all stored tensors."""
         bits = [q.bits for q in self.quantizers.values()]
         return sum(bits) / len(bits) if bits else 0.0

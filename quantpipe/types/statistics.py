@@ -26,12 +26,12 @@ class ChannelStats:
 
     @property
     def table(self) -> NDArray[np.float64]:
-        """`[C, 4]`: minimum, maximum, mean, variance."""
+        """Return the statistics as one table `[C, 4]`: minimum, maximum, mean, variance."""
         return np.stack([self.minimum, self.maximum, self.mean, self.variance], axis=1)
 
     @classmethod
     def of(cls, axis: int, table: NDArray[np.float64]) -> ChannelStats:
-        """The inverse of `table`."""
+        """Return the statistics of a table `[C, 4]` as `table` gives it."""
         return cls(axis, *np.ascontiguousarray(table.T))
 
 
@@ -65,7 +65,7 @@ class TensorStats:
 
     @property
     def full(self) -> bool:
-        """Whether there is a histogram, mean and variance, or only extremes."""
+        """Return whether there is a histogram, mean and variance, or only extremes."""
         return len(self.histogram) > 0
 
     @property
@@ -103,5 +103,5 @@ class Range:
 
     @property
     def threshold(self) -> float:
-        """T = max(|low|, |high|), real units."""
+        """Return T = max(|low|, |high|), real units."""
         return max(-self.low, self.high)

@@ -34,15 +34,15 @@ class Structure:
         return dict(self.decided)
 
     def floats(self, node: str) -> bool:
-        """Whether a node is decided to stay in float."""
+        """Return whether a node is decided to stay in float."""
         return self.by_key.get(FLOAT_KEY + node) == FLOAT
 
     def addition(self, node: str) -> str | None:
-        """How this addition takes its operands, where that is decided."""
+        """Return how this addition takes its operands, where that is decided."""
         return self.by_key.get(ADD_KEY + node)
 
     def granularity(self, weight: str) -> str | None:
-        """How many scales a weight has, where that is decided."""
+        """Return how many scales a weight has, where that is decided."""
         return self.by_key.get(GRANULARITY_KEY + weight)
 
 

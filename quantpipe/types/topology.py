@@ -122,22 +122,22 @@ class Topology:
     """Weights that another variant quantizes wholly and this one keeps in float, for some of their users or all."""
 
     def restricted(self, kernels: tuple[Kernel, ...]) -> Topology:
-        """The same topology with only some of its kernels (to render a part of the graph)."""
+        """Return the same topology with only some of its kernels (to render a part of the graph)."""
         return replace(self, kernels=kernels)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:
-        """Stored tensor -> its scale group."""
+        """Return a mapping: stored tensor -> its scale group."""
         return {t: g for g in self.groups for t in g.tensors}
 
     @cached_property
     def weight_of(self) -> Mapping[str, WeightSite]:
-        """Weight tensor -> its site."""
+        """Return a mapping: weight tensor -> its site."""
         return {w.tensor: w for w in self.weights}
 
     @cached_property
     def kernel_of(self) -> Mapping[str, Kernel]:
-        """Node -> the kernel it heads."""
+        """Return a mapping: node -> the kernel it heads."""
         return {k.node: k for k in self.kernels}
 
     @cached_property
@@ -147,7 +147,7 @@ class Topology:
 
     @cached_property
     def measured(self) -> tuple[str, ...]:
-        """Tensors whose statistics calibration must gather."""
+        """Return tensors whose statistics calibration must gather."""
         return tuple(
             dict.fromkeys(s for g in self.groups if g.fixed is None for s in g.sources if s not in self.constants)
         )

@@ -19,7 +19,18 @@ Array = NDArray[Any]
 
 
 def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any], *, where: str) -> None:
-    """Every pair of digits of data (up to `peak`) and weights has sums that float32 holds."""
+    """Check that every pair of digits of data (up to `peak`) and weights has sums that float32 holds.
+
+    Args:
+        weight: integers less their zero points.
+        axis: their axis of output channels.
+        peak: greatest magnitude of the data.
+        carried: what the certificate says of the digits.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where a sum may be inexact.
+    """
     count, bits = (int(v) for v in carried["data"])
     first = _round_half_even(peak, (count - 1) * bits)
     most_data = first if count == 1 else max(first, 1 << (bits - 1))
@@ -30,7 +41,16 @@ def expect_digits(weight: Array, axis: int, peak: int, carried: Mapping[str, Any
 
 
 def digits(values: Array, count: int, bits: int) -> Iterator[Array]:
-    """The whole numbers whose sum, times powers of 2^bits, is `values`; the greatest first, halves to even."""
+    """Yield the whole numbers whose sum, times powers of 2^bits, is `values`; the greatest first, halves to even.
+
+    Args:
+        values: whole numbers of any shape.
+        count: how many digits there are.
+        bits: the width of a digit.
+
+    Returns:
+        One array in the same shape per digit.
+    """
     rest = values.astype(np.int64)
     for place in range(count - 1, 0, -1):
         below = rest >> (place * bits)

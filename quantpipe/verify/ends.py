@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def check_ends(numbers: Numbers, floats: set[str]) -> None:
-    """Wrong where a tensor enters or leaves the integer part otherwise than plan.json says."""
+    """Raise Wrong where a tensor enters or leaves the integer part otherwise than plan.json says."""
     for tensor in numbers.plan["quantizers"]:
         _named(numbers, tensor)
     made = {(k["result"]["tensor"], k["result"]["form"]) for k in numbers.kernels.values()}

@@ -27,7 +27,7 @@ class Wrong(Exception):
 
 
 def expect(holds: bool, where: str, found: str) -> None:
-    """Wrong unless something holds."""
+    """Raise Wrong unless something holds."""
     if not holds:
         raise Wrong(where, found)
 
@@ -45,7 +45,7 @@ class Folder:
             raise ArtifactError("it is no ONNX model", stage="verify", where=str(self.place / "model.onnx")) from error
 
     def check_digests(self) -> None:
-        """Wrong where a file is not the one that the certificate is about."""
+        """Raise Wrong where a file is not the one that the certificate is about."""
         claimed = self.certificate.get("digests", {})
         for name, key in (("plan.json", "plan"), ("model.onnx", "model")):
             found = self.digest(name)
@@ -75,7 +75,7 @@ class Folder:
         expect(origin.get("digest") == same, name, "it was made from other inputs than plan.json")
 
     def tensor(self, proto: onnx.TensorProto) -> Array:
-        """The elements of an initializer, from the model or from the data file beside it."""
+        """Return the elements of an initializer, from the model or from the data file beside it."""
         if proto.data_location != onnx.TensorProto.EXTERNAL:
             array = numpy_helper.to_array(proto)
             return array if array.dtype.kind in "iufb" else np.asarray(array).astype(np.int8)  # packed 4-bit integers
@@ -93,7 +93,7 @@ class Folder:
         return np.asarray(values).reshape(tuple(proto.dims))
 
     def digest(self, name: str) -> str:
-        """`sha256:…` of a file's bytes."""
+        """Return `sha256:…` of a file's bytes."""
         try:
             with open(self._inside(name), "rb") as file:
                 return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
@@ -130,13 +130,20 @@ class Folder:
 
 
 def canonical(content: Any) -> str:
-    """Digest of a JSON value: keys sorted, no blanks, ASCII."""
+    """Return the digest of a JSON value: keys sorted, no blanks, ASCII."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def array_digest(array: Array) -> str:
-    """Digest of an array's type, shape and elements, as plan.json has it."""
+    """Return the digest of an array's type, shape and elements, as plan.json has it.
+
+    Args:
+        array: the array.
+
+    Returns:
+        `sha256:` and hex digits.
+    """
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return "sha256:" + digest.hexdigest()

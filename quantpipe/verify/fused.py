@@ -57,7 +57,7 @@ class Fused:
 
 
 def fused(model: Model, result: str, op: str) -> Fused | None:
-    """The fused kernel that makes a value; None where the model writes it out."""
+    """Return the fused kernel that makes a value; None where the model writes it out."""
     clip, value = _unclipped(model, result)
     node = model.producer.get(value)
     if node is None:

@@ -19,7 +19,17 @@ WINDOWED = frozenset({"Conv", "ConvInteger", "QLinearConv", "MaxPool", "AverageP
 
 
 def check_geometry(node: str, op: str, claimed: Mapping[str, Any], written: Iterable[onnx.NodeProto]) -> None:
-    """Wrong where a node of the kernel `node` differs. `written`: the model's nodes that the kernel consists of."""
+    """Check the attributes of a kernel's nodes against the certificate.
+
+    Args:
+        node: the kernel, as errors name it.
+        op: its op.
+        claimed: the attributes that the certificate states.
+        written: the model's nodes that the kernel consists of.
+
+    Raises:
+        Wrong: where a node differs.
+    """
     for made in written:
         own = {a.name: _plain(onnx.helper.get_attribute_value(a)) for a in made.attribute}
         compared: Iterable[str] = ()

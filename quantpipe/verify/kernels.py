@@ -30,7 +30,7 @@ class KernelCheck(Pieces):
     """One kernel of the plan, whichever way the model writes it."""
 
     def check(self) -> None:
-        """Wrong with the first thing that does not hold."""
+        """Raise Wrong with the first thing that does not hold."""
         kind = self.plan["kind"]
         expect(kind in _CHECKS, self.node, f"the kind {kind!r} is unknown")
         claim = self.numbers.claims[self.node]

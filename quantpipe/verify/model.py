@@ -45,7 +45,7 @@ class Model:
 
     @cached_property
     def unread(self) -> frozenset[str]:
-        """Initializers that no node reads."""
+        """Return initializers that no node reads."""
         return self.initializers - {i for n in self.nodes for i in n.input}
 
     def is_constant(self, value: str) -> bool:
@@ -62,7 +62,7 @@ class Model:
         return known and node is not None and all(self.is_constant(i) for i in node.input if i)
 
     def constant(self, value: str) -> Array:
-        """The elements of a constant value."""
+        """Return the elements of a constant value."""
         if value in self._protos:
             self.seen_constants.add(value)
             if value not in self._arrays:
@@ -126,7 +126,7 @@ class Model:
         return any(n.op_type == "Gather" and n.input[0] == value for n in self.nodes)
 
     def heads(self, value: str, stops: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
-        """What a value is made of by element-wise ops alone: other nodes, and `stops`."""
+        """Return what a value is made of by element-wise ops alone: other nodes, and `stops`."""
         nodes: dict[int, onnx.NodeProto] = {}
         found: dict[str, None] = {}
         for at in self.back(value, stops):
@@ -138,7 +138,7 @@ class Model:
         return list(nodes.values()), list(found)
 
     def back(self, value: str, stops: set[str]) -> Iterator[str]:
-        """The values behind a value, itself included, up to `stops` and to what is not element-wise."""
+        """Yield the values behind a value, itself included, up to `stops` and to what is not element-wise."""
         pending, known = [value], set()
         while pending:
             at = pending.pop()

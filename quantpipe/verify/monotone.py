@@ -35,7 +35,16 @@ KEEPING = frozenset({"Round", "Floor", "Clip", "Max", "Min", "DequantizeLinear",
 
 
 def expect_rising(model: Model, value: str, sources: Mapping[str, tuple[Array, Array]]) -> None:
-    """Wrong unless `value` never falls between the least and the greatest value of its sources, `[C, 1]` each."""
+    """Check that a value never falls where its sources rise.
+
+    Args:
+        model: the realized model.
+        value: the value.
+        sources: least and greatest value of each source, `[C, 1]` each.
+
+    Raises:
+        Wrong: where the value may fall.
+    """
     walk = _Walk(model, sources)
     expect(walk.course(value) in RISING, value, "its steps are not known to rise with the accumulator")
 

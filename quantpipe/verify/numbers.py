@@ -28,7 +28,7 @@ class Numbers:
         """Greatest magnitude of tensors that are handed on as accumulators."""
 
     def value(self, tensor: str, form: str = "quantized") -> str:
-        """The name of the value in the model that holds a tensor."""
+        """Return the name of the value in the model that holds a tensor."""
         name = tensor if form == "quantized" else f"{tensor} (accumulator)"
         if tensor in self.plan["constants"] and form == "quantized":
             return self._constant(tensor)
@@ -57,7 +57,7 @@ class Numbers:
         return found  # type: ignore[no-any-return]
 
     def codes(self, tensor: str) -> Array:
-        """Every integer that a stored tensor can hold, `[1, N]`, in its type."""
+        """Return every integer that a stored tensor can hold, `[1, N]`, in its type."""
         q = self.quantizer(tensor)
         low, high = (int(v) for v in q["range"])
         return np.arange(low, high + 1).astype(storage(q["dtype"])).reshape(1, -1)
@@ -67,7 +67,7 @@ class Numbers:
         return self.codes(tensor).astype(np.int64) - int(self.quantizer(tensor)["zero_point"])
 
     def peak(self, tensor: str, form: str = "quantized") -> int:
-        """Greatest |q - z|, or of the accumulator."""
+        """Return the greatest |q - z| of a stored tensor, or the greatest magnitude of an accumulator."""
         if form == "raw":
             if tensor not in self.raw:
                 raise Wrong("plan.json", f"no bound of the accumulator {tensor} is known")
@@ -81,7 +81,7 @@ class Numbers:
 
 
 def storage(name: str) -> np.dtype[Any]:
-    """The NumPy type that holds a stored tensor; 4-bit integers take a byte each."""
+    """Return the NumPy type that holds a stored tensor; 4-bit integers take a byte each."""
     try:
         return np.dtype({"int4": "int8", "uint4": "uint8"}.get(name, name))
     except TypeError:
@@ -89,7 +89,7 @@ def storage(name: str) -> np.dtype[Any]:
 
 
 def limits(name: str) -> tuple[int, int]:
-    """Least and greatest integer of a type of plan.json."""
+    """Return the least and greatest integer of a type of plan.json."""
     bits = int("".join(c for c in name if c.isdigit()) or "0")
     expect(bits in (4, 8, 16, 32, 64), "plan.json", f"{name} is no integer type")
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
@@ -133,7 +133,16 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
 
 
 def along(values: Array, axis: int | None, rank: int) -> Array:
-    """Numbers per channel along one axis; a single one as it is."""
+    """Return numbers per channel along one axis; a single one as it is.
+
+    Args:
+        values: `[C]` or `()`.
+        axis: the axis of channels; None for a single number.
+        rank: how many axes the tensor has.
+
+    Returns:
+        The values, shaped to broadcast.
+    """
     if values.ndim == 0 or axis is None:
         return values.reshape(()) if values.size == 1 else values
     shape = [1] * rank
@@ -142,7 +151,16 @@ def along(values: Array, axis: int | None, rank: int) -> Array:
 
 
 def reach(weight: Array, channel_axis: int, peak: int) -> Ints:
-    """Greatest |sum of products| of each output channel, for any input."""
+    """Return the greatest |sum of products| of each output channel, for any input.
+
+    Args:
+        weight: integers less their zero points.
+        channel_axis: their axis of output channels.
+        peak: greatest magnitude of the data.
+
+    Returns:
+        `[C]`, int64.
+    """
     expect(channel_axis < weight.ndim, "plan.json", "a weight has its channels along an axis that it does not have")
     others = tuple(a for a in range(weight.ndim) if a != channel_axis)
     return np.asarray(np.abs(weight).sum(axis=others) * peak, np.int64)

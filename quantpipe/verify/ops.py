@@ -24,7 +24,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 
 
 def target(node: onnx.NodeProto) -> np.dtype[Any]:
-    """The type that a Cast gives."""
+    """Return the type that a Cast gives."""
     code = attribute(node, "to")
     if code in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
         return np.dtype(np.int8 if code == onnx.TensorProto.INT4 else np.uint8)
@@ -32,7 +32,18 @@ def target(node: onnx.NodeProto) -> np.dtype[Any]:
 
 
 def apply(node: onnx.NodeProto, inputs: Sequence[Array | None]) -> Array:
-    """One node. KeyError for an op that is not element-wise."""
+    """Return the result of one element-wise node.
+
+    Args:
+        node: the node.
+        inputs: its inputs, of shapes that broadcast; None for an absent one.
+
+    Returns:
+        The result.
+
+    Raises:
+        KeyError: for an op that is not element-wise.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(_OPS[node.op_type](node, *inputs))
 

@@ -16,7 +16,17 @@ Array = NDArray[Any]
 
 
 def expect_multiplier(numbers: Mapping[str, Any], scale: Array, out: np.float32, where: str) -> None:
-    """Wrong unless a `requantize` entry brings sums of `scale` (float64, exact) to the scale `out`."""
+    """Check that a `requantize` entry brings sums of one scale to another.
+
+    Args:
+        numbers: the entry of plan.json.
+        scale: the scale of the sums, float64, exact.
+        out: the scale of the result.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where it does not.
+    """
     if numbers["kind"] == "float_multiplier":
         expect_same(numbers["multiplier"], np.asarray(scale, np.float32) / out, where, "multiplier")
     elif numbers["kind"] == "fixed_point":
@@ -50,7 +60,10 @@ def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
 
 
 def fixed_point(real: float) -> tuple[int, int]:
-    """(M, shift) with M in [2^30, 2^31) and M · 2^(shift - 31) nearest to `real`, halves up; (0, 0) below 2^-32."""
+    """Return (M, shift) with M in [2^30, 2^31) and M · 2^(shift - 31) nearest to `real`, halves up.
+
+    The result is (0, 0) below 2^-32.
+    """
     fraction, shift = math.frexp(real)
     whole, rest = divmod(fraction * 2.0**31, 1.0)
     q31 = int(whole) + (rest >= 0.5)
@@ -60,7 +73,17 @@ def fixed_point(real: float) -> tuple[int, int]:
 
 
 def expect_same(claimed: Any, found: Any, where: str, what: str) -> None:
-    """Wrong unless numbers are equal to the last bit."""
+    """Check that numbers are equal to the last bit.
+
+    Args:
+        claimed: the numbers of plan.json.
+        found: the numbers that follow from the rest.
+        where: the kernel, as errors name it.
+        what: the name of the numbers.
+
+    Raises:
+        Wrong: where they are not.
+    """
     a, b = (np.asarray(v, np.float64).reshape(-1) for v in (claimed, found))
     same = a.size == b.size and np.array_equal(a, b)
     expect(same, where, f"its {what} is {_shown(a)}, its scales give {_shown(b)}")
@@ -72,17 +95,17 @@ def _shown(values: Array) -> str:
 
 
 def mean_of_map(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
-    """Multiplier of a global average."""
+    """Return the multiplier of a global average."""
     return np.float32(s_x / np.float32(s_y * np.float32(count)))
 
 
 def mean_of_window(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
-    """Multiplier of a window average, a convolution with weights of one at the scale 1/count."""
+    """Return the multiplier of a window average, a convolution with weights of one at the scale 1/count."""
     return np.float32(np.float32(s_x * np.float32(1 / count)) / s_y)
 
 
 def addition_offset(terms: Any, zero_point: int) -> np.float32:
-    """z_y - fma(z_a, r_a, f32(z_b · r_b))."""
+    """Return z_y - fma(z_a, r_a, f32(z_b · r_b))."""
     a, b = terms
     second = np.float32(np.float32(b["zero_point"]) * np.float32(b["ratio"])) if b["zero_point"] else np.float32(0)
     both = second

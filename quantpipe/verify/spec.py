@@ -20,7 +20,15 @@ FAR = 62
 
 
 def narrowed(numbers: Mapping[str, Any], acc: Ints) -> Ints:
-    """What a `requantize` entry of plan.json makes of accumulators `[C or 1, N]`, without the clamp."""
+    """Return what a `requantize` entry of plan.json makes of accumulators `[C or 1, N]`, without the clamp.
+
+    Args:
+        numbers: the entry of plan.json.
+        acc: the accumulators, `[C or 1, N]`.
+
+    Returns:
+        The stored integers, `[C, N]`.
+    """
     kind, rounding, zero = numbers["kind"], str(numbers["rounding"]), int(numbers["zero_point"])
     if kind == "shift":
         return scaled(acc, -np.int64(numbers["shift"]), rounding) + zero
@@ -36,7 +44,17 @@ def narrowed(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 
 
 def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
-    """The same with the exact product: rounded once, in the same mode (double rounding: halves away from zero)."""
+    """Return what an entry makes of accumulators with the exact product.
+
+    It is rounded once, in the same mode (double rounding: halves away from zero).
+
+    Args:
+        numbers: the entry of plan.json.
+        acc: the accumulators, `[C or 1, N]`.
+
+    Returns:
+        The stored integers, `[C, N]`.
+    """
     zero, rounding = int(numbers["zero_point"]), str(numbers["rounding"])
     if numbers["kind"] == "fixed_point":
         product, exponent = acc * column(numbers["q31"]), column(numbers["left_shift"]) - 31
@@ -55,18 +73,36 @@ def exact(numbers: Mapping[str, Any], acc: Ints) -> Ints:
 
 
 def clamp(values: NDArray[Any], bounds: Any) -> Ints:
-    """Between a least and a greatest integer, or those of each channel."""
+    """Return integers clamped between a least and a greatest one, or those of each channel.
+
+    Args:
+        values: integers, `[C or 1, N]`.
+        bounds: the least and the greatest integer, a single number or `[C]` each.
+
+    Returns:
+        The integers.
+    """
     low, high = (column(b) if np.ndim(b) else np.int64(b) for b in bounds)
     return np.asarray(np.clip(values, low, high), np.int64)
 
 
 def column(values: Any) -> Ints:
-    """Numbers per channel as `[C, 1]`, one number as `[1, 1]`."""
+    """Return numbers per channel as `[C, 1]`, one number as `[1, 1]`."""
     return np.asarray(values, np.int64).reshape(-1, 1)
 
 
 def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
-    """Float32 values as (odd whole number, power of two)."""
+    """Return float32 values as an odd whole number times a power of two.
+
+    Args:
+        values: float32 values of any shape.
+
+    Returns:
+        The whole numbers and the exponents, in the same shape.
+
+    Raises:
+        Wrong: where a value is no finite float32 number.
+    """
     if not np.all(np.isfinite(values)) or not np.array_equal(values, values.astype(np.float32)):
         raise Wrong("plan.json", "a multiplier is no finite float32 number")
     mantissa, exponent = np.frexp(values)
@@ -76,7 +112,16 @@ def parts(values: NDArray[np.float64]) -> tuple[Ints, Ints]:
 
 
 def scaled(value: Ints, exponent: Any, rounding: str) -> Ints:
-    """round(value · 2^exponent)."""
+    """Return round(value · 2^exponent).
+
+    Args:
+        value: whole numbers of any shape.
+        exponent: exponents that broadcast to them.
+        rounding: how a fraction becomes an integer.
+
+    Returns:
+        The integers.
+    """
     exponent = np.asarray(exponent, np.int64)
     left, right = np.clip(exponent, 0, 31), np.clip(-exponent, 0, FAR)
     raised = np.clip(value, -(ONE << (FAR - left)), ONE << (FAR - left)) << left  # what is cut is beyond all clamps

@@ -68,12 +68,12 @@ class Narrowing:
 
     @cached_property
     def steps(self) -> Ints:
-        """The least accumulator of each level, `[C, K]`."""
+        """Return the least accumulator of each level, `[C, K]`."""
         return steps(self.specified, self.levels, self.low, self.high, near=self._near)
 
     @cached_property
     def blocks(self) -> list[tuple[slice, Narrowing]]:
-        """Some channels at a time, so that what is held of them fits a processor's cache."""
+        """Yield some channels at a time, so that what is held of them fits a processor's cache."""
         count = len(self.low)
         height = max(1, BLOCK // max(1, len(self.levels)))
         if count <= height:
@@ -86,14 +86,14 @@ class Narrowing:
         return found
 
     def specified(self, acc: Ints) -> Ints:
-        """The specification, clamped to its bounds."""
+        """Return the specification, clamped to its bounds."""
         return self._clamped(spec.narrowed(self.numbers, acc))
 
     def _clamped(self, q: Ints) -> Ints:
         return spec.clamp(q, self.numbers["range"])
 
     def points(self) -> Ints:
-        """Every accumulator beside a step, and both ends, `[C, N]`."""
+        """Return every accumulator beside a step, and both ends, `[C, N]`."""
         beside = [np.clip(self.steps + offset, self.low, self.high) for offset in (-1, 0)]
         return np.concatenate([*beside, self.low, self.high], axis=1)
 
@@ -108,7 +108,7 @@ class Narrowing:
         return bool(rises and all(np.array_equal(found(e), self.specified(e)) for e in (self.low, self.high)))
 
     def departures(self) -> dict[str, Any]:
-        """What the certificate says of the exact product."""
+        """Return what the certificate says of the exact product."""
         count = int(np.sum((self.high - self.low + 1).astype(object)))
         found: dict[str, Any] = {"accumulators": count, "departing": 0, "first": []}
         if self.numbers["kind"] == "shift" or self.numbers["rounding"] in ("single", "half_up", "half_away"):
@@ -123,7 +123,7 @@ class Narrowing:
         return found
 
     def departing(self) -> tuple[Ints, Ints]:
-        """Between its step and that of the exact product, of each level."""
+        """Return the accumulators of each level between its step and that of the exact product."""
         exact = steps(
             lambda a: self._clamped(spec.exact(self.numbers, a)), self.levels, self.low, self.high, near=self._near
         )

@@ -50,7 +50,16 @@ def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, f
 
 
 def value_of(function: Mapping[str, Any], real: Array, rows: int) -> Array:
-    """f(x) in float64, `[rows, codes]`. NaN where it has no value."""
+    """Return the values of a function, in float64.
+
+    Args:
+        function: its definition in plan.json.
+        real: the arguments, `[codes]`.
+        rows: the number of rows.
+
+    Returns:
+        `[rows, codes]`; NaN where the function has no value.
+    """
     name = str(function["op"])
     expect(name in FUNCTIONS, "certificate.json", f"the function {name} has no definition here")
     parameters = [np.asarray(p, np.float64).reshape(-1, 1) for p in function["parameters"]]

@@ -39,7 +39,10 @@ class Written:
     # --- sums of products ---------------------------------------------------------------------------------------------
 
     def accumulate(self) -> tuple[Array, Ints]:
-        """The weight less its zero points, and the greatest sum of each channel. Its result is as specified."""
+        """Return the weight less its zero points, and the greatest sum of each channel.
+
+        Its result is as specified.
+        """
         heads = self._heads()
         (read,) = self.plan["reads"]
         data = read["tensor"]
@@ -313,7 +316,18 @@ def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapp
 
 
 def expect_equal(found: Array, expected: Array, points: Array, where: str, *, channel: int = 0) -> None:
-    """Wrong with the first point at which two functions differ; `channel`: that of the first row."""
+    """Check that two functions are equal at some points.
+
+    Args:
+        found: what the model gives.
+        expected: what the specification gives.
+        points: the arguments.
+        where: the kernel, as errors name it.
+        channel: the channel of the first row.
+
+    Raises:
+        Wrong: with the first point at which they differ.
+    """
     found, expected, points = np.broadcast_arrays(found, expected, points)
     wrong = np.argwhere(found != expected)
     if len(wrong):
@@ -323,7 +337,7 @@ def expect_equal(found: Array, expected: Array, points: Array, where: str, *, ch
 
 
 def expect_claim(claim: Mapping[str, Any], found: Mapping[str, Any], where: str) -> None:
-    """Wrong where the certificate counts something else."""
+    """Raise Wrong where the certificate counts something else."""
     for key, value in found.items():
         expect(claim.get(key) == value, where, f"the certificate says {key}: {claim.get(key)}, found is {value}")
 

@@ -66,7 +66,16 @@ class KL:
 
 
 def best_bin(counts: Floats, levels: int, stride: int) -> int | None:
-    """The number of bins i with the least divergence, the greatest of equals; None when nothing can be told."""
+    """Return the number of bins i with the least divergence, the greatest of equals; None when nothing can be told.
+
+    Args:
+        counts: magnitudes per bin, `[n]`.
+        levels: how many integers there are for them.
+        stride: how many bins lie between two candidates.
+
+    Returns:
+        The number of bins, or None.
+    """
     filled = np.flatnonzero(counts)
     used = int(filled[-1]) + 1 if len(filled) else 0
     if used <= levels:
@@ -81,7 +90,7 @@ def best_bin(counts: Floats, levels: int, stride: int) -> int | None:
 
 
 def divergences(bins: Floats, candidates: NDArray[np.int64], levels: int) -> Floats:
-    """KL(P_i || Q_i) in nats for the `[J]` numbers of kept bins i; infinite where it cannot be smoothed.
+    """Return KL(P_i || Q_i) in nats for the `[J]` numbers of kept bins i; infinite where it cannot be smoothed.
 
     `bins` `[n]` are whole counts, the last one not 0; levels <= i <= n. The sums over kept bins are differences of
     running sums, so the cost is that of the groups, not of the bins. With a and b the counts that smoothing takes from

@@ -27,23 +27,35 @@ class Estimator(Protocol):
 
 
 def one_sided(stats: TensorStats, schema: TensorSchema) -> bool:
-    """Whether the integers of this tensor all serve one side of zero: data of one sign under a schema that uses it."""
+    """Return whether the integers of this tensor all serve one side of zero.
+
+    They do for data of one sign under a schema that uses it.
+    """
     if schema.symmetry is Symmetry.SYMMETRIC:
         return False
     return stats.minimum >= 0.0 or (stats.maximum <= 0.0 and schema.symmetry is Symmetry.ASYMMETRIC)
 
 
 def mirrored(stats: TensorStats, schema: TensorSchema) -> bool:
-    """Whether the range is [-T, T]: symmetric, or symmetric_with_uint8 for a tensor with negative values."""
+    """Return whether the range is [-T, T]: symmetric, or symmetric_with_uint8 for a tensor with negative values."""
     return schema.symmetry is Symmetry.SYMMETRIC or (
         schema.symmetry is Symmetry.SYMMETRIC_UNSIGNED and stats.minimum < 0.0
     )
 
 
 def legal_range(low: float, high: float, stats: TensorStats, schema: TensorSchema) -> Range:
-    """The range an estimator means by low and high: [-T, T] where the schema mirrors, T = max(-low, high).
+    """Return the range an estimator means by low and high: [-T, T] where the schema mirrors, T = max(-low, high).
 
     symmetric_with_uint8 on non-negative data: [0, high]. asymmetric: cut to [min(0, minimum), max(0, maximum)].
+
+    Args:
+        low: least value, real units.
+        high: greatest value, real units.
+        stats: the statistics of the tensor.
+        schema: how ranges become scales.
+
+    Returns:
+        The range.
     """
     if mirrored(stats, schema):
         threshold = max(-low, high)

@@ -53,5 +53,5 @@ class Searched:
 
 
 def clip_percents(estimator: Estimator) -> tuple[int, ...]:
-    """The percents that the search may clip to; none when thresholds are the estimator's alone."""
+    """Return the percents that the search may clip to; none when thresholds are the estimator's alone."""
     return tuple(estimator.percents) if isinstance(estimator, Searched) else ()

@@ -19,7 +19,7 @@ from quantpipe.types import TensorStats
 
 
 def with_derived(graph: Graph, known: Mapping[str, TensorStats]) -> tuple[dict[str, TensorStats], dict[str, str]]:
-    """The known statistics by tensor and all that follow from them; and, for the latter, what each follows from."""
+    """Return the known statistics by tensor and all that follow from them, and what each of the latter follows from."""
     found, made = dict(known), dict[str, str]()
     for node in graph.nodes:  # in execution order: what a tensor is made of comes before it
         rule = rule_of(node)
@@ -38,7 +38,10 @@ def with_derived(graph: Graph, known: Mapping[str, TensorStats]) -> tuple[dict[s
 
 
 def joined(parts: list[TensorStats]) -> TensorStats:
-    """Statistics of all values together; those of single batches are lost, as is a histogram that one part lacks."""
+    """Return the statistics of all values together.
+
+    Those of single batches are lost, as is a histogram that one part lacks.
+    """
     if len(parts) == 1:
         return parts[0]
     limit = max(p.limit for p in parts)
@@ -63,7 +66,7 @@ def joined(parts: list[TensorStats]) -> TensorStats:
 
 
 def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
-    """Statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin.
+    """Return the statistics of clip(x, low, high): the extremes exactly, counts beyond a bound in that bound's bin.
 
     Mean and variance are those of the bins' middles, cut to the extremes; NaN without a histogram.
     """
@@ -98,7 +101,10 @@ def clipped(stats: TensorStats, low: float, high: float) -> TensorStats:
 
 
 def never_negative(graph: Graph) -> frozenset[str]:
-    """The tensors that have no value below 0 whatever the data, by the clamps, moves and averages that make them."""
+    """Return the tensors that have no value below 0 whatever the data.
+
+    They are known by the clamps, moves and averages that make them.
+    """
     known: set[str] = set()
     for node in graph.nodes:
         rule = rule_of(node)

@@ -29,7 +29,20 @@ class Entries:
 
 
 def extremes(name: str, low: float, high: float, where: str) -> TensorStats:
-    """Statistics of a tensor of which only the extremes are known. ArtifactError unless low <= high, both finite."""
+    """Return the statistics of a tensor of which only the extremes are known.
+
+    Args:
+        name: the tensor.
+        low: least value, real units.
+        high: greatest value, real units.
+        where: the place, as errors name it.
+
+    Returns:
+        The statistics.
+
+    Raises:
+        ArtifactError: unless low <= high, both finite.
+    """
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise ArtifactError(
             f"the tensor {name} has the range [{low}, {high}]; legal are two finite numbers, the lower one first",

@@ -27,7 +27,10 @@ def is_glow(text: str) -> bool:
 
 
 def read_glow(text: str, where: str) -> Entries:
-    """Names are `NODE:RESULT`. The hash is that of Glow's own graph, which nothing here can compute."""
+    """Return the entries of a Glow profile, whose names are `NODE:RESULT`.
+
+    The hash is that of Glow's own graph, which nothing here can compute.
+    """
     try:
         documents = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
         (entries,) = (d for d in documents if isinstance(d, list))

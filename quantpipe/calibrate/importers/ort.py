@@ -24,7 +24,7 @@ ONE_VALUE = (
 
 
 def read_json_table(text: str, where: str) -> Entries:
-    """[lowest, highest] of each tensor, as the calibrator decided."""
+    """Return [lowest, highest] of each tensor, as the calibrator decided."""
     try:
         table: Any = json.loads(text)
         table = table["data"] if table.get("CLS") == "TensorsData" else table
@@ -62,13 +62,13 @@ def _is_number(text: str) -> bool:
 
 
 def read_text_table(text: str, where: str) -> Entries:
-    """One threshold of each tensor."""
+    """Return one threshold of each tensor."""
     lines = [line.rpartition(" ") for line in text.splitlines() if line.strip()]
     return _thresholds({name: float(value) for name, _, value in lines}, where)
 
 
 def read_flatbuffers(data: bytes, where: str) -> Entries:
-    """One threshold of each tensor: TrtTable { dict: [KeyValue { key: string; value: string }] }."""
+    """Return one threshold of each tensor: TrtTable { dict: [KeyValue { key: string; value: string }] }."""
     try:
         table = {}
         for entry in _tables(data, _field(data, _offset(data, 0), 0)):

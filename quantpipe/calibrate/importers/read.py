@@ -21,7 +21,11 @@ LEGAL = (
 
 
 def read_entries(path: Path) -> Entries:
-    """What the file says. ArtifactError when it cannot be read, is damaged, or is of no known format."""
+    """Return what the file says.
+
+    Raises:
+        ArtifactError: when it cannot be read, is damaged, or is of no known format.
+    """
     where = str(path)
     try:
         data = path.read_bytes()

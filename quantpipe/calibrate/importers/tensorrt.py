@@ -23,7 +23,10 @@ def is_tensorrt(text: str) -> bool:
 
 
 def read_tensorrt(text: str, where: str) -> Entries:
-    """T = 127·scale per tensor. The product is exact in float64, and so is T/127 in float32 again."""
+    """Return T = 127·scale per tensor.
+
+    The product is exact in float64, and so is T/127 in float32 again.
+    """
     tensors = {}
     for number, line in enumerate(text.splitlines()[1:], start=2):
         if not line.strip():

@@ -39,7 +39,11 @@ class Header:
 
 
 def member_names(path: Path) -> tuple[str, ...] | None:
-    """The keys of a .npz file, or None when `path` is a single array (.npy). DataError if it is neither."""
+    """Return the keys of a .npz file, or None when `path` is a single array (.npy).
+
+    Raises:
+        DataError: if it is neither.
+    """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "no such file"
         raise DataError(f"{what}; legal is a .npz or .npy file.", where=str(path))
@@ -93,7 +97,14 @@ class ArrayFile:
         return self._header.dtype
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """A copy of the rows at `indices`: `[len(indices), …]`."""
+        """Return a copy of some rows.
+
+        Args:
+            indices: the rows, `[n]`.
+
+        Returns:
+            `[n, …]` in the file's type.
+        """
         if not self.shape[0]:
             return np.empty((len(indices), *self.shape[1:]), self.dtype)
         try:
@@ -193,7 +204,7 @@ class ArrayFile:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the temporary file: another process unpacks for itself."""
+        """Return without the temporary file: another process unpacks for itself."""
         return {**self.__dict__, "_unpacked": None}
 
 

@@ -27,7 +27,7 @@ SEARCH_SEED = 1  # of the draw from the held-out part; fixed, so that every run 
 
 
 def digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """All images `[1797, 8, 8, 1]` uint8 (0..16) and their labels `[1797]` int64, in scikit-learn's order."""
+    """Return all images `[1797, 8, 8, 1]` uint8 (0..16) and their labels `[1797]` int64, in scikit-learn's order."""
     from sklearn.datasets import load_digits  # slow to import, and needed for this data set alone
 
     bunch = load_digits()
@@ -35,7 +35,10 @@ def digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def digits_parts(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted indices of the training and of the held-out part of `count` images. Never depends on the run's seed."""
+    """Return sorted indices of the training and of the held-out part of `count` images.
+
+    Never depends on the run's seed.
+    """
     order = np.random.default_rng(0).permutation(count)
     border = round(TRAIN_SHARE * count)
     return np.sort(order[:border]), np.sort(order[border:])
@@ -58,12 +61,16 @@ class DigitsDataset:
         refuse_unknown_parts(self, {"search": ("share",), "samples": ROLES})
 
     def source(self) -> Source:
-        """All samples, in scikit-learn's order."""
+        """Return all samples, in scikit-learn's order."""
         images, labels = digits_arrays()
         return MemorySource("the digits data set", images, labels, SourceLayout.NHWC)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit.
+        """
         source = self.source()
         train, held_out = digits_parts(len(source))
         share = self.search.get("share", DEFAULT_SHARE)

@@ -24,9 +24,15 @@ INK = 1 / 8
 
 
 def columns_of(images: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Columns `[N, 8, 8]` and attention mask `[N, 8]` of images `[N, 8, 8]` with values from 0 to 1.
+    """Return the columns and the attention mask of images.
 
     The first axis behind N is that of the sequence. An image without ink keeps all its columns.
+
+    Args:
+        images: `[N, 8, 8]`, values from 0 to 1.
+
+    Returns:
+        The columns `[N, 8, 8]` and the mask `[N, 8]`.
     """
     ink: NDArray[np.bool_] = np.any(images > INK, axis=1)
     ink |= ~ink.any(axis=1, keepdims=True)
@@ -46,7 +52,7 @@ class DigitsColumnsDataset(DigitsDataset):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def source(self) -> Source:
-        """All samples, in scikit-learn's order."""
+        """Return all samples, in scikit-learn's order."""
         pixels, labels = digits_arrays()
         columns, mask = columns_of(pixels[..., 0].astype(np.float32) / np.float32(16))
         return ArraysSource("the columns of the digits", {"columns": columns, "attention_mask": mask}, labels)

@@ -84,7 +84,19 @@ def _groups(folder: Path, suffixes: Collection[str], kind: str) -> dict[str, lis
 def classes_of(
     folders: Sequence[Path], labels: str | None, columns: Sequence[str], outputs_classes: int | None
 ) -> dict[str, int] | None:
-    """Name -> class index: from the CSV file `labels`, else by the sub-folders of all folders; None: no classes."""
+    """Return the class index of each name; None where there are no classes.
+
+    The names are those of the CSV file `labels`, else those of the sub-folders of all folders.
+
+    Args:
+        folders: the folders.
+        labels: the CSV file, or None.
+        columns: its columns.
+        outputs_classes: the model's number of classes; None: not known.
+
+    Returns:
+        Name -> class index, or None.
+    """
     if labels is not None:
         return read_labels(Path(str(labels)).expanduser(), columns)
     classes = sub_folder_classes(folders)
@@ -99,6 +111,9 @@ def classes_of(
 
 
 def sub_folder_classes(folders: Iterable[Path]) -> dict[str, int] | None:
-    """Sub-folder names of all folders together -> position in sorted order; None where there are no sub-folders."""
+    """Return the sub-folders of all folders together, by name, with their position in sorted order.
+
+    The result is None where there are no sub-folders.
+    """
     names = {p.name for f in folders if f.is_dir() for p in f.iterdir() if p.is_dir() and not p.name.startswith(".")}
     return {name: i for i, name in enumerate(sorted(names))} or None

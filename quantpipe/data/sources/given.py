@@ -90,7 +90,11 @@ class GivenDataset(Options):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit.
+        """
         sets = self.given
         if isinstance(sets, SampleSets):
             named = {"calibrate": sets.calibrate, "search": sets.search, "evaluate": sets.evaluate}
@@ -110,7 +114,11 @@ class GivenDataset(Options):
 
 
 def source_of(given: Any, where: str, sequence: str | None = None) -> Source:
-    """The source of samples in any of their forms. DataError for what is none of them."""
+    """Return the source of samples in any of their forms.
+
+    Raises:
+        DataError: for what is none of them.
+    """
     labels = None
     if isinstance(given, tuple):
         if len(given) != 2:

@@ -67,7 +67,10 @@ class PictureSource:
             hasher.update(os.fsencode(path.relative_to(self.where).as_posix()) + b"\0" + content)
 
     def feed_content(self, index: int, hasher: Hasher) -> None:
-        """The file as it lies there: a copy under another name is the same picture, and nothing is decoded."""
+        """Include the file as it lies there.
+
+        A copy under another name is the same picture, and nothing is decoded.
+        """
         try:
             hasher.update(self._files[index].read_bytes())
         except OSError as error:
@@ -108,7 +111,11 @@ class ImageFolderDataset(FileOptions):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit, or a file is unusable.
+        """
         preprocess, paths = Preprocess.of(self.preprocess), self.paths()
         channels = _channels(self.data_inputs(inputs), preprocess)
         classes = classes_of(list(paths.values()), self.labels, self.label_columns, outputs_classes)

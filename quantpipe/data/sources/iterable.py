@@ -123,7 +123,7 @@ class IterableSource:
         hash_arrays(hasher, self, indices)
 
     def fingerprints(self) -> set[int]:
-        """A short digest of every sample."""
+        """Return a short digest of every sample."""
         found = fingerprints(self, np.arange(len(self), dtype=np.int64))
         return {int(digest) for digest in found if digest != UNKNOWN}
 
@@ -179,7 +179,11 @@ class CallableDataset(Options):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit.
+        """
         function = checked_function(self.target, KEY)
         if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 1):
             raise ConfigError(f"{self.limit!r} must be null (all) or a whole number above 0.", where="dataset.limit")

@@ -73,7 +73,7 @@ class ArraySource:
 
     @property
     def cheap(self) -> bool:
-        """Pixels cannot be wrong one by one: they have one shape, and every value fits."""
+        """Return whether values may be wrong one by one; pixels cannot: they have one shape, and every value fits."""
         return any(file.dtype != np.uint8 for file in self._arrays.values())
 
     def __len__(self) -> int:
@@ -114,7 +114,11 @@ class NpzDataset(FileOptions):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit, or a file is unusable.
+        """
         preprocess = Preprocess.of(self.preprocess)
         layout = one_of(SourceLayout, self.source_layout, "dataset.source_layout")
         keys = {**DEFAULT_KEYS, **self.keys}

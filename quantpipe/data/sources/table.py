@@ -36,7 +36,14 @@ class Columns:
         self.dtype, self.width, self.rows = dtype, width, 0
 
     def append(self, values: Sequence[NDArray[Any]]) -> None:
-        """More rows, column by column. StorageError when the disk is full."""
+        """Add rows, column by column.
+
+        Args:
+            values: one array `[n]` per column.
+
+        Raises:
+            StorageError: when the disk is full.
+        """
         piece = np.stack([np.asarray(v).astype(self.dtype) for v in values], axis=1)
         try:
             self._file.write(piece.tobytes())
@@ -49,7 +56,14 @@ class Columns:
         self.rows += len(piece)
 
     def read(self, indices: NDArray[np.int64]) -> NDArray[Any]:
-        """A copy of some rows, `[len(indices), columns]`."""
+        """Return a copy of some rows, `[len(indices), columns]`.
+
+        Args:
+            indices: the rows, `[n]`.
+
+        Returns:
+            `[n, columns]`.
+        """
         if not self.rows:
             return np.empty((len(indices), self.width), self.dtype)
         mapped = np.memmap(self._file, dtype=self.dtype, mode="r", shape=(self.rows, self.width))
@@ -135,7 +149,17 @@ class TableSource:
 
 
 def integers(file: TableFile, column: str, classes: Sequence[str] | None, what: str) -> NDArray[np.int64]:
-    """A column of whole numbers, or of the names in `classes` (then their positions)."""
+    """Return a column of whole numbers, or of the names in `classes` (then their positions).
+
+    Args:
+        file: the table.
+        column: the column.
+        classes: the names of classes, or None.
+        what: what the column holds, as errors name it.
+
+    Returns:
+        The numbers `[rows]`.
+    """
     place = {str(name): i for i, name in enumerate(classes or ())}
     found: list[int] = []
     for (texts,) in file.texts([column]):
@@ -166,7 +190,11 @@ class TableDataset(FileOptions):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit, or a file is unusable.
+        """
         sources = {role: self._source(path, inputs) for role, path in self.paths().items()}
         return self.assemble(sources, Preprocess.of(self.preprocess), inputs, outputs_classes, seed=seed)
 

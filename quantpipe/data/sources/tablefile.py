@@ -48,7 +48,7 @@ class TableFile:
             raise DataError(f"{what}; each column must have a name of its own.", stage="data", where=str(path))
 
     def require(self, columns: Sequence[str], key: str) -> None:
-        """DataError naming the first column that is not there."""
+        """Raise DataError naming the first column that is not there."""
         for column in columns:
             if column not in self.columns:
                 raise DataError(
@@ -59,7 +59,10 @@ class TableFile:
                 )
 
     def numbers(self, columns: Sequence[str]) -> Iterator[Piece]:
-        """The rows as numbers: int64 where all of a piece's values are integers, floats (or a Parquet type) else."""
+        """Yield the rows as numbers.
+
+        They are int64 where all of a piece's values are integers, else floats (or a Parquet type).
+        """
         if self._is_parquet:
             yield from self._parquet_numbers(columns)
             return
@@ -70,7 +73,7 @@ class TableFile:
             yield piece
 
     def texts(self, columns: Sequence[str]) -> Iterator[list[list[str]]]:
-        """Per piece and column the values as texts (missing ones are empty)."""
+        """Yield per piece and column the values as texts (missing ones are empty)."""
         if not self._is_parquet:
             for _, rows in self._csv_rows(columns):
                 yield rows

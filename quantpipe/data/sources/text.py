@@ -42,7 +42,7 @@ class Lengths:
             raise ConfigError("pads to dataset.max_length, which is not set.", where="dataset.pad")
 
     def apply(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Each array as long as it may be."""
+        """Return each array as long as it may be."""
         return {name: self._one(name, array) for name, array in arrays.items()}
 
     def _one(self, name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -172,7 +172,11 @@ class TextDataset(FileOptions):
     pad: float | Mapping[str, float] | None = None
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit, or a file is unusable.
+        """
         tokenizer, lengths = checked_function(self.tokenizer, KEY), Lengths(self.max_length, self.pad)
         sources = {
             role: TextSource(path, tokenizer, lengths, self.column, label=self.label, classes=self.classes)

@@ -64,7 +64,7 @@ class Waveform:
             raise ConfigError("needs dataset.sample_rate, the rate that the model takes.", where="dataset.resample")
 
     def frames(self, count: int, rate: int) -> int:
-        """How many samples a recording of `count` values at `rate` Hz gives."""
+        """Return how many samples a recording of `count` values at `rate` Hz gives."""
         if self.frame is None:
             return 1
         count = self.resampled(count, rate)
@@ -73,14 +73,22 @@ class Waveform:
         return full + int(self.pad and (full - 1) * hop + self.frame < count) if full else int(self.pad and count > 0)
 
     def resampled(self, count: int, rate: int) -> int:
-        """The length of a recording after resampling."""
+        """Return the length of a recording after resampling."""
         if not self.resample or self.sample_rate is None:
             return count
         ratio = Fraction(self.sample_rate, rate)
         return -(-count * ratio.numerator // ratio.denominator)
 
     def cut(self, wave: NDArray[np.float32], number: int) -> NDArray[np.float32]:
-        """Sample `number` of a recording `[channels, time]`: cut at its end, or filled up with zeros there."""
+        """Return one sample of a recording, cut at its end or filled up with zeros there.
+
+        Args:
+            wave: the recording, `[channels, time]`.
+            number: the number of the frame.
+
+        Returns:
+            `[channels, time]`.
+        """
         start = number * (self.hop or self.frame or 0)
         wanted = self.frame or self.length
         if wanted is None:
@@ -266,7 +274,11 @@ class WavFolderDataset(FileOptions):
     preprocess: Preprocess | Mapping[str, Any] = field(default_factory=dict)
 
     def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
-        """The three splits for a model with these inputs. DataError where they do not fit, or a file is unusable."""
+        """Return the three splits for a model with these inputs.
+
+        Raises:
+            DataError: where they do not fit, or a file is unusable.
+        """
         if self.feature is not None and not callable(self.feature):
             raise ConfigError(f"is {self.feature!r}; it must name a function, package.module:function.", where=KEY)
         waveform = Waveform(**{f.name: getattr(self, f.name) for f in fields(Waveform)})

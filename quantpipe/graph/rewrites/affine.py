@@ -35,7 +35,7 @@ def constant_quotient(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def batch_norm_to_conv(graph: ir.Graph, node: ir.Node) -> None:
-    """Batch normalization of a map is a depthwise convolution with a 1x1 kernel: (x - μ)·γ/√(σ² + ε) + β.
+    """Write the batch normalization of a map as a depthwise convolution with a 1x1 kernel: (x - μ)·γ/√(σ² + ε) + β.
 
     As such it has per-channel scales and a wide bias, where a product and a sum with 8-bit constants would have one
     scale for all channels.

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 
 def pool_to_global(node: ir.Node) -> None:
-    """AveragePool whose window is the whole map, without padding, is GlobalAveragePool."""
+    """Write an AveragePool whose window is the whole map, without padding, as GlobalAveragePool."""
     if node.op_type != "AveragePool" or node.domain:
         return
     shape = node.inputs[0].shape if node.inputs[0] is not None else None
@@ -23,7 +23,7 @@ def pool_to_global(node: ir.Node) -> None:
 
 
 def matmul_bias_to_gemm(graph: ir.Graph, node: ir.Node) -> None:
-    """MatMul by a constant matrix followed by Add of a constant vector, on rank-2 data, is Gemm."""
+    """Write a MatMul by a constant matrix followed by Add of a constant vector, on rank-2 data, as Gemm."""
     if node.op_type != "MatMul" or node.domain or node.inputs[0] is None or node.inputs[1] is None:
         return
     weight, output = node.inputs[1], node.outputs[0]

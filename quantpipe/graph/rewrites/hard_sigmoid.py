@@ -16,7 +16,10 @@ CLOSE = 1e-5
 
 
 def hard_sigmoid(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the last clamp: clip(x·a·t + t/2, 0, t) / t with t = 6 or t = 1, which needs no division."""
+    """Replace the HardSigmoid that ends in this clamp: clip(x·a·t + t/2, 0, t) / t.
+
+    t is 6, or 1, which needs no division.
+    """
     found = clamped(node.outputs[0]) if is_op(node, "Clip") else None
     if found is None or found[1] != 0.0:
         return
@@ -39,7 +42,7 @@ def hard_sigmoid(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def clamped(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
-    """(v, low, high) where a value is clip(v, low, high), in one clamp or in two."""
+    """Return (v, low, high) where a value is clip(v, low, high), in one clamp or in two."""
     low, high = -math.inf, math.inf
     for _ in range(2):
         node = value.producer() if value is not None else None
@@ -53,7 +56,7 @@ def clamped(value: ir.Value | None) -> tuple[ir.Value, float, float] | None:
 
 
 def divides_by(node: ir.Node, divisor: float) -> bool:
-    """Whether a node takes one value through a division by a number."""
+    """Return whether a node divides one value by a number."""
     if is_op(node, "Div"):
         return _is(node.inputs[1], divisor)
     return is_op(node, "Mul") and any(_is(v, 1 / divisor) for v in node.inputs)

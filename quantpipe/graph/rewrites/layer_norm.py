@@ -27,7 +27,10 @@ class _Found:
 
 
 def layer_norm(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the root of the variance: Sqrt, or Pow with the exponent -1/2. Gain and offset may be missing."""
+    """Replace the LayerNormalization around this root of the variance: Sqrt, or Pow with the exponent -1/2.
+
+    Gain and offset may be missing.
+    """
     epsilon, data = _spread(node)
     width = data.shape[-1] if data is not None and data.shape is not None else None
     if data is None or not isinstance(width, int):

@@ -8,7 +8,7 @@ from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_node,
 
 
 def spatial_mean(graph: ir.Graph, node: ir.Node) -> None:
-    """ReduceMean over the spatial axes, channels first or last."""
+    """Write a ReduceMean over the spatial axes, channels first or last, as GlobalAveragePool."""
     axes = rank(node.inputs[0]) if is_op(node, "ReduceMean") else None
     if axes is None or axes < 4:
         return  # of rank 3, the last axis may as well hold features (layer normalization)

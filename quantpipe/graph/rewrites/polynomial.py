@@ -20,7 +20,7 @@ CLOSE = 1e-4
 
 
 def argument(value: ir.Value | None, wanted: Mapping[int, float]) -> ir.Value | None:
-    """The tensor x where a value is the wanted polynomial of x."""
+    """Return the tensor x where a value is the wanted polynomial of x."""
     return next((x for x in _above(value, DEEPEST) if _same(_polynomial(value, x, DEEPEST), wanted)), None)
 
 

@@ -19,7 +19,7 @@ def producer(value: ir.Value | None) -> ir.Node | None:
 
 
 def number(value: ir.Value | None) -> float | None:
-    """A constant with one element, of any type of number."""
+    """Return a constant with one element, of any type of number."""
     array = constant(value)
     return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype.kind in "fi" else None
 
@@ -60,7 +60,10 @@ def _alike(before: Sequence[object], after: Sequence[object]) -> bool:
 
 
 def is_column(value: ir.Value | None, data: ir.Value) -> bool:
-    """Whether a statistic meets the rows of `data`: of as many axes, so that it is not broadcast along another one."""
+    """Return whether a statistic has as many axes as `data`, so that it meets its rows.
+
+    With fewer axes it would be broadcast along another one.
+    """
     axes = rank(value)
     return axes is not None and axes == rank(data)
 

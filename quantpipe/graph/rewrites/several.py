@@ -14,7 +14,7 @@ CLIP_PORT = {"Max": 1, "Min": 2}
 
 
 def split_to_slices(graph: ir.Graph, node: ir.Node) -> None:
-    """Each result of a Split is a Slice of its input."""
+    """Write each result of a Split as a Slice of its input."""
     sizes = _sizes(node) if is_op(node, "Split") and rank(node.inputs[0]) is not None else None
     if sizes is None:
         return
@@ -48,7 +48,7 @@ def _sizes(node: ir.Node) -> list[int] | None:
 
 
 def fold_to_pairs(graph: ir.Graph, node: ir.Node) -> None:
-    """Sum, Max, Min of any number of operands as a chain of ops on two."""
+    """Write a Sum, Max or Min of any number of operands as a chain of ops on two."""
     if not is_op(node, *PAIRED) or (len(node.inputs) == 2 and node.op_type == PAIRED[node.op_type]):
         return
     total = node.inputs[0]
@@ -66,7 +66,7 @@ def fold_to_pairs(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def extreme_to_clip(graph: ir.Graph, node: ir.Node) -> None:
-    """The greater or the lesser of a tensor and a number is a Clip with one bound."""
+    """Write the greater or the lesser of a tensor and a number as a Clip with one bound."""
     if not is_op(node, *CLIP_PORT) or len(node.inputs) != 2:
         return
     for port in (1, 0):

@@ -12,19 +12,19 @@ from onnx_ir.convenience import convert_attributes
 
 
 def is_op(node: ir.Node | None, *ops: str) -> bool:
-    """Whether a node is one of these standard ops."""
+    """Return whether a node is one of these standard ops."""
     return node is not None and node.op_type in ops and node.domain in ("", "ai.onnx")
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """The content of a constant value, or None."""
+    """Return the content of a constant value, or None."""
     if value is None or value.const_value is None:
         return None
     return np.asarray(value.const_value.numpy())
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """The content of a constant with one float32 element, or None."""
+    """Return the content of a constant with one float32 element, or None."""
     array = constant(value)
     return float(array.reshape(())) if array is not None and array.size == 1 and array.dtype == np.float32 else None
 
@@ -36,18 +36,27 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def rank(value: ir.Value | None) -> int | None:
-    """Number of axes where it is known."""
+    """Return the number of axes where it is known."""
     return None if value is None or value.shape is None else len(value.shape)
 
 
 def only_user(value: ir.Value, graph: ir.Graph) -> ir.Node | None:
-    """The one node that reads a value, None where several do or where it leaves the graph."""
+    """Return the one node that reads a value, None where several do or where it leaves the graph."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and value not in graph.outputs else None
 
 
 def new_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    """An initializer under a name that is free."""
+    """Add an initializer under a name that is free, and return it.
+
+    Args:
+        graph: the graph, which is changed.
+        name: the name that is wanted.
+        array: its content.
+
+    Returns:
+        The initializer.
+    """
     taken, candidate, number = graph.initializers, name, 1
     while candidate in taken:
         number += 1
@@ -67,7 +76,19 @@ def new_node(
     name: str | None,
     attributes: Mapping[str, Any] | None = None,
 ) -> ir.Value:
-    """Insert a node with one output, and return the output."""
+    """Insert a node with one output, and return the output.
+
+    Args:
+        graph: the graph, which is changed.
+        before: the node that the new one stands before.
+        op: the op.
+        inputs: what it reads; None for an absent optional input.
+        name: the node's name; None: one is made.
+        attributes: the attributes by name.
+
+    Returns:
+        The output.
+    """
     attrs = convert_attributes(dict(attributes or {}))
     node = ir.Node("", op, inputs=list(inputs), attributes=attrs, num_outputs=1, name=name)
     graph.insert_before(before, node)
@@ -75,7 +96,7 @@ def new_node(
 
 
 def take_place(old: ir.Value, new: ir.Value) -> None:
-    """`new` stands where `old` stood, under its name, as graph output too."""
+    """Put `new` where `old` stood, under its name, as graph output too."""
     name, shape, dtype = old.name, old.shape, old.type
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name = None

@@ -46,7 +46,13 @@ class ActivationStore:
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
-        """Keep the array of one tensor and batch."""
+        """Keep the array of one tensor and batch.
+
+        Args:
+            tensor: the tensor.
+            batch: the number of the batch.
+            array: its values.
+        """
         with self._lock:
             self._elements[tensor, batch] = array.size
             if self._used + array.nbytes <= self._limit:
@@ -64,7 +70,7 @@ class ActivationStore:
         return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
 
     def elements(self, tensor: str, batch: int) -> int:
-        """How many the array has; it is not read for that."""
+        """Return how many the array has; it is not read for that."""
         return self._elements[tensor, batch]
 
     def __contains__(self, tensor: str) -> bool:

@@ -56,7 +56,7 @@ class LayerCheckpoint:
     damaged: Callable[[DamagedError], None] = lambda error: None
 
     def any(self) -> bool:
-        """Whether something of this origin is there."""
+        """Return whether something of this origin is there."""
         return any(read_origin(path) == self.origin for path in self.folder.glob("*.npz") if damage(path) is None)
 
     def read(self, key: str) -> Arrays | None:
@@ -93,13 +93,13 @@ class Chain:
             self._digest.update(repr((name, float(q.scale), q.zero_point, q.qmin, q.qmax, q.dtype)).encode())
 
     def key(self, name: str, *arrays: NDArray[Any] | None) -> str:
-        """Of the next layer: its node, and the arrays that its numbers are made from."""
+        """Return the key of the next layer, made of its node and the arrays that its numbers are made from."""
         self._digest.update(name.encode())
         self._add(*arrays)
         return self._digest.hexdigest()
 
     def solved(self, layer: Arrays) -> None:
-        """The layer's numbers, which all later ones follow from."""
+        """Include the layer's numbers, which all later ones follow from."""
         self._add(*layer.values())
 
     def _add(self, *arrays: NDArray[Any] | None) -> None:

@@ -19,7 +19,10 @@ from quantpipe.types import Kernel, Samples, Topology
 
 
 def first_users(topology: Topology, graph: Graph) -> dict[str, Kernel]:
-    """Weight tensor -> the first kernel that reads it as a matrix; weights of other ops are left out."""
+    """Return the first kernel that reads each weight tensor as a matrix.
+
+    Weights of other ops are left out.
+    """
     found: dict[str, Kernel] = {}
     for kernel in topology.kernels:
         rule = rule_of(graph.by_name[kernel.node])
@@ -38,10 +41,22 @@ def float_moments(
     seed: int,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> dict[str, Moments]:
-    """Weight tensor -> moments of the rows that it is multiplied by, at most `rows` sampled ones over all `samples`.
+    """Return moments of the rows that each weight is multiplied by in the float model.
 
     As many layers are measured in one pass of the float model as fit `memory_mb`; what is sampled does not depend on
     it. The moments stay in memory: G·K² float64, per weight.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        samples: what the model runs on.
+        rows: most rows that are sampled for a weight over all samples.
+        memory_mb: what one pass may take.
+        seed: the seed of the sampling.
+        progress: is told how far the passes are.
+
+    Returns:
+        Weight tensor -> its moments.
     """
     users = first_users(topology, graph)
     number = {weight: i for i, weight in enumerate(users)}

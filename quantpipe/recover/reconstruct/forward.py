@@ -64,25 +64,25 @@ class Forward:
         self._stored.close()
 
     def real(self, tensor: str, batch: int) -> Array:
-        """A tensor of the float model."""
+        """Return a tensor of the float model."""
         return self._real.get(tensor, batch)
 
     def integers(self, tensor: str, batch: int, plan: QuantPlan) -> Array:
-        """A tensor's integers in the quantized model."""
+        """Return a tensor's integers in the quantized model."""
         array, q = self._stored.get(tensor, batch), plan.quantizers[tensor]
         if tensor in self._made:
             return array
         return intmath.quantize(array, q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype)
 
     def error(self, tensor: str, batch: int, plan: QuantPlan) -> Array:
-        """The float model's values less the quantized model's."""
+        """Return the float model's values less the quantized model's."""
         quantizer = plan.quantizers.get(tensor)
         if quantizer is None:
             return np.asarray(self.real(tensor, batch) - self._stored.get(tensor, batch))
         return np.asarray(self.real(tensor, batch) - dequantized(self.integers(tensor, batch, plan), quantizer))
 
     def knows(self, tensor: str) -> bool:
-        """Whether the cut that has been reached holds a tensor."""
+        """Return whether the cut that has been reached holds a tensor."""
         return tensor in self._real
 
     def grow_alike(self, first: str, second: str) -> bool:
@@ -138,7 +138,15 @@ def _port(info: TensorInfo, plan: QuantPlan) -> TensorInfo:
 
 
 def dequantized(rows: Array, quantizer: Quantizer) -> NDArray[np.float32]:
-    """The real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits."""
+    """Return the real values of stored integers: f32(q - z) · f32(s), as `intmath.dequantize`, for at most 16 bits.
+
+    Args:
+        rows: integers of any shape, of at most 16 bits.
+        quantizer: how they are stored.
+
+    Returns:
+        The real values, float32 in the same shape.
+    """
     real = rows.astype(np.float32)
     real -= np.float32(quantizer.zero_point)
     real *= np.float32(quantizer.scale)

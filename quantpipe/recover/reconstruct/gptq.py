@@ -26,7 +26,14 @@ of them can be rounded by itself."""
 
 
 def nearest(hessian: Floats) -> Rounding:
-    """Each weight for itself."""
+    """Return a rounding of each weight for itself.
+
+    Args:
+        hessian: second moments of the input, `[G, K, K]` float64.
+
+    Returns:
+        A function from weights, scales and bounds to integers and errors.
+    """
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))
@@ -36,12 +43,18 @@ def nearest(hessian: Floats) -> Rounding:
 
 
 def gptq(hessian: Floats) -> Rounding:
-    """Column by column, in order of falling H_kk; each column takes in the errors of those before it.
+    """Return a rounding column by column, in order of falling H_kk; each column takes in the errors of those before.
 
-    With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where
-    η_k = w_k + Σ_{j<k} U_jk e_j - s·q_k and e = w - s·q. Rounding w_k + Σ_{j<k} U_jk e_j makes each η_k least in turn:
+    With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where η_k =
+    w_k + Σ_{j<k} U_jk e_j - s·q_k and e = w - s·q. Rounding w_k + Σ_{j<k} U_jk e_j makes each η_k least in turn:
     optimal brain quantization in a fixed order (GPTQ, Frantar et al. 2022), written with the factor of H itself instead
-    of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal). `hessian` is positive definite.
+    of its inverse's (LDLQ, Chee et al. 2023, who prove the two equal).
+
+    Args:
+        hessian: second moments of the input, `[G, K, K]` float64, positive definite.
+
+    Returns:
+        A function from weights, scales and bounds to integers and errors.
     """
     order = _falling(hessian)
     upper, weights = _factor(hessian, order)

@@ -60,7 +60,7 @@ class LayerOptions:
 
     @property
     def wants_float(self) -> bool:
-        """Whether a layer answers for its output in the float model, and not for its own rounding alone."""
+        """Return whether a layer answers for its output in the float model, and not for its own rounding alone."""
         return self.propagate or not self.own_bias
 
 
@@ -78,7 +78,7 @@ class WeightGrid:
     per_channel: bool
 
     def spread(self, shape: tuple[int, ...]) -> WeightGrid:
-        """The same with bounds of one shape, float64."""
+        """Return the same with bounds of one shape, float64."""
         low, high = (np.broadcast_to(np.asarray(b, np.float64), shape) for b in self.bounds)
         return replace(self, bounds=(low, high))
 
@@ -107,7 +107,19 @@ def solve(
     grid: WeightGrid,
     options: LayerOptions,
 ) -> Solved:
-    """`start`: the scale that the plan would use; `floor`: the least that the bias allows, `[G, O]`."""
+    """Return the integers and scales of least expected error for one layer.
+
+    Args:
+        weight: the float weights, `[G, O, K]`.
+        moments: moments of the layer's input.
+        start: the scale that the plan would use, `[G, O]`.
+        floor: the least scale that the bias allows, `[G, O]`.
+        grid: the integers that a weight may have.
+        options: how the weights are found.
+
+    Returns:
+        The integers, scales, the shift of the bias, and the errors.
+    """
     unit = _mean_diagonal(moments.hessian) * max(1.0, options.shrinkage_factor * moments.uncertainty)
     about = moments if options.correct_bias else moments.about_zero
     target = regression(weight, about, options.ridge * unit) if options.propagate else weight

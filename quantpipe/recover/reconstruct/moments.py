@@ -52,7 +52,7 @@ class Moments:
 
     @property
     def about_zero(self) -> Moments:
-        """Both with the means included; what a layer without bias has to go by."""
+        """Return both with the means included; what a layer without bias has to go by."""
         row = self.mean[:, None, :]
         hessian = self.hessian + self.mean[:, :, None] * row
         if self.output is None:

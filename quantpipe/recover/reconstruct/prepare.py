@@ -40,12 +40,12 @@ class Layer:
 
     @cached_property
     def matrix(self) -> Floats:
-        """`[G, O, K]`."""
+        """Return `[G, O, K]`."""
         return np.asarray(self.form.matrix(self.node, self.weight.astype(np.float64)))
 
     @property
     def per_channel(self) -> bool:
-        """Whether each output channel has a scale of its own."""
+        """Return whether each output channel has a scale of its own."""
         return self.site.axis is not None
 
     def floor(self, input_scale: float, bias: Floats | None) -> Floats:
@@ -103,7 +103,7 @@ class Layer:
 
 
 def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
-    """The layer of a kernel; None for one without weight, and for an op that is no matrix product."""
+    """Return the layer of a kernel; None for one without weight, and for an op that is no matrix product."""
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
     if kernel.weight is None or rule is None or rule.matrix is None:

@@ -23,7 +23,10 @@ class Segment:
 
 
 def segments(graph: Graph, topology: Topology) -> list[Segment]:
-    """All segments in graph order. A node whose accumulator is only read as one belongs to its reader's segment."""
+    """Return all segments in graph order.
+
+    A node whose accumulator is only read as one belongs to its reader's segment.
+    """
     found: list[Segment] = []
     pending: dict[str, list[str]] = {}
     for node in graph.nodes:

@@ -27,7 +27,7 @@ MOST = 0.98
 
 
 def parts_of(batch: int, samples: int) -> int:
-    """Into how many parts the rows of a batch are cut, of so many samples in all."""
+    """Return into how many parts the rows of a batch are cut, of so many samples in all."""
     return ceil(PARTS * batch / max(samples, 1))
 
 

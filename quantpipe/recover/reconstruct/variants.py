@@ -52,7 +52,7 @@ class Variants:
         self._made: dict[tuple[str, int, bytes, bytes], _Made] = {}
 
     def overrides(self, strategy: Strategy) -> Overrides:
-        """For `Planner.plan`: integers and biases that take the place of rounding to the nearest."""
+        """Return the integers and biases that `Planner.plan` takes in place of rounding to the nearest."""
         found = Overrides({}, {})
         for tensor, kernel in self._users.items():
             layer = layer_of(self._graph, self._topology, kernel)

@@ -50,10 +50,22 @@ def absorbed(
     options: Absorption,
     steps: Mapping[str, float],
 ) -> dict[str, ChannelChange]:
-    """A change per link whose tensor needs a smaller range then; factors are 1.
+    """Return a change per link whose tensor needs a smaller range then; factors are 1.
 
-    `steps`: scales of tensors, as far as they are known. Offsets are then whole steps: so what was 0, as most values
-    behind a Relu are, stays a code without an error that all of these values would share.
+    Offsets are whole steps where scales are known: so what was 0, as most values behind a Relu are, stays a code
+    without an error that all of these values would share.
+
+    Args:
+        graph: the graph.
+        found: the links.
+        extremes: statistics of the links' tensors.
+        schema: how ranges become scales.
+        spec: the device.
+        options: how constants are chosen.
+        steps: scales of tensors, as far as they are known.
+
+    Returns:
+        Tensor -> its change.
     """
     changes: dict[str, ChannelChange] = {}
     for link in found:

@@ -54,7 +54,7 @@ def mixed(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> 
 
 
 def faces(graph: Graph, topology: Topology, stream: Stream) -> list[Face]:
-    """The weights around a stream as its channels meet them, with the scales that the device gives them."""
+    """Return the weights around a stream as its channels meet them, with the scales that the device gives them."""
     found = []
     for names, is_maker in ((stream.makers, True), (stream.readers, False)):
         for name in names:

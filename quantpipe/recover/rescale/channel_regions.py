@@ -44,7 +44,7 @@ class Link:
 
 
 def links(graph: Graph, topology: Topology) -> tuple[dict[str, Link], dict[str, str]]:
-    """All links by their tensor, in graph order, and for each maker without one why."""
+    """Return all links by their tensor, in graph order, and for each maker without one why."""
     finder = _Finder(graph, topology)
     found: dict[str, Link] = {}
     refused: dict[str, str] = {}
@@ -174,7 +174,7 @@ class _Finder:
 
 
 def users_of_constants(graph: Graph) -> Mapping[str, int]:
-    """How many ports read each constant."""
+    """Return how many ports read each constant."""
     found: dict[str, int] = {}
     for node in graph.nodes:
         for tensor in (*node.inputs, *node.captured):

@@ -60,7 +60,15 @@ def crest(faces: Iterable[Face]) -> float:
 
 
 def rotated(face: Face, matrix: Floats) -> Face:
-    """The face behind a rotation of the channels, T' = M T."""
+    """Return the face behind a rotation of the channels, T' = M T.
+
+    Args:
+        face: the weight as the channels meet it.
+        matrix: M, `[C, C]`.
+
+    Returns:
+        The rotated face.
+    """
     return Face(face.values @ matrix.T, face.shared)
 
 

@@ -70,7 +70,7 @@ def rescale_channels(
 
 
 def compose(first: ChannelChange, second: ChannelChange) -> ChannelChange:
-    """The change that does both, one after the other; limits are those of the second."""
+    """Return the change that does both, one after the other; limits are those of the second."""
     return ChannelChange(first.factor * second.factor, first.offset + first.factor * second.offset, second.limits)
 
 

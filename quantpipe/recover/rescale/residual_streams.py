@@ -40,7 +40,7 @@ class Stream:
 
 
 def streams(graph: Graph, topology: Topology) -> tuple[dict[str, Stream], dict[str, str]]:
-    """All streams by name, in graph order, and for each layer whose result is in none of them why."""
+    """Return all streams by name, in graph order, and for each layer whose result is in none of them why."""
     finder = _Finder(graph, topology)
     found: dict[str, Stream] = {}
     refused: dict[str, str] = {}

@@ -32,7 +32,7 @@ class RotationResult:
 
     @property
     def gain_db(self) -> float:
-        """By how much the rounding of these weights loses less, as far as their ranges decide."""
+        """Return by how much the rounding of these weights loses less, as far as their ranges decide."""
         return 10 * math.log10(self.crest[0] / self.crest[1])
 
 

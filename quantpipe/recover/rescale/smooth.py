@@ -40,7 +40,18 @@ class Smoothing:
 def smoothed(
     graph: Graph, topology: Topology, found: Iterable[Link], extremes: Mapping[str, ChannelExtremes], *, alpha: float
 ) -> dict[str, ChannelChange]:
-    """A change per link behind a normalization; offsets are 0."""
+    """Return a change per link behind a normalization; offsets are 0.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        found: the links.
+        extremes: statistics of the links' tensors.
+        alpha: the exponent of the activations' magnitudes in the factor, 0 to 1.
+
+    Returns:
+        Tensor -> its change.
+    """
     changes = {}
     for link in found:
         if not link.affine:

@@ -31,7 +31,13 @@ class Writer:
                 self._uses[tensor] = self._uses.get(tensor, 0) + 1
 
     def constant(self, node: Node, port: int, value: Floats) -> None:
-        """Another constant at a port, under the same name where the node is its only user."""
+        """Put another constant at a port, under the same name where the node is its only user.
+
+        Args:
+            node: the node.
+            port: the port of the constant.
+            value: its new content, real numbers.
+        """
         name = node.inputs[port]
         dtype = self._graph.constant_tensor(name).dtype.numpy()
         array = np.ascontiguousarray(value.astype(dtype))
@@ -82,7 +88,7 @@ class Writer:
         return tuple(added)
 
     def graph(self) -> Graph:
-        """The view of the copy."""
+        """Return the view of the copy."""
         old = self._graph
         found = view(self._model, old.model_hash, old.source, old.notes)
         return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying, states=old.states)

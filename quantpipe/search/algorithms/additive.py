@@ -55,17 +55,20 @@ class Additive:
         self.graded = [i for i in self.movable if space.choices[i].graded]
 
     def learn(self, choice: int, option: int, score: Score) -> None:
-        """The score of a point that differs from the base in this choice only."""
+        """Include the score of a point that differs from the base in this choice only."""
         self.measured[choice, option] = (self._score.value - score.value, self._score.cost - score.cost)
 
     def learn_level(self, index: int, score: Score) -> None:
-        """The score of a point with every graded choice at this option: a first guess for what was not probed."""
+        """Include the score of a point with every graded choice at this option.
+
+        It is a first guess for what was not probed.
+        """
         loss, saved = self._score.value - score.value, self._score.cost - score.cost
         if self.graded and index > 0 and math.isfinite(loss):
             self._levels[index] = (max(loss, 0.0) / len(self.graded), max(saved, 0.0) / len(self.graded))
 
     def moved(self, base: Point, score: Score) -> Additive:
-        """The same knowledge against another point, as far as it adds up."""
+        """Return the same knowledge against another point, as far as it adds up."""
         found = Additive(self._space, base, score)
         found._levels = dict(self._levels)
         for i in self.movable:
@@ -83,7 +86,7 @@ class Additive:
         return {option: found for (i, option), found in self.measured.items() if i == choice}
 
     def unmeasured(self) -> list[tuple[int, int]]:
-        """(choice, option) in the order of the space."""
+        """Return (choice, option) in the order of the space."""
         return [
             (i, o)
             for i in self.movable
@@ -92,7 +95,7 @@ class Additive:
         ]
 
     def table(self) -> Table:
-        """All options, measured or estimated, but those that are broken or that nothing is known of."""
+        """Return all options, measured or estimated, but those that are broken or that nothing is known of."""
         found: Table = []
         for i, choice in enumerate(self._space):
             options = [Option(self._base[i], 0.0, 0.0)]
@@ -130,7 +133,7 @@ class Additive:
 
 
 def useful(table: Table) -> Table:
-    """Without options that lose as much as another one, or more, and save no more."""
+    """Return the options without those that lose as much as another one, or more, and save no more."""
     kept = []
     for options in table:
         front: list[Option] = []
@@ -142,7 +145,7 @@ def useful(table: Table) -> Table:
 
 
 def rebased(table: Table) -> tuple[list[Option], Table]:
-    """Per choice the option of the least loss; and all options with losses and savings against that one."""
+    """Return per choice the option of the least loss, and all options with losses and savings against that one."""
     origin = [min(options, key=lambda o: (o.loss, -o.saved, o.index)) for options in table]
     pairs = zip(table, origin, strict=True)
     return origin, [[Option(o.index, o.loss - b.loss, o.saved - b.saved) for o in options] for options, b in pairs]
@@ -157,17 +160,38 @@ def _uses(table: Table, goal: float, within_cost: bool) -> list[list[float]]:
 
 
 def used(chosen: list[Option], table: Table, start: Score, goal: float, *, within_cost: bool) -> float:
-    """What a plan is predicted to use: a loss, or a cost."""
+    """Return what a plan is predicted to use: a loss, or a cost.
+
+    Args:
+        chosen: the option of each choice.
+        table: options with their losses and savings.
+        start: the score of the base.
+        goal: the tolerance, by which saved costs are weighted where losses are limited.
+        within_cost: whether the cost is limited, in place of the loss.
+
+    Returns:
+        The loss or the cost.
+    """
     uses = _uses(table, goal, within_cost)
     spent = sum(use[options.index(o)] for o, options, use in zip(chosen, table, uses, strict=True))
     return spent + (start.cost if within_cost else 0.0)
 
 
 def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: bool) -> list[Option]:
-    """The best combination that is predicted to stay within the limit; if there is none, what uses least.
+    """Return the best combination that is predicted to stay within the limit; if there is none, what uses least.
 
     Within a tolerance: most saved cost with a sum of losses of at most `limit`. Within a cost: least sum of losses with
     a predicted cost of at most `limit`.
+
+    Args:
+        table: options with their losses and savings.
+        start: the score of the base.
+        limit: the most loss or cost.
+        goal: the tolerance, by which saved costs are weighted where losses are limited.
+        within_cost: whether the cost is limited, in place of the loss.
+
+    Returns:
+        The option of each choice.
     """
     uses = _uses(table, goal, within_cost)
     least = [min(use) for use in uses]
@@ -188,7 +212,7 @@ def plan(table: Table, start: Score, limit: float, goal: float, *, within_cost: 
 
 
 def weighed(table: Table, price: float) -> list[Option]:
-    """Per choice the option of the least loss - price · saved: the best combination where nothing is limited."""
+    """Return per choice the option of the least loss - price · saved: the best combination where nothing is limited."""
     return [min(options, key=lambda o: (o.loss - price * o.saved, o.index)) for options in table]
 
 

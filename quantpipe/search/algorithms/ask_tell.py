@@ -43,7 +43,7 @@ def quiet() -> Iterator[Any]:
 
 
 def distributions(optuna: Any, space: ChoiceSpace, only: Sequence[int]) -> dict[str, Any]:
-    """The options of some choices by index: whole numbers where they are graded, else categories."""
+    """Return the options of some choices by index: whole numbers where they are graded, else categories."""
     found: dict[str, Any] = {}
     for i in only:
         count = len(space.choices[i].options)
@@ -55,7 +55,10 @@ def distributions(optuna: Any, space: ChoiceSpace, only: Sequence[int]) -> dict[
 
 
 def losses(score: Score, start: Score, objective: Objective) -> tuple[float, float]:
-    """(loss against the reference, cost as a share of the most precise point's), both finite and to be minimized."""
+    """Return the loss against the reference, and the cost as a share of the most precise point's.
+
+    Both are finite and to be minimized.
+    """
     loss = objective.reference_value - score.value
     return (loss if math.isfinite(loss) else _WORST), score.cost / start.cost if start.cost > 0 else 0.0
 
@@ -79,7 +82,7 @@ class Proposals:
         return len(self.seen) >= self.space.size
 
     def forced(self) -> Point | None:
-        """A point to be asked whatever the sampler says, or None."""
+        """Return a point to be asked whatever the sampler says, or None."""
         if self._waiting:
             return self._waiting.pop(0)
         if self._repeats < _REPEATS:
@@ -88,7 +91,7 @@ class Proposals:
         return unseen(self.space, self._best, self.seen, self._rng)
 
     def note(self, point: Point, best: Point) -> None:
-        """What was asked in the end."""
+        """Remember what was asked in the end."""
         self._repeats = self._repeats + 1 if point in self.seen else 0
         self.seen.add(point)
         self._best = best

@@ -14,22 +14,37 @@ _TRIES = 256
 
 
 def depth(space: ChoiceSpace) -> int:
-    """The last level: the most options beyond the first that a graded choice has."""
+    """Return the last level: the most options beyond the first that a graded choice has."""
     return max((len(c.options) - 1 for c in space if c.graded), default=0)
 
 
 def level(space: ChoiceSpace, index: int) -> Point:
-    """Every graded choice at this option, or at its last one; all others at their first. Level 0 is the start."""
+    """Return every graded choice at this option, or at its last one; all others at their first.
+
+    Level 0 is the start.
+    """
     return tuple(min(index, len(c.options) - 1) if c.graded else 0 for c in space)
 
 
 def levels(space: ChoiceSpace) -> list[Point]:
-    """All of them from the most to the least precise, each once."""
+    """Return all levels from the most to the least precise, each once."""
     return list(dict.fromkeys(level(space, i) for i in range(depth(space) + 1)))
 
 
 def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: float) -> Point:
-    """The point with this share of its choices moved by one option, at least one (where there is one to move)."""
+    """Return the point with this share of its choices moved by one option.
+
+    At least one choice moves, where there is one to move.
+
+    Args:
+        space: the choices.
+        point: the point to start from.
+        rng: the source of chance.
+        share: the share of choices that move, 0 to 1.
+
+    Returns:
+        The point.
+    """
     movable = [i for i, c in enumerate(space) if len(c.options) > 1]
     moved = list(point)
     if movable:
@@ -41,7 +56,19 @@ def mutated(space: ChoiceSpace, point: Point, rng: np.random.Generator, share: f
 
 
 def unseen(space: ChoiceSpace, point: Point, seen: Container[Point], rng: np.random.Generator) -> Point | None:
-    """A point near this one that is not in `seen`; None when there is none. Exhaustive in small spaces."""
+    """Return a point near this one that is not in `seen`; None when there is none.
+
+    Small spaces are searched exhaustively.
+
+    Args:
+        space: the choices.
+        point: the point to stay near to.
+        seen: the points that are known.
+        rng: the source of chance.
+
+    Returns:
+        The point, or None.
+    """
     near = point
     for _ in range(_TRIES):
         near = mutated(space, near, rng, 0.0)
