@@ -28,7 +28,7 @@ HEAVY_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Tried:
-    """One measured set of nodes in float: what was asked, and what came out."""
+    """Record one measured set of nodes in float: what was asked, and what came out."""
 
     what: str
     loss: float
@@ -38,7 +38,7 @@ class Tried:
 
 @dataclass(eq=False)
 class Selection:
-    """A search over nodes in float that always holds its best answer so far.
+    """Search over nodes in float, and hold the best answer so far at any time.
 
     `measure`: (loss, cost) of a set of nodes in float; it may raise what ends the search, and `floats` is the answer
     then. `certain`: nodes whose ranges cannot be trusted, `doubted`: nodes whose ranges hold masks or parts far apart;
@@ -57,7 +57,7 @@ class Selection:
 
     @property
     def taken(self) -> Tried:
-        """What was measured of the answer."""
+        """Return what was measured of the answer."""
         return next(t for t in reversed(self.tried) if t.nodes == self.floats)
 
     def run(self) -> None:
