@@ -35,7 +35,9 @@ STRUCTURAL = ("float", "granularity", "add")
 
 @dataclass(frozen=True)
 class AnnotateOptions:
-    """`float_nodes` are glob patterns over node names, `float_ops` op types; `min_bits` is the floor of every choice.
+    """State what runs in integers and what a search may decide.
+
+    `float_nodes` are glob patterns over node names, `float_ops` op types; `min_bits` is the floor of every choice.
 
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled

@@ -31,7 +31,7 @@ from quantpipe.types import (
 
 @dataclass(frozen=True)
 class Solved:
-    """Scale groups in order of their first tensor, and the kernels with the operands that must be rescaled marked."""
+    """Hold scale groups in order of their first tensor, and the kernels with rescaled operands marked."""
 
     groups: tuple[ScaleGroup, ...]
     kernels: tuple[Kernel, ...]

@@ -41,7 +41,10 @@ ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Fam
 
 
 class Topologies:
-    """All topologies of one graph on one hardware. Pickles without what it keeps."""
+    """Give all topologies of one graph on one hardware.
+
+    It is pickled without the topologies that it has made.
+    """
 
     def __init__(
         self,
@@ -194,7 +197,7 @@ class Topologies:
 
     @property
     def may_float(self) -> tuple[str, ...]:
-        """Nodes that run in integers and that the device could run in float as well, in execution order.
+        """Return nodes that run in integers and that the device could run in float as well, in execution order.
 
         Those that only move values are among them, but none whose tensors the user states something of.
         """

@@ -67,15 +67,12 @@ class StatsCollector:
         self.channels = None if channel_axis is None else ChannelCollector(channel_axis)
 
     def update(self, array: NDArray[Any], first_sample: int, *, batch_ends: bool = True) -> None:
-        """Include an array of values.
+        """Include an array of values; those that are not finite are counted and left out.
 
         Args:
             array: any shape and real dtype; axis 0 counts samples.
             first_sample: the number of the first of them, as errors name it.
             batch_ends: False where the array is a piece of a batch that goes on in the next call.
-
-        Raises:
-            DataError: for values that are not finite.
         """
         self._include(array, first_sample)
         if batch_ends:

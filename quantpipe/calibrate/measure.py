@@ -40,7 +40,7 @@ Collector = StatsCollector | ExtremesCollector
 
 
 class Checkpoint(Protocol):
-    """Where a measurement leaves its state between two runs of the program."""
+    """Keep the state of a measurement between two runs of the program."""
 
     def read(self) -> State | None:
         """Return the state of an interrupted measurement, or None."""
@@ -50,7 +50,7 @@ class Checkpoint(Protocol):
 
 
 class NoCheckpoint:
-    """Nothing is left."""
+    """Keep no state: an interrupted measurement begins again."""
 
     def read(self) -> State | None:
         """Return None: nothing is kept."""
@@ -62,7 +62,7 @@ class NoCheckpoint:
 
 @dataclass(frozen=True)
 class Detail:
-    """What is measured of each tensor.
+    """State what is measured of each tensor.
 
     `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels are
     measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted (see

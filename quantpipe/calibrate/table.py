@@ -1,4 +1,4 @@
-"""From statistics and choices to a strategy: the range of every scale group and the thresholds of every weight.
+"""Make a strategy of statistics and choices: the range of every scale group and the thresholds of every weight.
 
 A range is a pure function of (statistics, bits, schema), so a changed estimator or choice never runs the model again.
 Groups with several sources get the hull of their sources' ranges: that is the rectification that concatenations and

@@ -14,7 +14,10 @@ REAL = "float32"
 
 @dataclass(frozen=True)
 class Island:
-    """`nodes` in graph order. `place`: entry (fed by the model's inputs only), exit (read by its outputs only), inside.
+    """Describe nodes in float that hang together.
+
+    `nodes` are in graph order. `place`: entry (fed by the model's inputs only), exit (read by its outputs only),
+    inside.
 
     `conversions`: tensors that are dequantized for it or quantized behind it, once each per run.
     """

@@ -1,4 +1,4 @@
-"""From raw samples to the values a model takes: (pixel * scale - mean) / std per channel, axes in the model's order.
+"""Make a model's values of raw samples: (pixel * scale - mean) / std per channel, axes in the model's order.
 
 Pure arithmetic on arrays; which model input they must fit is checked in `samples`.
 """

@@ -1,4 +1,4 @@
-"""From parts of sources to the three splits of a run, fitted to the model and checked as far as that is cheap."""
+"""Make the three splits of a run of parts of sources, fitted to the model and checked as far as that is cheap."""
 
 from __future__ import annotations
 

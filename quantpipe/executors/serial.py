@@ -11,7 +11,7 @@ from quantpipe.types import Point, Score
 
 @dataclass(frozen=True)
 class Serial:
-    """conf/executor/serial.yaml."""
+    """Measure in this process (conf/executor/serial.yaml)."""
 
     def open(self, recipe: ScorerFactory) -> Local:
         """Return a worker that measures in this process."""
@@ -19,7 +19,7 @@ class Serial:
 
 
 class Local:
-    """One worker: this process."""
+    """Measure in this process, as the one worker."""
 
     count = 1
 

@@ -39,7 +39,10 @@ HEAD = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class Limits:
-    """`seconds` of one step of the work; `bytes` of memory beyond what this process has."""
+    """Limit what native code may take for a model that nobody has run yet.
+
+    `seconds` are those of one step of the work; `bytes` is memory beyond what this process has.
+    """
 
     seconds: float
     bytes: int

@@ -36,7 +36,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Place:
-    """`length` bytes from `offset` on in the file `path`."""
+    """State where bytes lie: `length` bytes from `offset` on in the file `path`."""
 
     path: Path
     offset: int

@@ -1,4 +1,4 @@
-"""From a hardware file (plain data) to a `HardwareSpec`, with every mistake named: field, value found, legal values."""
+"""Read a hardware file (plain data) into a `HardwareSpec`; each mistake names field, value found and legal values."""
 
 from __future__ import annotations
 

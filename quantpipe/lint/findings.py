@@ -23,7 +23,10 @@ Feeds = Mapping[str, Any]
 
 
 class Severity(StrEnum):
-    """`refused`: the device cannot run it as written. `note`: it runs, but not as an integer model should."""
+    """Name how much a finding matters.
+
+    `refused`: the device cannot run the model as written. `note`: it runs, but not as an integer model should.
+    """
 
     REFUSED = "refused"
     NOTE = "note"
@@ -31,7 +34,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`where` is a tensor or a node; `rule` the name of what was broken."""
+    """State one rule that a tensor or a node breaks.
+
+    `where` is the tensor or node; `rule` is the name of what was broken.
+    """
 
     severity: Severity
     rule: str
@@ -42,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """The answer: counts of what was read, and every finding in graph order."""
+    """Hold what a device would refuse of a model: counts of what was read, and every finding in graph order."""
 
     model: str
     hardware: str

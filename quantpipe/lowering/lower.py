@@ -1,4 +1,4 @@
-"""From a plan to an ONNX graph: one walk over the float graph, shared by the simulated and all realized forms.
+"""Write a plan as an ONNX graph: one walk over the float graph, shared by the simulated and all realized forms.
 
 The walk keeps every tensor in the forms its readers want (real, stored integers, accumulator) and asks a `Dialect`
 how each op and each conversion is written. Dialects are tables: op type -> function. They read numbers from the plan

@@ -69,7 +69,7 @@ def why_not(job: RunContext) -> str | None:
 
 
 def origin_of(job: RunContext) -> Origin:
-    """Where the record of decisions comes from."""
+    """Return where the record of decisions comes from."""
     return job.origin("precision", job.fitted_on, (*ANNOTATE, *PRECISION))
 
 

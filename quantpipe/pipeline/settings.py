@@ -79,7 +79,9 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class CalibrateSettings:
-    """`statistics`: `full`, or `extremes` for minima and maxima only. `per_channel`: glob patterns of tensors.
+    """State which statistics are gathered.
+
+    `statistics`: `full`, or `extremes` for minima and maxima only. `per_channel`: glob patterns of tensors.
 
     `cache`: the folder of statistics that all runs share, `auto` for the user's own, `none` for no cache.
     """
@@ -186,7 +188,7 @@ class ReplaySettings:
 
 
 class Console(Protocol):
-    """Where a run tells how far it is."""
+    """Tell how far a run is."""
 
     def stage(self, name: str, note: str = "") -> None:
         """Tell that a stage begins."""

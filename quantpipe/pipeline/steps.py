@@ -38,7 +38,10 @@ class Start:
 
 
 class Steps:
-    """`settings.stages` says which stages belong to the run; the others are answered from the folder."""
+    """Run the stages of a run one by one.
+
+    `settings.stages` says which stages belong to the run; the results of the others are read from the folder.
+    """
 
     def __init__(self, job: RunContext) -> None:
         self.job = job

@@ -20,7 +20,10 @@ WeightMaker = Callable[[str, int, NDArray[np.float64]], WeightTensor]
 
 @dataclass(eq=False)
 class PlanBuilder:
-    """`raw` holds scales and `bounds` the greatest magnitudes of tensors that are handed on as accumulators."""
+    """Collect the numbers of a plan in the making.
+
+    `raw` holds scales and `bounds` the greatest magnitudes of tensors that are handed on as accumulators.
+    """
 
     graph: Graph
     topology: Topology

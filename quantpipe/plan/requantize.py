@@ -1,4 +1,4 @@
-"""From an accumulator's scale to a stored one: multipliers, shifts, bounds of the result."""
+"""Bring an accumulator's scale to a stored one: multipliers, shifts, bounds of the result."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Move:
 
     @property
     def heavy(self) -> bool:
-        """Whether the nodes do the multiplications that integers are there for."""
+        """Return whether the nodes do the multiplications that integers are there for."""
         return self.share > 0
 
     def halves(self) -> tuple[Move, ...]:

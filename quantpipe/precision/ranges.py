@@ -27,7 +27,7 @@ APART_RATIO = 100.0
 
 
 class FindingKind(StrEnum):
-    """What a range says."""
+    """Name what a range says."""
 
     MASK = "mask"
     CONSTANT = "constant in calibration"
@@ -36,7 +36,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement: of `tensor`, at `node`, in words."""
+    """State one thing about `tensor`, at `node`, in words."""
 
     kind: FindingKind
     node: str
@@ -85,7 +85,7 @@ def _never_varied(stats: TensorStats) -> bool:
 
 
 def depends_on_values(graph: Graph, tensor: str) -> bool:
-    """Whether a tensor depends on the values of an input of the model, and not on shapes alone."""
+    """Return whether a tensor depends on the values of an input of the model, and not on shapes alone."""
     waiting, seen = [tensor], {tensor}
     while waiting:
         name = waiting.pop()

@@ -32,7 +32,7 @@ HEAVY_SHARE = 0.25
 
 @dataclass(frozen=True)
 class Tried:
-    """One measured set of nodes in float: what was asked, and what came out."""
+    """Record one measured set of nodes in float: what was asked, and what came out."""
 
     what: str
     loss: float
@@ -42,7 +42,7 @@ class Tried:
 
 @dataclass(eq=False)
 class Selection:
-    """A search over nodes in float that always holds its best answer so far.
+    """Search over nodes in float, and hold the best answer so far at any time.
 
     What moves is a node into float, or a scale group (by the key of its choice) to its whole range.
 
@@ -72,7 +72,7 @@ class Selection:
 
     @property
     def taken(self) -> Tried:
-        """What was measured of the answer."""
+        """Return what was measured of the answer."""
         return next(t for t in reversed(self.tried) if t.nodes == self.moved)
 
     def run(self) -> None:

@@ -49,7 +49,7 @@ GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
 
 
 class Integer(Stored):
-    """The dialect."""
+    """Write the integer form."""
 
     name = "integer"
     integer_accumulators = True

@@ -24,7 +24,7 @@ from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup,
 
 
 class Qdq(Stored):
-    """The dialect. It needs float multipliers: the fused kernels requantize in float32."""
+    """Write the QDQ form, which needs float multipliers: the fused kernels requantize in float32."""
 
     name = "qdq"
     integer_accumulators = False

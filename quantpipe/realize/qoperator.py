@@ -21,7 +21,7 @@ from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Quantiz
 
 
 class QOperator(Stored):
-    """The dialect. It needs float multipliers, as its kernels do."""
+    """Write the QOperator form, which needs float multipliers, as its kernels do."""
 
     name = "qoperator"
     integer_accumulators = False

@@ -19,7 +19,7 @@ from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Re
 
 
 class Stored:
-    """Conversions and data movement on stored integers; a base for the dialects."""
+    """Write conversions and data movement on stored integers; a base for the realized forms."""
 
     def __init__(self) -> None:
         self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}

@@ -46,7 +46,11 @@ class Walk:
 
 @dataclass(frozen=True)
 class StepKind:
-    """`parameters` is the class of what `run` takes as its third argument. `rescales`: behind a walk it repeats it."""
+    """Describe a kind of step.
+
+    `parameters` is the class of what `run` takes as its third argument. `rescales`: the step puts channels in other
+    units, so that a walk that was made before is repeated.
+    """
 
     parameters: type[Any]
     run: Callable[[Work, State, Any], State]

@@ -25,7 +25,10 @@ class TargetReached(BudgetExhausted):
 
 @dataclass(frozen=True)
 class Hopeless:
-    """Whether even the best that a score can still become is not better than a rival. Travels to other processes."""
+    """Tell whether even the best that a score can still become is not better than a rival.
+
+    It travels to other processes.
+    """
 
     objective: Objective
     rival: Score

@@ -29,7 +29,7 @@ _SLACK = 1e-9
 
 
 class Metric(StrEnum):
-    """What `Score.value` is made of."""
+    """Name what `Score.value` is made of."""
 
     AUTO = "auto"
     ACCURACY = "accuracy"
@@ -52,7 +52,7 @@ class Form(StrEnum):
 
 
 class CostKind(StrEnum):
-    """What `Score.cost` counts."""
+    """Name what `Score.cost` counts."""
 
     BITS = "bits"
     WEIGHT_BYTES = "weight_bytes"

@@ -31,7 +31,10 @@ def front(trials: Iterable[Trial]) -> tuple[Trial, ...]:
 
 @dataclass(frozen=True)
 class Pick:
-    """A rule: `knee`, `best`, or `within:X`. X counts points of percent for accuracy, else the metric's own unit."""
+    """State which point of a front is taken: `knee`, `best`, or `within:X`.
+
+    X counts points of percent for accuracy, else the metric's own unit.
+    """
 
     rule: str
     within: float = math.inf

@@ -25,7 +25,10 @@ EXACT = 1 << 24
 
 
 class Arithmetic:
-    """A base of the dialect. It remembers which values are in float64."""
+    """Write arithmetic on integer-valued floats; a base for the simulated form.
+
+    It remembers which values are in float64.
+    """
 
     def __init__(self) -> None:
         self.weights: Parameters = {}

@@ -42,7 +42,11 @@ _STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 @dataclass(frozen=True)
 class TrackingConfig:
-    """`conf/tracking/mlflow.yaml` and what the app adds: the launch folder and, in a sweep, the sweep folder."""
+    """State where and how a run is filed in MLflow.
+
+    It holds the keys of `conf/tracking/mlflow.yaml` and what the app adds: the launch folder and, in a sweep, the sweep
+    folder.
+    """
 
     uri: str | None
     experiment: str
@@ -53,7 +57,9 @@ class TrackingConfig:
 
 
 class MlflowTracker:
-    """Files one run in MLflow. `launch_folder` is where the program was started: `mlflow.db` and `mlruns` stand there.
+    """File one run in MLflow.
+
+    `launch_folder` is where the program was started: `mlflow.db` and `mlruns` stand there.
 
     `parent_key` names the sweep folder when the run is a job of a sweep: it becomes a child of the sweep's parent run.
     Under an outer run (`mlflow run` sets MLFLOW_RUN_ID) that run is used, and left to its owner to close; the jobs of a

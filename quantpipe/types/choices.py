@@ -16,7 +16,7 @@ OptionValue = int | str
 
 @dataclass(frozen=True)
 class Choice:
-    """One decision. Index 0 of `options` is where a search starts.
+    """Describe one decision; index 0 of `options` is where a search starts.
 
     `key` is unique and readable (`bits:conv1.weight`); `edges` are the graph edges that share the decision. `graded`:
     each option is coarser and no dearer than the one before it (bits are; threshold steps are not, nor is `float`
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ChoiceSpace:
-    """Independent choices: every point is valid, because edges that must agree share one choice."""
+    """Hold independent choices: every point is valid, because edges that must agree share one choice."""
 
     choices: tuple[Choice, ...]
 
@@ -77,7 +77,7 @@ class ChoiceSpace:
 
 @dataclass(frozen=True)
 class Score:
-    """What one point is worth. `value` is the objective, higher is better; `cost` is lower-is-better.
+    """State what one point is worth: `value` is the objective, higher is better; `cost` is lower-is-better.
 
     `metrics` holds further numbers for the log (top1, kl, bits, …). `pruned`: the measurement was given up, as it could
     not win any more; `value` is then an upper bound of what it would have been, and `cost` is exact.
@@ -91,7 +91,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Trial:
-    """One evaluated point: a line of trials.jsonl."""
+    """Record one evaluated point: a line of trials.jsonl."""
 
     number: int
     point: Point

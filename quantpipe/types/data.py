@@ -15,7 +15,7 @@ Outputs = NDArray[Any] | tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name of a model port."""
+    """Describe a model port: name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name."""
 
     name: str
     shape: tuple[int | None, ...]
@@ -24,7 +24,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Some samples: `inputs` maps input names to arrays `[N, ...]`; `labels` is int64 `[N]` or None."""
+    """Hold some samples: `inputs` maps input names to arrays `[N, ...]`; `labels` is int64 `[N]` or None."""
 
     inputs: dict[str, NDArray[Any]]
     labels: NDArray[np.int64] | None

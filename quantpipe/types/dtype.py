@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 
 class DType(StrEnum):
-    """A storage type. `bits` includes the sign bit."""
+    """Name a storage type; `bits` includes the sign bit."""
 
     INT4 = "int4"
     UINT4 = "uint4"

@@ -31,7 +31,7 @@ class Unify(StrEnum):
 
 
 class RequantizeKind(StrEnum):
-    """How an accumulator is narrowed: times a float32, times a 31-bit integer and shifted, or shifted alone."""
+    """Name how an accumulator is narrowed: times a float32, times a 31-bit integer and shifted, or shifted alone."""
 
     FLOAT_MULTIPLIER = "float_multiplier"
     FIXED_POINT = "fixed_point"
@@ -39,7 +39,10 @@ class RequantizeKind(StrEnum):
 
 
 class Rounding(StrEnum):
-    """How a fraction becomes an integer. Halves go to the even neighbour, up, away from zero; `floor`: no rounding."""
+    """Name how a fraction becomes an integer.
+
+    Halves go to the even neighbour, up, or away from zero; `floor` does not round.
+    """
 
     HALF_EVEN = "half_even"
     HALF_UP = "half_up"
@@ -91,21 +94,24 @@ class Isa(StrEnum):
 
 
 class Narrowing(StrEnum):
-    """What storing a wider integer does. Results are clamped before, so both give the same numbers."""
+    """Name what storing a wider integer does.
+
+    Results are clamped before, so both give the same numbers.
+    """
 
     SATURATE = "saturate"
     WRAP = "wrap"
 
 
 class PadValue(StrEnum):
-    """What the device writes around a padded map: the integer 0, or its input's zero point (the real zero)."""
+    """Name what the device writes around a padded map: the integer 0, or its input's zero point (the real zero)."""
 
     ZERO = "zero"
     ZERO_POINT = "zero_point"
 
 
 class FloatOn(StrEnum):
-    """Where nodes that stay in float run; `none`: nowhere, so that a model must be all integers."""
+    """Name where nodes that stay in float run; `none`: nowhere, so that a model must be all integers."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -114,7 +120,7 @@ class FloatOn(StrEnum):
 
 
 class Overflow(StrEnum):
-    """What an accumulator does with sums that it cannot hold; `never`: plans that could reach it are refused."""
+    """Name what an accumulator does with sums that it cannot hold; `never`: plans that could reach it are refused."""
 
     WRAP = "wrap"
     SATURATE = "saturate"
@@ -123,7 +129,7 @@ class Overflow(StrEnum):
 
 @dataclass(frozen=True)
 class OpSignature:
-    """One way a device runs an op.
+    """Describe one way in which a device runs an op.
 
     `inputs`: dtype per data port, the last one repeating (bias ports are described by `HardwareSpec.bias`).
     `outputs`: the dtypes its result may be stored in, the preferred one first.
@@ -169,7 +175,7 @@ class ActivationLimits:
 
 @dataclass(frozen=True)
 class Padding:
-    """`max`: the widest pad that the device makes; None: any."""
+    """Limit the pads that the device makes; `max` is the widest one, None: any."""
 
     value: PadValue = PadValue.ZERO_POINT
     max: int | None = None
@@ -177,7 +183,10 @@ class Padding:
 
 @dataclass(frozen=True)
 class Skip:
-    """What stays in float on the device unless told otherwise: its first or last convolution or dense layer, ops."""
+    """State what stays in float on the device unless told otherwise.
+
+    That can be its first or last convolution or dense layer, and some ops.
+    """
 
     first: bool = False
     last: bool = False
@@ -186,7 +195,10 @@ class Skip:
 
 @dataclass(frozen=True)
 class RequantizeSpec:
-    """`rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`."""
+    """State how the device narrows an accumulator.
+
+    `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`.
+    """
 
     kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
     max_shift: int = 31
@@ -220,7 +232,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """One target. Field by field in docs/hardware.md."""
+    """Describe one target, field by field as in docs/hardware.md."""
 
     name: str
     description: str

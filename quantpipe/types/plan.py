@@ -21,7 +21,10 @@ Scale = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Quantizer:
-    """How one stored tensor is written: real = scale · (q - zero_point), qmin <= q <= qmax (by bits, inside dtype)."""
+    """State how one stored tensor is written: real = scale · (q - zero_point), qmin <= q <= qmax.
+
+    The bounds are those of the bits, inside the type.
+    """
 
     tensor: str
     scale: Scale
@@ -110,7 +113,7 @@ class FixedPoint:
 
 @dataclass(frozen=True, eq=False)
 class Requantize:
-    """From an accumulator to a stored integer.
+    """Narrow an accumulator to a stored integer.
 
     float_multiplier: q = clamp(round(f32(acc) · multiplier) + z)     (`zero_first`: round(f32(acc) · multiplier + z))
     fixed_point:      q = clamp(round(acc · fixed) + z), integers only; `multiplier` is what `fixed` stands for
@@ -138,7 +141,9 @@ class Requantize:
 
 @dataclass(frozen=True)
 class Limit:
-    """What an accumulator does with sums that its type cannot hold. Plans name it only where some input can make one.
+    """State what an accumulator does with sums that its type cannot hold.
+
+    Plans name it only where some input can make such a sum.
 
     wrap: v - 2^b·floor((v + 2^(b-1)) / 2^b), whatever the order of the additions. saturate: the whole sum is clamped.
     """
@@ -149,7 +154,7 @@ class Limit:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """R pairs of products that are added in int16 with saturation before the rest of the sum.
+    """Hold R pairs of products that are added in int16 with saturation before the rest of the sum.
 
     `weight`: each pair's two integer weights among zeros, `[R, C, *kernel]` (group 1), or `[K, R]` of a dense layer;
     `total`: their sum, `[R]`; `owner`: the output channel, `[R]`.
@@ -162,7 +167,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class Accumulate:
-    """Conv, Gemm, MatMul: acc = Σ (q_x - z_x)·q_w + bias, in integers.
+    """Describe a Conv, Gemm or MatMul by a weight: acc = Σ (q_x - z_x)·q_w + bias, in integers.
 
     `bound` is the greatest |partial sum| any input can give; under 2^24 float32 arithmetic is exact.
     `acc_scale` is s_x·s_w, `()` or `[C]`. `output` None: the accumulator is handed on. `limit` None: no input can make
@@ -223,7 +228,9 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One operand of an addition: brought to the common scale by a left shift (> 0) or a rounding right shift (< 0).
+    """Describe one operand of an addition.
+
+    It is brought to the common scale by a left shift (> 0) or a rounding right shift (< 0).
 
     `ratio` is s_operand / s_output for additions that rescale inside, in float32, `()` or `[C]`; negative for what is
     subtracted. `fixed` is the multiplier of those that do it in fixed point, after the left shift by `shift`.
@@ -263,7 +270,7 @@ class Sum:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Mul of two stored tensors: acc = (q_a - z_a)·(q_b - z_b)."""
+    """Describe a Mul of two stored tensors: acc = (q_a - z_a)·(q_b - z_b)."""
 
     node: str
     bound: int
@@ -272,7 +279,10 @@ class Product:
 
 @dataclass(frozen=True, eq=False)
 class Average:
-    """Average over `count` elements: acc = Σ (q_x - z_x), the 1/count sits in the multiplier or the shift."""
+    """Describe an average over `count` elements: acc = Σ (q_x - z_x).
+
+    The 1/count sits in the multiplier or the shift.
+    """
 
     node: str
     count: int
@@ -282,7 +292,7 @@ class Average:
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """An op that moves or selects values and keeps the scale; `low`, `high` bound q (clamps in integers)."""
+    """Describe an op that moves or selects values and keeps the scale; `low`, `high` bound q (clamps in integers)."""
 
     node: str
     low: int | None = None
@@ -294,7 +304,7 @@ KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Move
 
 @dataclass(frozen=True, eq=False)
 class QuantPlan:
-    """All numbers. `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
+    """Hold every number of the integer model: `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
 
     `raw_scales`: scale of each tensor that is handed on as accumulator; `narrowings`: how such a tensor is stored for
     those who read it narrow; `constants`: integers of constants read as data. `rescales` and `raised` list, for the

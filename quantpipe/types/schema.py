@@ -15,14 +15,20 @@ class Symmetry(StrEnum):
 
 
 class Denominator(StrEnum):
-    """What a threshold is divided by: `range` is 2^(b-sign) (RFC), `max` the greatest integer (TFLite, TensorRT)."""
+    """Name what a threshold is divided by.
+
+    `range` is 2^(b-sign) (RFC), `max` the greatest integer (TFLite, TensorRT).
+    """
 
     RANGE = "range"
     MAX = "max"
 
 
 class PowerOfTwo(StrEnum):
-    """How a scale becomes a power of two: `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error, Vitis)."""
+    """Name how a scale becomes a power of two.
+
+    The ways are `up` (RFC code, Glow), `nearest` (MQBench), `search` (least error, Vitis).
+    """
 
     NONE = "none"
     UP = "up"
@@ -39,7 +45,7 @@ class Granularity(StrEnum):
 
 @dataclass(frozen=True)
 class TensorSchema:
-    """How one kind of tensor (activations or weights) is quantized.
+    """State how one kind of tensor (activations or weights) is quantized.
 
     `narrow` drops the most negative integer, so that the range is symmetric around zero.
     """
@@ -62,7 +68,7 @@ class TensorSchema:
 
 @dataclass(frozen=True)
 class Schema:
-    """A named pair: how activations and how weights are quantized."""
+    """Name how activations and how weights are quantized."""
 
     name: str
     activations: TensorSchema

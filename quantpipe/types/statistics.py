@@ -16,7 +16,7 @@ def _no_batches() -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class ChannelStats:
-    """Exact statistics per channel along `axis` of an activation, `[C]` float64 each."""
+    """Hold exact statistics per channel along `axis` of an activation, `[C]` float64 each."""
 
     axis: int
     minimum: NDArray[np.float64] = field(repr=False)
@@ -37,7 +37,7 @@ class ChannelStats:
 
 @dataclass(frozen=True, eq=False)
 class TensorStats:
-    """Streamed statistics of one tensor over all calibration samples.
+    """Hold streamed statistics of one tensor over all calibration samples.
 
     `histogram` holds int64 counts over `[-limit, +limit]`, an even number of equal bins; zero is a bin border.
     `minimum`, `maximum`, `mean`, `variance` are exact (float64) over the finite elements.
@@ -76,7 +76,7 @@ class TensorStats:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """All tensors' statistics of one calibration run, keyed by tensor name.
+    """Hold all tensors' statistics of one calibration run, keyed by tensor name.
 
     `loaded` is empty for a run of one's own; else it says what file it came from and what had to be made of that.
     """
@@ -92,7 +92,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Range:
-    """A real interval to be represented, `low <= 0 <= high`, in real units."""
+    """Hold a real interval to be represented, `low <= 0 <= high`, in real units."""
 
     low: float
     high: float

@@ -14,7 +14,7 @@ from quantpipe.types.structure import DEFAULT, Structure
 
 @dataclass(frozen=True, eq=False)
 class Strategy:
-    """Enough to build the integer model again, without data.
+    """Hold enough to build the integer model again, without data.
 
     `bits`: stored tensor or weight -> bits. `ranges`: scale group -> real range. `weights`: weight ->
     thresholds T of [-T, T], float64 `()` or `[C]`, or ranges (low, high), float64 `[C, 2]` (`[1, 2]` for a tensor with

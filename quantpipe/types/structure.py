@@ -15,7 +15,7 @@ KEYS = (FLOAT_KEY, ADD_KEY, GRANULARITY_KEY)
 
 @dataclass(frozen=True)
 class Structure:
-    """What departs from the default topology, as sorted pairs (key of the choice, option). Empty: nothing does.
+    """Hold what departs from the default topology, as sorted pairs (key of the choice, option); empty: nothing does.
 
     `float:NODE` is `float`; `add:NODE` a treatment of additions; `granularity:WEIGHT` per_channel or per_tensor.
     """

@@ -12,7 +12,10 @@ from quantpipe.types.statistics import Range
 
 
 class Form(StrEnum):
-    """How a tensor exists between two nodes: real numbers, stored integers of one scale, or an accumulator as it is."""
+    """Name how a tensor exists between two nodes.
+
+    It consists of real numbers, of stored integers of one scale, or of an accumulator as it is.
+    """
 
     FLOAT = "float"
     QUANTIZED = "quantized"
@@ -21,7 +24,10 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class Edge:
-    """One producer -> consumer connection (constants and graph inputs are producers by their tensor name)."""
+    """Describe one connection from a producer to a consumer.
+
+    Constants and graph inputs are producers by their tensor name.
+    """
 
     producer: str
     tensor: str
@@ -36,7 +42,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Operand:
-    """A data input of a kernel: port, tensor, and the form it is read in.
+    """Describe a data input of a kernel: port, tensor, and the form it is read in.
 
     `rescaled`: the kernel's result has another scale that cannot be given up, so the operand is brought to it first.
     """
@@ -49,7 +55,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One integer node with the clamps (Relu, Clip) it swallows.
+    """Describe one integer node with the clamps (Relu, Clip) it swallows.
 
     `output` is the tensor behind the last swallowed clamp; `bounds` are that clamp's real limits (infinite where open).
     `form` says whether the result is stored in integers of one scale (QUANTIZED) or handed on as accumulator (RAW).
@@ -70,7 +76,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ScaleGroup:
-    """Tensors that share one scale, zero point and bit width.
+    """Hold tensors that share one scale, zero point and bit width.
 
     `sources` are the members whose statistics decide the range (the others are copies or parts of them). `fixed` is
     the range where it is known beforehand; then no statistics are needed.
@@ -106,7 +112,10 @@ class WeightSite:
 
 @dataclass(frozen=True)
 class Topology:
-    """The quantized graph without a single number. `float_nodes` gives each node left in float its reason."""
+    """Describe the quantized graph without a single number.
+
+    `float_nodes` gives each node left in float its reason.
+    """
 
     node_conds: Mapping[str, bool]
     edge_conds: Mapping[str, bool]

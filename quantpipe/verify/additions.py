@@ -24,7 +24,7 @@ LEFT = {8: 20, 16: 15}
 
 
 class Addition(Written):
-    """One Add or Sub, written out."""
+    """Check one Add or Sub that the model writes out."""
 
     def check(self) -> None:
         """Check that the model adds as plan.json says, for all values of the operands.

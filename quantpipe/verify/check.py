@@ -23,7 +23,10 @@ PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """`wrong`: the first thing that is not as claimed, or None. `proved` of `kernels` hold for all inputs."""
+    """State whether a run folder is as its certificate claims.
+
+    `wrong`: the first thing that is not, or None. `proved` of `kernels` hold for all inputs.
+    """
 
     wrong: str | None
     kernels: int = 0

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 class KernelCheck(Pieces):
-    """One kernel of the plan, whichever way the model writes it."""
+    """Check one kernel of the plan, whichever way the model writes it."""
 
     def check(self) -> None:
         """Raise Wrong with the first thing that does not hold."""

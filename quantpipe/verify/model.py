@@ -24,7 +24,10 @@ FURTHER = "Reshape"
 
 
 class Model:
-    """`stops`: values at which walks back through the graph end (results of kernels, the model's inputs)."""
+    """Read the realized model, and remember what of it was checked.
+
+    `stops`: values at which walks back through the graph end (results of kernels, the model's inputs).
+    """
 
     def __init__(self, folder: Folder) -> None:
         self._folder, graph = folder, folder.model.graph

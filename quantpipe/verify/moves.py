@@ -19,7 +19,7 @@ DATA_PORTS = {"Pad": 2}
 
 
 class Moved(Written):
-    """One kernel that keeps the scale."""
+    """Check one kernel that keeps the scale."""
 
     def check(self) -> None:
         """Check that an op which only moves values does so as plan.json says.

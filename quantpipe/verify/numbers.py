@@ -17,7 +17,7 @@ EXACT = 1 << 24
 
 
 class Numbers:
-    """What is claimed. Lookups of names that are not there are Wrong."""
+    """Look up what is claimed; names that are not there are Wrong."""
 
     def __init__(self, plan: Mapping[str, Any], certificate: Mapping[str, Any], model: Model) -> None:
         self.plan, self.certificate, self.model = plan, certificate, model

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 
 class Pieces(Written):
-    """A kernel with the checks that several kinds of it share."""
+    """Hold a kernel with the checks that several kinds of it share."""
 
     def _has_pairs(self) -> bool:
         pairs = bool(self.plan.get("saturating_pairs"))

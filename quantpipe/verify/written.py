@@ -27,7 +27,7 @@ PRODUCTS = frozenset({"ConvInteger", "MatMulInteger", "Conv", "ConvTranspose", "
 
 
 class Written:
-    """One kernel: `result` is the value that holds what it makes."""
+    """Check one kernel that the model writes out; `result` is the value that holds what it makes."""
 
     def __init__(self, numbers: Numbers, node: str) -> None:
         self.numbers, self.node, self.model = numbers, node, numbers.model
@@ -220,7 +220,7 @@ class Written:
 
 
 class Reach(NamedTuple):
-    """The sums that an accumulator may hold, `[C]` each, and what they saturate to, if to anything."""
+    """Hold the sums that an accumulator may have, `[C]` each, and what they saturate to, if to anything."""
 
     low: Ints
     high: Ints

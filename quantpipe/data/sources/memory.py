@@ -15,7 +15,10 @@ from quantpipe.data.source import SINGLE, Hasher, Rows
 
 @dataclass(frozen=True, eq=False)
 class MemorySource:
-    """`images` `[N, …]` with `labels` int64 `[N]` or None; `where` names them in messages."""
+    """Hold images in memory as a source.
+
+    `images` is `[N, …]` with `labels` int64 `[N]` or None; `where` names them in messages.
+    """
 
     where: str
     images: NDArray[Any]

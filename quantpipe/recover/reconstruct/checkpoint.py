@@ -24,7 +24,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 class Kept(Protocol):
-    """Where solved layers are left between two runs of the program."""
+    """Keep solved layers between two runs of the program."""
 
     def read(self, key: str) -> Arrays | None:
         """Return the arrays of a finished layer, or None."""
@@ -34,7 +34,7 @@ class Kept(Protocol):
 
 
 class NoCheckpoint:
-    """Nothing is left."""
+    """Keep no layers: an interrupted walk begins again."""
 
     def read(self, key: str) -> Arrays | None:
         """Return None: nothing is kept."""
@@ -85,7 +85,7 @@ class LayerCheckpoint:
 
 
 class Chain:
-    """The digest of a walk so far."""
+    """Hold the digest of a walk so far."""
 
     def __init__(self, plan: QuantPlan, *settings: Any) -> None:
         self._digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)

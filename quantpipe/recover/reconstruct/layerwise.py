@@ -50,7 +50,10 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Effort:
-    """`rows`: sampled rows per layer for its moments; `memory_mb`: what cached tensors may take."""
+    """Limit what a walk takes.
+
+    `rows`: sampled rows per layer for its moments; `memory_mb`: what cached tensors may take.
+    """
 
     rows: int
     memory_mb: int

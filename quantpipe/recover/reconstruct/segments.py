@@ -14,7 +14,10 @@ from quantpipe.types import Form, Kernel, Topology
 
 @dataclass(frozen=True)
 class Segment:
-    """`nodes` in graph order; `inputs`, `outputs` are the tensors at its cuts."""
+    """Describe a part of the graph between two cuts.
+
+    `nodes` are in graph order; `inputs`, `outputs` are the tensors at its cuts.
+    """
 
     nodes: tuple[str, ...]
     inputs: tuple[str, ...]

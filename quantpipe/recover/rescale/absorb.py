@@ -32,7 +32,10 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True)
 class Absorption:
-    """`by_channel`: an offset for each channel where the device allows that, else one for the tensor."""
+    """State which constants are taken off a tensor.
+
+    `by_channel`: an offset for each channel where the device allows that, else one for the tensor.
+    """
 
     by_channel: bool = True
 

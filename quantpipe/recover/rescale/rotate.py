@@ -38,7 +38,7 @@ class RotationResult:
 
 @dataclass(frozen=True)
 class Rotation:
-    """`iterations`: most steps of the search for a rotation."""
+    """State how a rotation is searched for; `iterations`: most steps."""
 
     iterations: int = 40
 

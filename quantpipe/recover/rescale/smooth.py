@@ -25,7 +25,10 @@ from quantpipe.types import Topology
 
 @dataclass(frozen=True)
 class Smoothing:
-    """`alphas`: candidates; the one with the least KL on the calibration samples is taken."""
+    """State how scales move from activations to weights.
+
+    `alphas`: candidates; the one with the least KL on the calibration samples is taken.
+    """
 
     alphas: Sequence[float] = (0.25, 0.5, 0.75)
 

@@ -18,7 +18,10 @@ Limits = tuple[Floats, Floats]
 
 
 class Writer:
-    """The copy; weights that are not exchanged are shared with the graph."""
+    """Write a copy of a graph with other constants.
+
+    Weights that are not exchanged are shared with the graph.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
