@@ -75,42 +75,64 @@ PHASES = 9
 model has several outputs."""
 
 
+@dataclass(frozen=True, eq=False)
+class EvaluatedModel:
+    """One quantized model: the float `graph`, what of it runs in integers, by which numbers, and the `realized` model
+    that was written of it."""
+
+    graph: Graph
+    topology: Topology
+    plan: QuantPlan
+    realized: Rendered
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSamples:
+    """What an evaluation runs on, and what is compared there.
+
+    judged: samples that nothing was fitted to or chosen by.
+    chosen_by: those that the strategy was chosen by, to compare its losses.
+    compared: which outputs are compared, and how; the metrics are those of the output it names.
+    seen: the float model's reference on `chosen_by`, if it is known.
+    """
+
+    judged: Samples
+    chosen_by: Samples
+    compared: Compared
+    seen: Reference | None = None
+
+
 def evaluate(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    realized: Rendered,
+    model: EvaluatedModel,
+    data: EvaluationSamples,
     *,
-    samples: Samples,
     sizes: Sizes,
-    chosen_by: Samples,
     metric: str,
-    compared: Compared,
-    seen: Reference | None = None,
     course: Course | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
-    """Float, simulated and realized model on samples that nothing was fitted to or chosen by: their metrics are those
-    of the output that `compared` names.
+    """Float, simulated and realized model side by side.
 
-    The simulated model runs on those it was chosen by as well, to compare its losses by the objective's `metric`;
-    `seen` is the float model's reference on these, if it is known. `course` tells how far it is, and goes on where an
-    interrupted evaluation was. Every output whose SQNR is under `warn_sqnr_db` is warned of (None: none is).
+    The simulated model runs on the samples it was chosen by as well, to compare its losses by the objective's `metric`.
+    `course` tells how far it is, and goes on where an interrupted evaluation was. Every output whose SQNR is under
+    `warn_sqnr_db` is warned of (None: none is).
     """
+    graph, topology, plan = model.graph, model.topology, model.plan
+    samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     course = course or Course()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
     session = Session(graph.model, where=graph.source)
-    names = compared.names(session.outputs)
+    names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, size=graph.batch_size, names=names)
-    reference = checked_reference(*run("float model", session, samples), compared)
+    reference = checked_reference(*run("float model", session, samples), data.compared)
     if seen is None:
-        seen = checked_reference(*run("float model on search samples", session, chosen_by), compared)
+        seen = checked_reference(*run("float model on search samples", session, chosen_by), data.compared)
     simulation = simulate(graph, topology, plan)
     session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
     simulated = every[names[0]]
-    session = Session(realized.model, where="realized model")
+    session = Session(model.realized.model, where="realized model")
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
     outputs, _ = run("realized model", session, few, names=names[:1])
     found = outputs[names[0]]
@@ -122,9 +144,7 @@ def evaluate(
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, every))
-    inside = _compared(
-        graph, topology, plan, simulation, realized=realized, samples=samples, sizes=sizes, course=course
-    )
+    inside = _compared(model, simulation, samples, sizes, course=course)
     return Evaluation(
         {
             "float": summary(reference.outputs, reference.outputs, reference.labels),
@@ -172,17 +192,10 @@ def _outputs(
 
 
 def _compared(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    simulation: Simulation,
-    *,
-    realized: Rendered,
-    samples: Samples,
-    sizes: Sizes,
-    course: Course,
+    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: Course
 ) -> dict[str, Any]:
     """The parts of an evaluation that look inside the models, and the latency."""
+    graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
 
     def first(count: int) -> Samples:
         return First(samples, whole_batches(graph, count))

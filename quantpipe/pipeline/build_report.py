@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
 from quantpipe.metrics.losses import OutputLoss
+from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
-from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.stages import Evaluation
 from quantpipe.realize.kernels import slow_warning
 from quantpipe.search import Metric, Objective
@@ -23,30 +24,30 @@ from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, To
 from quantpipe.types.structure import KEYS
 
 
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """What is known of the integer model at the end of a run.
+
+    model: sizes, operations and bits (`stages.describe_model`). costs: by every cost measure. host: what is to be known
+    of the machine that ran it. lacking: the nodes that no kernel runs as they are (`without_kernel`).
+    """
+
+    plan: QuantPlan
+    evaluation: Evaluation
+    model: Mapping[str, Any]
+    costs: Mapping[str, float]
+    host: str | None
+    lacking: Sequence[Mapping[str, Any]]
+
+
 def build_report(
-    *,
-    settings: Settings,
-    graph: Graph,
-    topology: Topology,
-    space: ChoiceSpace,
-    plan: QuantPlan,
-    strategy: Strategy,
-    profile: Profile | None,
-    search: Mapping[str, Any],
-    rectified: Sequence[Mapping[str, Any]],
-    recovery: Mapping[str, Any],
-    model: Mapping[str, Any],
-    costs: Mapping[str, float],
-    evaluation: Evaluation,
-    data: Mapping[str, Mapping[str, Any]],
-    output: str,
-    host: str | None,
-    lacking: Sequence[Mapping[str, Any]] = (),
-    doubts: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None
 ) -> dict[str, Any]:
-    """The whole report as plain data; `output` is the model's output that the metrics are about, `host` what is to be
-    known of the machine that ran it, `lacking` the nodes that no kernel runs as they are (`without_kernel`)."""
+    """The whole report as plain data. `job`: with the topology of the strategy that was `found`. `profile`: the
+    statistics behind it, if this run has them."""
+    settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
+    evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
+    recovery = found.recovery
     carried = evaluation.generalization
     return {
         "version": __version__,
@@ -63,45 +64,45 @@ def build_report(
             "float_on": settings.spec.float_on.value,
             "samples": evaluation.samples,
             **_bounded(evaluation),
-            **({"output": output} if len(graph.outputs) > 1 else {}),
-            **(_replayed(search) if settings.command == "replay" else {}),
+            **({"output": inputs.output} if len(graph.outputs) > 1 else {}),
+            **(_replayed(found.report) if settings.command == "replay" else {}),
         },
         "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
         "outputs": list(evaluation.outputs),
         "intervals": _intervals(evaluation),
-        "doubts": list(doubts),
+        "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
         **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
-        "search": dict(search),
-        "model": dict(model),
-        "cost": dict(costs),
+        "search": dict(found.report),
+        "model": dict(evaluated.model),
+        "cost": dict(evaluated.costs),
         "latency": dict(evaluation.latency),
         "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
         "conversions": _conversions(graph, topology),
-        "without_kernel": list(lacking),
+        "without_kernel": list(evaluated.lacking),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),
-        "rectified": list(rectified),
+        "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
         "layers": list(evaluation.layers),
-        "choices": _choices(space, topology, strategy),
-        "host": host,
+        "choices": _choices(job.space, topology, found.strategy),
+        "host": evaluated.host,
         "warnings": [
-            *doubts,
-            *notes,
+            *inputs.doubts,
+            *inputs.notes,
             *graph.notes,
             *decisions(graph, settings.spec),
             *_left_out(data),
             *_shared(data),
             *_profile_notes(profile),
-            *_search_notes(search),
+            *_search_notes(found.report),
             *evaluation.warnings,
-            *([slow] if (slow := slow_warning(lacking)) is not None else []),
+            *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
         ],
     }
 

@@ -16,7 +16,7 @@ from quantpipe.graph.io import file_hash, read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
-from quantpipe.pipeline.build_report import build_report
+from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_report
 from quantpipe.plan import Problem
@@ -98,11 +98,8 @@ def _evaluate(
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
     job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
     evaluation = stages.evaluate(
-        job.graph,
-        job.topology,
-        plan,
-        realized,
-        samples=samples,
+        stages.EvaluatedModel(job.graph, job.topology, plan, realized),
+        stages.EvaluationSamples(samples, job.inputs.search, job.inputs.compared, seen),
         sizes=stages.Sizes(
             options.agreement_samples,
             options.layer_samples,
@@ -110,10 +107,7 @@ def _evaluate(
             options.latency_runs,
             options.latency_seconds,
         ),
-        chosen_by=job.inputs.search,
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
-        compared=job.inputs.compared,
-        seen=seen,
         course=Course(kept, job.console.progress),
         warn_sqnr_db=options.warn_sqnr_db,
     )
@@ -126,29 +120,17 @@ def _evaluate(
     slow = slow_warning(lacking)
     if slow is not None:
         job.console.warn(slow)
-    return build_report(
-        settings=settings,
-        graph=job.graph,
-        topology=job.topology,
-        space=job.space,
-        plan=plan,
-        strategy=found.strategy,
-        profile=profile,
-        search=found.report,
-        rectified=found.rectified,
-        recovery=found.recovery,
+    evaluated = Evaluated(
+        plan,
+        evaluation,
         model=stages.describe_model(
             job.graph, job.topology, settings.spec, plan, strategy=found.strategy, realized=realized
         ),
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
-        evaluation=evaluation,
-        data=job.inputs.data_record(),
-        doubts=job.inputs.doubts,
-        notes=job.inputs.notes,
-        output=job.inputs.output,
         host=host,
         lacking=lacking,
     )
+    return build_report(job, found, evaluated, profile)
 
 
 def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from quantpipe.report.text import number
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure
 from quantpipe.search import (
+    Budget,
     CostKind,
     JsonlLog,
     Measure,
@@ -118,14 +119,13 @@ def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecis
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
+    budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)
     with closing(workers):
         result = stages.search(
             job.space,
             _timed(job, workers, table, planner) if timed else workers,
             aim.objective,
-            settings.search.algorithm,
-            budget=stages.Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target),
-            seed=settings.seed,
+            stages.SearchMethod(settings.search.algorithm, budget, settings.seed),
             log=aim.log,
             on_trial=lambda trial, best: show(
                 trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"

@@ -17,7 +17,14 @@ from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import float_pass_seconds
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.subset import First
-from quantpipe.evaluate.evaluation import Evaluation, Sizes, evaluate, whole_batches
+from quantpipe.evaluate.evaluation import (
+    EvaluatedModel,
+    Evaluation,
+    EvaluationSamples,
+    Sizes,
+    evaluate,
+    whole_batches,
+)
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.view import Graph
@@ -30,7 +37,20 @@ from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
 from quantpipe.scoring.judge import Judge
-from quantpipe.search import Algorithm, Evaluator, Measure, Metric, Objective, SearchResult, TrialLog, run_search
+from quantpipe.search import (
+    Algorithm,
+    Batching,
+    Budget,
+    Evaluator,
+    FloatFigures,
+    Measure,
+    Metric,
+    Objective,
+    ObjectiveOptions,
+    SearchResult,
+    TrialLog,
+    run_search,
+)
 from quantpipe.types import (
     ChoiceSpace,
     HardwareSpec,
@@ -44,8 +64,10 @@ from quantpipe.types import (
 )
 
 __all__ = [
-    "Budget",
+    "EvaluatedModel",
     "Evaluation",
+    "EvaluationSamples",
+    "SearchMethod",
     "Sizes",
     "all_costs",
     "annotate",
@@ -71,10 +93,12 @@ def annotate(
 
 
 @dataclass(frozen=True, eq=False)
-class Budget:
-    max_evaluations: int | None
-    max_seconds: float | None
-    target: float | None = None
+class SearchMethod:
+    """How a space is searched: the same method, on the same space and scores, asks for the same points."""
+
+    algorithm: Algorithm
+    budget: Budget
+    seed: int
 
 
 def make_objective(
@@ -91,12 +115,13 @@ def make_objective(
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
-    return Objective.from_config(
-        **{**config, "metric": metric_for(str(config["metric"]), reference.output, reference.losses)},
-        float_accuracy=top1(reference.outputs, reference.labels),
-        float_value=reference.own_value,
+    metric = metric_for(str(config["metric"]), reference.output, reference.losses)
+    figures = FloatFigures(
+        accuracy=top1(reference.outputs, reference.labels),
+        value=reference.own_value,
         start_cost=None if cost is None else cost(topology, graph, spec, bits),
     )
+    return Objective.of(ObjectiveOptions(**{**config, "metric": metric}), figures)
 
 
 def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:
@@ -108,10 +133,8 @@ def search(
     space: ChoiceSpace,
     candidates: Measure,
     objective: Objective,
-    algorithm: Algorithm,
+    method: SearchMethod,
     *,
-    budget: Budget,
-    seed: int,
     log: TrialLog,
     on_trial: Callable[[Trial, Trial], None],
     singly: bool,
@@ -123,15 +146,12 @@ def search(
     evaluator = Evaluator(
         candidates,
         objective,
-        max_evaluations=budget.max_evaluations,
-        max_seconds=budget.max_seconds,
-        target=budget.target,
+        budget=method.budget,
+        batching=Batching(size=1) if singly else Batching(size=None, prunes=objective.bounded),
         log=log,
-        batch_size=1 if singly else None,
-        prunes=objective.bounded and not singly,
         on_trial=on_trial,
     )
-    return run_search(algorithm, space, evaluator, objective, seed=seed)
+    return run_search(method.algorithm, space, evaluator, objective, seed=method.seed)
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
