@@ -40,7 +40,7 @@ class Annotation:
     @property
     def float_nodes(self) -> Mapping[str, str]:
         """Node -> why it stays in float."""
-        return dict(self.topology.float_nodes)
+        return {node: reason.text for node, reason in self.topology.float_nodes.items()}
 
 
 @dataclass(frozen=True, eq=False)

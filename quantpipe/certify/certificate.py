@@ -27,7 +27,7 @@ def certificate(
         if k.node in plan.kernels
     }
     floats = [
-        {"node": n.name, "op": n.op, "reason": topology.float_nodes.get(n.name, "it runs in float")}
+        {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float"))}
         for n in graph.nodes
         if n.name not in topology.kernel_of and n.name not in topology.swallowed
     ]

@@ -78,12 +78,6 @@ class Reader:
             )
         return found
 
-    def integer_type(self, value: object, field: str) -> DType:
-        dtype = self.choice(DType, value, field)
-        if dtype.is_float:
-            raise self.error(field, f"is {dtype.value}; legal are integer types")
-        return dtype
-
     def chains(self, value: object) -> tuple[tuple[str, ...], ...]:
         lists = isinstance(value, list | tuple) and all(isinstance(chain, list | tuple) for chain in value)
         if not isinstance(value, list | tuple) or not lists:

@@ -18,7 +18,7 @@ from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.realize.kernels import slow_warning
+from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
 from quantpipe.types.structure import KEYS
@@ -37,7 +37,7 @@ class Evaluated:
     model: Mapping[str, Any]
     costs: Mapping[str, float]
     host: str | None
-    lacking: Sequence[Mapping[str, Any]]
+    lacking: Sequence[WithoutKernel]
 
 
 def build_report(
@@ -80,9 +80,11 @@ def build_report(
         "model": dict(evaluated.model),
         "cost": dict(evaluated.costs),
         "latency": dict(evaluation.latency),
-        "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
+        "float_nodes": [
+            {"node": n, "op": graph.by_name[n].op, "reason": r.text} for n, r in topology.float_nodes.items()
+        ],
         "conversions": _conversions(graph, topology),
-        "without_kernel": list(evaluated.lacking),
+        "without_kernel": [entry.as_dict() for entry in evaluated.lacking],
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),

@@ -111,7 +111,7 @@ class RunFolder:
         payload = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
-            "float_nodes": dict(topology.float_nodes),
+            "float_nodes": {node: reason.text for node, reason in topology.float_nodes.items()},
             "groups": [
                 {"key": g.key, "tensors": g.tensors, "sources": g.sources, "dtype": g.dtype, "max_bits": g.max_bits}
                 for g in topology.groups

@@ -13,7 +13,6 @@ from quantpipe.types.hardware import (
     FloatOn,
     HardwareSpec,
     Isa,
-    Narrowing,
     OpSignature,
     Overflow,
     Padding,
@@ -44,6 +43,7 @@ from quantpipe.types.plan import (
     Term,
     WeightTensor,
 )
+from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
@@ -78,7 +78,6 @@ __all__ = [
     "Limit",
     "Lookup",
     "Move",
-    "Narrowing",
     "OpSignature",
     "Operand",
     "OptionValue",
@@ -94,6 +93,8 @@ __all__ = [
     "QuantPlan",
     "Quantizer",
     "Range",
+    "Reason",
+    "ReasonKind",
     "Requantize",
     "RequantizeKind",
     "RequantizeSpec",
