@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,19 @@ from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
 from quantpipe.simulate.simulator import Simulation, bind, simulate
-from quantpipe.types import Batch, Outputs, QuantPlan, Samples, Topology
+from quantpipe.types import (
+    Batch,
+    LatencyPart,
+    LayerRow,
+    Metrics,
+    ModelMetrics,
+    OutputRow,
+    Outputs,
+    OverflowRow,
+    QuantPlan,
+    Samples,
+    Topology,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +49,24 @@ class Evaluation:
     output of the realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are
     not near."""
 
-    metrics: Mapping[str, Mapping[str, float | None]]
+    metrics: Metrics
     agreement: Agreement
-    layers: Sequence[Mapping[str, Any]] = field(repr=False)
-    latency: Mapping[str, Any] = field(default_factory=dict)
+    layers: Sequence[LayerRow] = field(repr=False)
+    latency: LatencyPart = field(default_factory=lambda: LatencyPart())
     samples: int = 0
-    free_running: Mapping[str, float | None] = field(default_factory=dict)
+    free_running: ModelMetrics | None = None
     generalization: Generalization | None = None
-    overflow: Sequence[Mapping[str, Any]] = ()
+    overflow: Sequence[OverflowRow] = ()
     realized_samples: int = 0
-    alike: Mapping[str, float | None] = field(default_factory=dict)
-    outputs: Sequence[Mapping[str, Any]] = ()
+    alike: ModelMetrics | None = None
+    outputs: Sequence[OutputRow] = ()
     lossy: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[str]:
         """What is doubtful about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
-        elsewhere = float_warning(self.agreement, self.alike, self.metrics["realized"])
+        elsewhere = float_warning(self.agreement, self.alike or {}, self.metrics["realized"])
         return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
 
 
@@ -162,12 +174,12 @@ def evaluate(
     )
 
 
-def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[dict[str, Any]]:
+def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[OutputRow]:
     """How near each output is, where there are several; of a single one the outputs are known."""
     if len(graph.outputs) == 1:
         return []
     return course.result(
-        "every output", lambda some: nearness(graph, realized, some), samples, list[dict[str, Any]]
+        "every output", lambda some: nearness(graph, realized, some), samples, list[OutputRow]
     )  # fmt: skip
 
 
@@ -211,26 +223,26 @@ def _compared(
         "errors per tensor",
         lambda some: layer_report(graph, plan, simulation, some),
         first(sizes.layer),
-        list[dict[str, Any]],
+        list[LayerRow],
     )
     release_memory()
     overflow = course.result(
         "overflows",
         lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
         samples,
-        list[dict[str, Any]],
+        list[OverflowRow],
     )
     release_memory()
     shares = {entry["tensor"]: entry["share"] for entry in overflow}
     layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
 
-    def timed(some: Samples) -> dict[str, Any]:
+    def timed(some: Samples) -> LatencyPart:
         one = next(iter(some.batches(1))).inputs
         if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
             return {}
         return latency(graph.model, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
-    times = course.result("latency", timed, First(samples, 1), dict[str, Any])
+    times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
     return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}
 
 

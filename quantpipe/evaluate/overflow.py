@@ -3,8 +3,6 @@ overflow."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from quantpipe.calibrate.passes import run_size
@@ -12,12 +10,22 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import Accumulate, DType, Limit, Overflow, QuantPlan, Samples, Sum, Topology
+from quantpipe.types import (
+    Accumulate,
+    DType,
+    Limit,
+    Overflow,
+    OverflowRow,
+    QuantPlan,
+    Samples,
+    Sum,
+    Topology,
+)
 
 
 def overflow_report(
     graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, samples: Samples
-) -> list[dict[str, Any]]:
+) -> list[OverflowRow]:
     """Per accumulator, in graph order: its type, what it does, the static `bound` of its sums, how many `elements` were
     seen, how many `overflowed`, and that `share`."""
     found = {}
@@ -44,7 +52,7 @@ def overflow_report(
     return list(found.values())
 
 
-def _entry(node: str, tensor: str, limit: Limit, bound: int) -> dict[str, Any]:
+def _entry(node: str, tensor: str, limit: Limit, bound: int) -> OverflowRow:
     return {
         "node": node,
         "tensor": tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,7 +20,26 @@ from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
-from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
+from quantpipe.types import (
+    CalibratePart,
+    ChoiceRow,
+    ChoiceSpace,
+    ConversionsPart,
+    CostPart,
+    DataPart,
+    LoadedPart,
+    ModelPart,
+    OptionalParts,
+    Profile,
+    QuantPlan,
+    RunPart,
+    RunReport,
+    Score,
+    SearchReport,
+    Strategy,
+    Topology,
+    by_model,
+)
 from quantpipe.types.structure import KEYS
 
 
@@ -34,52 +53,36 @@ class Evaluated:
 
     plan: QuantPlan
     evaluation: Evaluation
-    model: Mapping[str, Any]
-    costs: Mapping[str, float]
+    model: ModelPart
+    costs: CostPart
     host: str | None
     lacking: Sequence[WithoutKernel]
 
 
-def build_report(
-    job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None
-) -> dict[str, Any]:
+def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
     """The whole report as plain data. `job`: with the topology of the strategy that was `found`. `profile`: the
     statistics behind it, if this run has them."""
     settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = found.recovery
     carried = evaluation.generalization
+    free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     return {
         "version": __version__,
-        "run": {
-            "model": Path(graph.source).name,
-            "model_path": graph.source,
-            "model_hash": graph.model_hash,
-            "command": settings.command,
-            "seed": settings.seed,
-            "folder": str(settings.folder),
-            **{k: v for k, v in settings.choices.items() if k != "model"},
-            "schema": settings.schema.name,
-            "realize": settings.backend,
-            "float_on": settings.spec.float_on.value,
-            "samples": evaluation.samples,
-            **_bounded(evaluation),
-            **({"output": inputs.output} if len(graph.outputs) > 1 else {}),
-            **(_replayed(found.report) if settings.command == "replay" else {}),
-        },
-        "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
+        "run": _run(job, found, evaluation),
+        "metrics": evaluation.metrics,
         "outputs": list(evaluation.outputs),
         "intervals": _intervals(evaluation),
         "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
-        **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
+        **free,
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
-        "search": dict(found.report),
-        "model": dict(evaluated.model),
-        "cost": dict(evaluated.costs),
-        "latency": dict(evaluation.latency),
+        "search": found.report,
+        "model": evaluated.model,
+        "cost": evaluated.costs,
+        "latency": evaluation.latency,
         "float_nodes": [
             {"node": n, "op": graph.by_name[n].op, "reason": r.text} for n, r in topology.float_nodes.items()
         ],
@@ -107,6 +110,27 @@ def build_report(
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
         ],
     }
+
+
+def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunPart:
+    settings, graph, inputs = job.settings, job.graph, job.inputs
+    run = {
+        "model": Path(graph.source).name,
+        "model_path": graph.source,
+        "model_hash": graph.model_hash,
+        "command": settings.command,
+        "seed": settings.seed,
+        "folder": str(settings.folder),
+        **{k: v for k, v in settings.choices.items() if k != "model"},
+        "schema": settings.schema.name,
+        "realize": settings.backend,
+        "float_on": settings.spec.float_on.value,
+        "samples": evaluation.samples,
+        **_bounded(evaluation),
+        **({"output": inputs.output} if len(graph.outputs) > 1 else {}),
+        **(_replayed(found.report) if settings.command == "replay" else {}),
+    }
+    return cast("RunPart", run)  # the options of the groups come as one mapping
 
 
 def _bounded(evaluation: Evaluation) -> dict[str, int]:
@@ -142,7 +166,8 @@ def _count(ranges: Sequence[Sequence[int]]) -> int:
 
 def _intervals(evaluation: Evaluation) -> dict[str, Any]:
     """The 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
-    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in evaluation.metrics.items()}
+    models = by_model(evaluation.metrics)
+    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in models.items()}
     return {name: list(interval) for name, interval in found.items() if interval is not None}
 
 
@@ -151,7 +176,7 @@ def _profile_notes(profile: Profile | None) -> list[str]:
     return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
 
 
-def _search_notes(search: Mapping[str, Any]) -> list[str]:
+def _search_notes(search: SearchReport) -> list[str]:
     missed = search.get("shortfall")
     return [*search.get("notes", []), *([missed] if missed else [])]
 
@@ -209,35 +234,45 @@ def shortfall(
 _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
-def _data(record: Mapping[str, Any]) -> dict[str, Any]:
+def _data(record: Mapping[str, Any]) -> DataPart:
     """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
     skipped = record.get("skipped", [])
     known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}
     shared = _count(record.get("duplicates", []))
-    return {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
+    names = [s["name"] for s in skipped[:10]]
+    part = {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": names}
+    return cast("DataPart", part)  # a data set says what it is on its own
 
 
-def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
+def _conversions(graph: Graph, topology: Topology) -> ConversionsPart:
     """How many tensors change between real numbers, stored integers and accumulators in a run, and how many operands
     are rescaled."""
     ends, inside = conversions(graph, topology)
     return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
 
 
-def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:
+def _replayed(search: SearchReport) -> dict[str, Any]:
     """A replay has the search of the strategy's own run; its objective and estimator are not known here."""
     return {"search": search.get("algorithm"), "objective": None, "threshold": None}
 
 
-def _calibrate(profile: Profile | None) -> dict[str, Any]:
-    names = ("seconds", "samples", "float_pass_seconds", "peak_rss_mb")
-    found = {name: getattr(profile, name, None) for name in names}
-    return found | ({"loaded": dict(profile.loaded)} if profile is not None and profile.loaded else {})
+def _calibrate(profile: Profile | None) -> CalibratePart:
+    if profile is None:
+        return {"seconds": None, "samples": None, "float_pass_seconds": None, "peak_rss_mb": None}
+    found: CalibratePart = {
+        "seconds": profile.seconds,
+        "samples": profile.samples,
+        "float_pass_seconds": profile.float_pass_seconds,
+        "peak_rss_mb": profile.peak_rss_mb,
+    }
+    if profile.loaded:
+        found["loaded"] = cast("LoadedPart", dict(profile.loaded))
+    return found
 
 
-def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:
+def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[ChoiceRow]:
     """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
-    found: list[dict[str, Any]] = []
+    found: list[ChoiceRow] = []
     for choice in space:
         kind, _, name = choice.key.partition(":")
         edges = list(choice.edges)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from quantpipe import __version__
 from quantpipe.artifacts import read_json
@@ -22,7 +20,12 @@ from quantpipe.pipeline.log_run import file_report
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
-from quantpipe.types import Profile, QuantPlan
+from quantpipe.types import (
+    Measured,
+    Profile,
+    QuantPlan,
+    RunReport,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +57,7 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
 
 def evaluate(
     made: Realized, found: SearchDecision, profile: Profile | None, seen: Reference | None = None
-) -> dict[str, Any]:
+) -> RunReport:
     """Evaluate what was realized; the report. AgreementError when integers differ and `verify=fail`. `seen`: the float
     model on the search samples, where the search has run it."""
     job = made.job
@@ -91,7 +94,7 @@ def _evaluate(
     realized: Rendered,
     kept: LayerCheckpoint,
     seen: Reference | None,
-) -> dict[str, Any]:
+) -> RunReport:
     settings, samples = job.settings, job.inputs.evaluate
     options = settings.evaluate
     few = options.realized_samples
@@ -133,7 +136,7 @@ def _evaluate(
     return build_report(job, found, evaluated, profile)
 
 
-def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:
+def _conclude(job: RunContext, report: RunReport) -> RunReport:
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
     differing = report["agreement"]["differing"]
@@ -148,7 +151,7 @@ def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _measured(report: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(report: RunReport) -> Measured:
     """What strategy.json says of the evaluation."""
     metrics = report["metrics"]
     return {

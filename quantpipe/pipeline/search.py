@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from quantpipe.artifacts import digest_json, read_json
 from quantpipe.calibrate.estimators import clip_percents
@@ -38,7 +38,14 @@ from quantpipe.search import (
     reaches,
     search_origin,
 )
-from quantpipe.types import Point, Profile, Samples, Score
+from quantpipe.types import (
+    LossRow,
+    Point,
+    Profile,
+    Samples,
+    Score,
+    SearchReport,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +143,7 @@ def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecis
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    report = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    report: SearchReport = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
     variants = recipe.variants(planner)
     overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
     found = SearchDecision(strategy, report, table.rectified(strategy), overrides)
@@ -157,24 +164,25 @@ def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecis
     return found
 
 
-def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+def _same(known: Mapping[str, Any], report: SearchReport) -> bool:
     """Whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
-    return all(known.get(name) == report[name] for name in ("evaluations", "stopped"))
+    return known.get("evaluations") == report["evaluations"] and known.get("stopped") == report["stopped"]
 
 
 def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
     """Whether the target is met, after recovery, on the samples that judged it; says so when it is not."""
-    report = dict(found.report)
+    report = found.report
     if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])
         score = Score(value, float(report["best_cost"]), tuple(found.recovery["metrics"].items()))
         samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
         losses = job.inputs.compared.losses
         missed = shortfall(objective, score, samples, doubtful=bool(job.inputs.doubts), losses=losses)
-        report |= {"feasible": objective.feasible(score), "shortfall": missed}
+        report = {**report, "feasible": objective.feasible(score), "shortfall": missed}
     if report["shortfall"]:
-        report["shortfall"] = still_missed(report["shortfall"], found.recovery.get("gain"))
-        job.console.warn(report["shortfall"])
+        said = still_missed(report["shortfall"], found.recovery.get("gain"))
+        job.console.warn(said)
+        report = {**report, "shortfall": said}
     return replace(found, report=report)
 
 
@@ -221,7 +229,7 @@ def _report(
     *,
     known: Mapping[str, Any],
     workers: Workers,
-) -> dict[str, Any]:
+) -> SearchReport:
     """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
     was timed beside its trials."""
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
@@ -245,7 +253,7 @@ def _report(
         "space_log10": job.space.log10,
         "metrics": dict(score.metrics),
         "metric": objective.metric.value,
-        "losses": [asdict(loss) for loss in job.inputs.compared.losses],
+        "losses": [cast("LossRow", asdict(loss)) for loss in job.inputs.compared.losses],
         "cost": objective.cost.value,
         "pinned": dict(job.pinned),
         "form": objective.form.value,

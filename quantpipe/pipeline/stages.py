@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -53,7 +53,9 @@ from quantpipe.search import (
 )
 from quantpipe.types import (
     ChoiceSpace,
+    CostPart,
     HardwareSpec,
+    ModelPart,
     Profile,
     QuantPlan,
     Samples,
@@ -166,7 +168,7 @@ def float_pass(graph: Graph, samples: Samples) -> float:
 
 def describe_model(
     graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
-) -> dict[str, Any]:
+) -> ModelPart:
     """Sizes, operations and bits: the report's `model` part."""
     integer = sum(topology.node_conds.values())
     return {
@@ -181,9 +183,9 @@ def describe_model(
     }
 
 
-def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> dict[str, float]:
+def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> CostPart:
     """The strategy by every cost measure."""
-    return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
+    return cast("CostPart", {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()})
 
 
 @dataclass(frozen=True, eq=False)

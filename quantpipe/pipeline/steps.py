@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
@@ -19,7 +18,12 @@ from quantpipe.pipeline.recover import recover
 from quantpipe.pipeline.refine import refine
 from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
-from quantpipe.types import ChoiceSpace, Profile, Topology
+from quantpipe.types import (
+    ChoiceSpace,
+    Profile,
+    RunReport,
+    Topology,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +44,8 @@ class Steps:
         self.job = job
         self._wanted = frozenset(job.settings.stages)
 
-    def all(self) -> dict[str, Any]:
-        """Every stage that belongs to the run; the report, empty without evaluate.
+    def all(self) -> RunReport | None:
+        """Every stage that belongs to the run; the report, None without evaluate.
 
         Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
         """
@@ -52,9 +56,9 @@ class Steps:
             _ = self.found
         if not {"realize", "evaluate"} & self._wanted and self._start.replayed is None:
             self._judge_alone()
-            return {}
+            return None
         _ = self.realized
-        return self.report if "evaluate" in self._wanted else {}
+        return self.report if "evaluate" in self._wanted else None
 
     @cached_property
     def annotated(self) -> tuple[Topology, ChoiceSpace]:
@@ -103,7 +107,7 @@ class Steps:
         return realize(self.job, self.recovered)
 
     @cached_property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> RunReport:
         """What evaluation found. AgreementError when integers differ and `verify=fail`."""
         aim = self._start.aim
         return evaluate(self.realized, self.recovered, self.profile, None if aim is None else aim.reference)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -16,7 +15,17 @@ import onnx_ir as ir
 from quantpipe.graph.optimized import fused
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import Accumulate, Kernel, QuantPlan, Reason, ReasonKind, Requantize, Sum, Topology
+from quantpipe.types import (
+    Accumulate,
+    Kernel,
+    QuantPlan,
+    Reason,
+    ReasonKind,
+    Requantize,
+    Sum,
+    Topology,
+    WithoutKernelRow,
+)
 
 INTEGER = "integer"
 
@@ -38,7 +47,7 @@ class WithoutKernel:
     op: str
     reasons: tuple[Reason, ...]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> WithoutKernelRow:
         """Its entry in the report."""
         return {"node": self.node, "op": self.op, "reasons": [reason.text for reason in self.reasons]}
 

@@ -10,11 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import text
+from quantpipe.types import (
+    RecoveryGain,
+    RunReport,
+)
 
 _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
-def summary_table(report: Mapping[str, Any]) -> Table | Group:
+def summary_table(report: RunReport) -> Table | Group:
     """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency; below it the steps of
     recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
@@ -22,12 +26,12 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
-        *([_recovery(steps, _part(report, "recovery"))] if steps else []),
+        *([_recovery(steps, report.get("recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)
 
 
-def _models(report: Mapping[str, Any]) -> Table:
+def _models(report: RunReport) -> Table:
     tone, sentence = text.verdict(report.get("agreement"))
     # Text, not str: names may hold what rich would read as markup.
     table = Table(title=Text(_title(report)), caption=_caption(report, sentence, tone), caption_justify="left")
@@ -71,7 +75,7 @@ def _models(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _caption(report: Mapping[str, Any], sentence: str, tone: str) -> Text:
+def _caption(report: RunReport, sentence: str, tone: str) -> Text:
     """The verdict, and below it the sessions that it was taken in."""
     found = Text(sentence, style=_TONES[tone])
     sessions = text.sessions(report.get("agreement"))
@@ -82,7 +86,7 @@ def _candidates(search: Mapping[str, Any]) -> str:
     return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
 
 
-def _recovery(steps: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> Table:
+def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
     """A row per step: the loss before and after, the gain, whether it was kept, seconds, and what it changed or why
     not; below them what all of it cost and gained, where it ran for a missed objective."""
     table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
@@ -108,7 +112,7 @@ def _add(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _title(report: Mapping[str, Any]) -> str:
+def _title(report: RunReport) -> str:
     run = _part(report, "run")
     keys = ("model", "output", "hardware", "schema", "threshold", "search")
     shown = [str(run[key]) for key in keys if run.get(key) is not None]
