@@ -1,4 +1,4 @@
-"""Start quantpipe from a checkout: python run.py hardware=vta search=greedy"""
+"""Start quantpipe from a checkout, as in `python run.py hardware=vta search=greedy`."""
 
 from quantpipe.start import main
 

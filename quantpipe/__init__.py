@@ -48,9 +48,11 @@ if TYPE_CHECKING:
 
 
 class _Package(ModuleType):
-    """`check`, `lint` and `verify` are functions here, and packages of these names stand behind them. The import system
-    makes a package an attribute of its parent; here the function stays. `from quantpipe.check import …` finds the
-    package."""
+    """Keep the functions `check`, `lint` and `verify`, although packages of these names stand behind them.
+
+    The import system makes a package an attribute of its parent; here the function stays. `from quantpipe.check import
+    …` finds the package.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):

@@ -108,8 +108,11 @@ def refuse_unknown(given: Iterable[object], legal: Iterable[str], where: str) ->
 
 
 def brief(error: BaseException, most: int = 300) -> str:
-    """The text of a foreign error in one line, for a paragraph of ours: of the one that caused it, where libraries wrap
-    errors; its type where it has no text."""
+    """Return the text of a foreign error in one line of at most `most` characters.
+
+    Where libraries wrap errors, it is the text of the one that was the cause; an error without text gives the name of
+    its type.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:most] or type(error).__name__

@@ -184,9 +184,24 @@ def quantize(
     dtype: DType,
     axis: int | None = None,
 ) -> NDArray[Any]:
-    """q = clip(rint(f32(x) / f32(s)) + z, qmin, qmax), half to even: what ONNX QuantizeLinear computes.
+    """Return the integers that ONNX QuantizeLinear gives: clip(rint(f32(x) / f32(s)) + z, qmin, qmax).
 
-    `x`: any shape; `scale`, `zero_point`: scalars, or `[C]` along `axis`. Infinities saturate; NaN raises DataError.
+    Halves are rounded to even. Infinities saturate.
+
+    Args:
+        x: real numbers of any shape.
+        scale: real units per integer step, a scalar or `[C]` along `axis`.
+        zero_point: the integer that stands for 0, a scalar or `[C]` along `axis`.
+        qmin: least integer of the result.
+        qmax: greatest integer of the result.
+        dtype: the storage type.
+        axis: the axis of channels; None where the scale is a scalar.
+
+    Returns:
+        The integers, in the shape of `x` and the NumPy type of `dtype`.
+
+    Raises:
+        DataError: where `x` holds NaN.
     """
     real = np.asarray(x, dtype=np.float32)
     with np.errstate(over="ignore", under="ignore"):
@@ -213,7 +228,17 @@ def nearest_step(
 def dequantize(
     q: ArrayLike, scale: ArrayLike, zero_point: ArrayLike = 0, axis: int | None = None
 ) -> NDArray[np.float32]:
-    """r = f32(q - z) · f32(s): what ONNX DequantizeLinear computes. Shapes as in `quantize`."""
+    """Return the real numbers that ONNX DequantizeLinear gives: f32(q - z) · f32(s).
+
+    Args:
+        q: integers of any shape.
+        scale: real units per integer step, a scalar or `[C]` along `axis`.
+        zero_point: the integer that stands for 0, a scalar or `[C]` along `axis`.
+        axis: the axis of channels; None where the scale is a scalar.
+
+    Returns:
+        The real numbers, float32 in the shape of `q`.
+    """
     integers = _as_int64(q)
     offset = integers - _along(zero_point, axis, integers.ndim)
     return np.asarray(offset.astype(np.float32) * _along(np.asarray(scale, dtype=np.float32), axis, integers.ndim))
@@ -326,7 +351,10 @@ def _int32(x: Ints) -> Ints:
 
 
 def _doubling_high_multiply(a: Ints, b: Ints) -> Ints:
-    """gemmlowp SaturatingRoundingDoublingHighMul: round(2ab / 2^32), halves up; only min·min saturates."""
+    """Return round(2ab / 2^32) as gemmlowp's SaturatingRoundingDoublingHighMul does.
+
+    Halves go up; only min·min saturates.
+    """
     product = a * b
     nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
     # C's division truncates towards zero, a shift floors.
@@ -334,7 +362,7 @@ def _doubling_high_multiply(a: Ints, b: Ints) -> Ints:
 
 
 def _divide_by_power(x: Ints, exponent: Ints) -> Ints:
-    """gemmlowp RoundingDivideByPOT: round(x / 2^exponent), halves away from zero."""
+    """Return round(x / 2^exponent), halves away from zero, as gemmlowp's RoundingDivideByPOT does."""
     below = x >> exponent
     half = (np.int64(1) << exponent) >> 1
     return below + _rounds_up(below, x - (below << exponent), half, Rounding.HALF_AWAY)

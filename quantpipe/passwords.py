@@ -29,8 +29,10 @@ _remembered: set[str] = set()
 
 
 def secrets_in(value: str) -> Iterator[str]:
-    """The password, token or keys of one address, as they are written there; references such as `${oc.env:NAME}`
-    are none."""
+    """Yield the password, token or keys of one address, as they are written there.
+
+    References such as `${oc.env:NAME}` are no secrets.
+    """
     for pattern in (_IN_VALUE, _TOKEN, _QUERY):
         for found in pattern.finditer(value):
             if _REFERENCE.sub("", found[2]).strip(MASK[0]):

@@ -1,8 +1,8 @@
-"""The choice space of a topology: bits per scale group and per weight, and ranges where asked for; and what an
-assignment of it says about a topology.
+"""Build the choice space of a topology and read what an assignment of it says.
 
-Every point is valid: tensors that must agree are one choice, and each choice's options already respect both ends'
-types. Choices that lead to other topologies are in `variants`.
+The choices are bits per scale group and per weight, and ranges where asked for. Every point is valid: tensors that must
+agree are one choice, and each choice's options already respect both ends' types. Choices that lead to other topologies
+are in `variants`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,19 @@ Assignment = Mapping[str, OptionValue]
 def choice_space(
     topology: Topology, options: AnnotateOptions, percents: Sequence[int] = (), structural: Sequence[Choice] = ()
 ) -> ChoiceSpace:
-    """Choices in graph order: per group `bits:TENSOR` (its first tensor), `step:TENSOR`, `clip:TENSOR`; then weights;
-    then the `structural` ones.
+    """Return the choices in graph order.
 
-    `percents`: to what share of the estimated range a search may clip, 100 first; none where it may not.
+    Per group they are `bits:TENSOR` (its first tensor), `step:TENSOR` and `clip:TENSOR`; then follow the weights, then
+    the structural choices.
+
+    Args:
+        topology: what runs in integers.
+        options: the settings of annotate, of which the bits and steps are read.
+        percents: the shares of the estimated range to which a search may clip, 100 first; empty where it may not.
+        structural: choices that lead to other topologies.
+
+    Returns:
+        The space.
     """
     choices: list[Choice] = []
     steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
@@ -59,20 +68,26 @@ def _why(topology: Topology) -> str:
 
 
 def bits_key(tensor: str) -> str:
+    """Return the key of the choice of bits of a tensor."""
     return f"bits:{tensor}"
 
 
 def step_key(tensor: str) -> str:
+    """Return the key of the choice of a threshold step of a tensor."""
     return f"step:{tensor}"
 
 
 def clip_key(tensor: str) -> str:
+    """Return the key of the choice of the clipped range of a tensor."""
     return f"clip:{tensor}"
 
 
 def bits_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
-    """Tensor -> bits, for stored tensors and weights. `reference`: the topology whose groups the choices are (None:
-    this one); what it does not store has the most bits there are."""
+    """Return the bits of each stored tensor and weight.
+
+    `reference`: the topology whose groups the choices are (None: this one). What it does not store has the most bits
+    that its group can have.
+    """
     found: dict[str, int] = {}
     for group in topology.groups:
         owner = _owner(group, reference)

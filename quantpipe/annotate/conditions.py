@@ -76,8 +76,11 @@ class AnnotateOptions:
 
 @dataclass(frozen=True)
 class Conditions:
-    """`integer`: node -> its signature. `reasons`: float node -> why. `additions`: addition -> how it takes its
-    operands, where that is not the hardware's own way."""
+    """Hold which nodes run in integers.
+
+    `integer`: node -> its signature. `reasons`: float node -> why. `additions`: addition -> how it takes its operands,
+    where that is not the hardware's own way.
+    """
 
     integer: dict[str, OpSignature]
     reasons: dict[str, Reason]

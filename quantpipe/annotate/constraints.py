@@ -1,8 +1,8 @@
-"""What a user states about single tensors beforehand: their scale, their range, their least bits, or that they stay
-real.
+"""Read what a user states about single tensors beforehand.
 
-Four kinds, as data: `uniform` (scale, zero_point, dtype), `calibrated` (min, max), `any` (bits: at least so many),
-`none` (the tensor is never held in integers).
+A statement gives a tensor's scale, its range or its least bits, or says that it stays real. There are four kinds, as
+data: `uniform` (scale, zero_point, dtype), `calibrated` (min, max), `any` (bits: at least so many), `none` (the tensor
+is never held in integers).
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ WHERE = "annotate.constraints"
 
 
 class Kind(StrEnum):
+    """Name what a statement gives: scale and zero point, a range, the least bits, or that the tensor stays real."""
+
     UNIFORM = "uniform"
     CALIBRATED = "calibrated"
     ANY = "any"
@@ -72,8 +74,11 @@ def constraints_given(value: Any, folder: Path) -> Mapping[str, Any]:
 
 
 def read_constraints(given: Mapping[str, Any]) -> tuple[Constraint, ...]:
-    """From plain data (tensor name or glob -> `none` or a mapping with `kind`). ConfigError names the tensor and what
-    would be legal."""
+    """Return the statements in plain data (tensor name or glob -> `none` or a mapping with `kind`).
+
+    Raises:
+        ConfigError: naming the tensor and what would be legal.
+    """
     return tuple(_read(str(pattern), value) for pattern, value in given.items())
 
 

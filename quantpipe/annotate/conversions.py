@@ -82,8 +82,11 @@ def _touched(graph: Graph, node: Node) -> list[str]:
 def _network(
     graph: Graph, integer: Integer, members: list[str], free: Mapping[str, bool], *, real: Collection[str]
 ) -> Capacities:
-    """Capacities whose least cut is the conversions of the tensors around `members` (and, far less, changed sides).
-    `real`: tensors that are read as real numbers from outside the graph's nodes."""
+    """Return capacities whose least cut is the conversions of the tensors around `members`.
+
+    Changed sides are counted, too, at far less. `real`: tensors that are read as real numbers from outside the graph's
+    nodes.
+    """
     inside, unit = set(members), len(members) + 1
     everything = unit * (2 * sum(len(_touched(graph, graph.by_name[m])) for m in members) + 1)
     net: Capacities = {(SOURCE, ""): {}, (SINK, ""): {}}

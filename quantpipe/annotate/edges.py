@@ -20,8 +20,20 @@ Refused = Mapping[str, Mapping[OpSignature, str]]
 def misread(
     graph: Graph, spec: HardwareSpec, conditions: Conditions, kernels: Sequence[Kernel], *, dtypes: Mapping[str, DType]
 ) -> dict[str, dict[OpSignature, str]]:
-    """Kernels that would read another type than their signature names, in graph order. What reads the result of one of
-    them is left for the next look: its operand changes first."""
+    """Return the kernels that would read another type than their signature names, in graph order.
+
+    Kernels that read the result of one of these are left for the next look, because their operand changes first.
+
+    Args:
+        graph: the graph.
+        spec: the device.
+        conditions: which nodes run in integers, with their signatures.
+        kernels: the kernels in graph order.
+        dtypes: type of each stored tensor.
+
+    Returns:
+        Node -> its signature and why it does not fit.
+    """
     held = dict(dtypes)
     found: dict[str, dict[OpSignature, str]] = {}
     changing: set[str] = set()

@@ -47,12 +47,25 @@ def scale_groups(
     pins: Mapping[str, FixedRange] = MappingProxyType({}),
     least: Mapping[str, int] = MappingProxyType({}),
 ) -> Solved:
-    """Solve the same-scale constraints. `dtypes` are the stored tensors with their types, `pins` those of known range,
-    `least` the fewest bits where stated.
+    """Solve the same-scale constraints.
 
     Where an op would tie two tensors of different pins, the pin of the result holds (or, when it has none, the one that
     most operands have), and the other operands are rescaled on their way in: one rescale per edge, none elsewhere.
-    Raises ConfigError for a pin that the device or a statement about bits rules out.
+
+    Args:
+        graph: the graph.
+        spec: the device.
+        kernels: the kernels in graph order.
+        dtypes: type of each stored tensor.
+        edges: the connections, for the edges of each group.
+        pins: tensors of known range.
+        least: the fewest bits of a tensor, where stated.
+
+    Returns:
+        The groups, and the kernels with rescaled operands marked.
+
+    Raises:
+        ConfigError: for a pin that the device or a statement about bits rules out.
     """
     stored = _in_order(graph, dtypes)
     ties = UnionFind(stored)

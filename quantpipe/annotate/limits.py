@@ -16,9 +16,12 @@ from quantpipe.types import Choice, ChoiceSpace, OptionValue
 
 @dataclass(frozen=True)
 class ChoiceLimits:
-    """`fix`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order;
-    options that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay
-    at their first option."""
+    """Hold what a user takes away from the choice space.
+
+    `fix`: pattern -> the one option left. `restrict`: pattern -> the options left, in the choice's own order; options
+    that a choice does not have are passed over, as long as one is left. `freeze`: patterns of choices that stay at
+    their first option.
+    """
 
     fix: Mapping[str, OptionValue] = field(default_factory=dict)
     restrict: Mapping[str, Sequence[OptionValue]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""The topology: integer nodes become kernels, tensors between them get a form, and tensors that must share a scale a
-group.
+"""Build the topology: the quantized graph without numbers.
 
-Takes the graph, the hardware, the schema and the node conditions; gives a `Topology`. Deterministic: everything
-follows the order of the nodes.
+Integer nodes become kernels, tensors between them get a form, and tensors that must share a scale become a group. The
+inputs are the graph, the hardware, the schema and the node conditions. The result is deterministic: everything follows
+the order of the nodes.
 """
 
 from __future__ import annotations
@@ -51,8 +51,21 @@ class _Draft:
 def analyze(
     graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, structure: Structure = DEFAULT
 ) -> Topology:
-    """Build the topology of a structure. Raises ConfigError for patterns that match nothing, or, with strict, when a
-    known op falls back."""
+    """Build the topology of a structure.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        schema: how ranges become scales.
+        options: the settings of annotate.
+        structure: what departs from the default topology.
+
+    Returns:
+        The topology.
+
+    Raises:
+        ConfigError: for patterns that match nothing, or, with `strict`, where a known op stays in float.
+    """
     graph = in_canonical_order(graph)
     refused: dict[str, dict[OpSignature, str]] = {}
     while True:
@@ -272,8 +285,10 @@ def _output_form(
 
 
 def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Operand, ...], draft: _Draft) -> DType:
-    """The stored type of a tensor: the narrow one of the signature, that of the operand it was moved from, or the
-    default."""
+    """Return the type that a tensor is stored in.
+
+    It is the narrow one of the signature, that of the operand it was moved from, or the default.
+    """
     for operand in operands:
         if operand.form is Form.QUANTIZED and all(spec.is_wide(d) for d in offered):
             return draft.dtypes[operand.tensor]

@@ -15,10 +15,12 @@ class UnionFind:
             self.add(member)
 
     def add(self, member: str) -> None:
+        """Add a member as a set of its own; a known member stays where it is."""
         self._parent.setdefault(member, member)
         self._order.setdefault(member, len(self._order))
 
     def find(self, member: str) -> str:
+        """Return the representative of a member's set."""
         root = member
         while self._parent[root] != root:
             root = self._parent[root]
@@ -27,6 +29,7 @@ class UnionFind:
         return root
 
     def union(self, a: str, b: str) -> None:
+        """Join the sets of two members."""
         first, second = sorted((self.find(a), self.find(b)), key=self._order.__getitem__)
         self._parent[second] = first
 

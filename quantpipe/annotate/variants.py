@@ -7,7 +7,7 @@ made when first asked for and kept.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -43,15 +43,34 @@ ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Fam
 class Topologies:
     """All topologies of one graph on one hardware. Pickles without what it keeps."""
 
-    def __init__(self, graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        spec: HardwareSpec,
+        schema: Schema,
+        options: AnnotateOptions,
+        *,
+        floatable: Collection[str] = (),
+    ) -> None:
+        """Take what `analyze` takes.
+
+        Args:
+            graph: The clean model.
+            spec: The device.
+            schema: How ranges become scales.
+            options: What the user states.
+            floatable: Nodes of `may_float` that may be left in float by choice, whatever `annotate.choices` asks for.
+        """
         self._given = (graph, spec, schema, options)
+        self._floatable = frozenset(floatable)
         self._kept: OrderedDict[Structure, Topology] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given, "_kept": OrderedDict()}
+        return {"_given": self._given, "_floatable": self._floatable, "_kept": OrderedDict()}
 
     @property
     def graph(self) -> Graph:
+        """Return the graph that all topologies are of."""
         return self._given[0]
 
     @cached_property
@@ -85,6 +104,7 @@ class Topologies:
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
     def topology_of(self, assignment: Assignment) -> Topology:
+        """Return the topology that an assignment leads to."""
         return self.at(self.structure_of(assignment))
 
     def bits(self, assignment: Assignment) -> dict[str, int]:
@@ -110,6 +130,10 @@ class Topologies:
         found: list[Choice] = []
         if "float" in kinds:
             found += self._float_choices("add" in kinds)
+        known = {choice.key for choice in found}
+        found += [
+            c for k in self._may_float() if k.node in self._floatable and (c := self._float_choice(k)).key not in known
+        ]
         if "add" in kinds:
             found += self._add_choices()
         if "granularity" in kinds:
@@ -135,8 +159,10 @@ class Topologies:
         return self._given[0].dtypes.get(tensor, "float32") == "float32"
 
     def _inside(self, kernel: Kernel) -> list[str]:
-        """Tensors between a kernel's node and a clamp it swallows that cannot run in float: stored where the node is
-        in float and the clamp is not."""
+        """Return the tensors between a kernel's node and a clamp that it swallows and that cannot run in float.
+
+        They are stored where the node is in float and the clamp is not.
+        """
         graph, spec, *_ = self._given
         clamps = [graph.by_name[n] for n in kernel.fused]
         return [c.inputs[0] for c in clamps if (r := rule_of(c)) is not None and not takes_float(spec, c, graph, r)]
@@ -152,9 +178,29 @@ class Topologies:
             if additions_have_their_own and rule.family is Family.SUM and AddInputs.NONE in spec.add_variants:
                 continue
             if not self._touches_stated(kernel):
-                edges = self._edges(kernel)
-                found.append(Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), edges, graded=False))
+                found.append(self._float_choice(kernel))
         return found
+
+    @property
+    def may_float(self) -> tuple[str, ...]:
+        """Nodes that run in integers and that the device could run in float as well, in execution order.
+
+        Those that only move values are among them, but none whose tensors the user states something of.
+        """
+        return tuple(kernel.node for kernel in self._may_float())
+
+    def _may_float(self) -> list[Kernel]:
+        graph, spec, *_ = self._given
+        found = []
+        for kernel in self.reference.kernels:
+            node = graph.by_name[kernel.node]
+            rule = rule_of(node)
+            if rule is not None and takes_float(spec, node, graph, rule) and not self._touches_stated(kernel):
+                found.append(kernel)
+        return found
+
+    def _float_choice(self, kernel: Kernel) -> Choice:
+        return Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), self._edges(kernel), graded=False)
 
     def _add_choices(self) -> list[Choice]:
         spec, sums = self._given[1], self._sums
@@ -179,8 +225,10 @@ class Topologies:
         return Structure(tuple((ADD_KEY + n, treatment.value) for n in self._sums))
 
     def _touches_stated(self, kernel: Kernel) -> bool:
-        """Whether a tensor beside the kernel has to stay stored, because a user states something of it, or of one that
-        is stored only as long as it is."""
+        """Return whether a tensor beside the kernel has to stay stored.
+
+        It has to where a user states something of it, or of a tensor that is stored only as long as it is.
+        """
         graph = self._given[0]
         nodes = [graph.by_name[n] for n in (kernel.node, *kernel.fused)]
         return bool(self._stated.intersection(t for n in nodes for t in (*n.inputs, *n.outputs)))

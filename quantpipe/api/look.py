@@ -1,5 +1,8 @@
-"""The functions that look and do not run: what a device would make of a float model, and refuse of an integer one, and
-whether a certificate holds."""
+"""Look at models without running a search.
+
+These functions tell what a device would make of a float model, what it would refuse of an integer one, and whether a
+certificate holds.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What the Python functions take, and how it becomes the settings of a run: by the files of conf/, as on the command
-line, so that both have the same defaults."""
+"""Turn what the Python functions take into the settings of a run.
+
+The files of conf/ are used, as on the command line, so that both have the same defaults.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,15 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 
 
 class Options(TypedDict, total=False):
-    """What may be said of a run beside model, samples and hardware. A group (the first nine) is the name of an option,
-    or a mapping of its keys, of which `option` chooses among the files of conf/; the others are values, or mappings of
-    the keys that docs/configuration.md lists.
+    """Name what may be said of a run beside model, samples and hardware.
+
+    A group (the first ten) is the name of an option, or a mapping of its keys, of which `option` chooses among the
+    files of conf/; the others are values, or mappings of the keys that docs/configuration.md lists.
 
     Attributes:
         schema: How ranges become scales.
         threshold: How ranges are estimated.
+        precision: What stays in float before the search.
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
         recover: Better weights and biases from the calibration samples.
@@ -57,6 +61,7 @@ class Options(TypedDict, total=False):
 
     schema: Group
     threshold: Group
+    precision: Group
     search: Group
     objective: Group | Callable[..., float]
     recover: Group
@@ -80,8 +85,21 @@ class Options(TypedDict, total=False):
 def settings_for(
     model: Path, samples: Any, hardware: Hardware, workspace: Workspace, *, options: Mapping[str, Any]
 ) -> Settings:
-    """The settings of a run. ConfigError, DataError or HardwareError names what is wrong; nothing is read of the model
-    or the samples yet."""
+    """Return the settings of a run; nothing is read of the model or the samples yet.
+
+    Args:
+        model: the ONNX file.
+        samples: the samples, in any form that `quantpipe.quantize` takes.
+        hardware: the name of a device, its file, or its fields.
+        workspace: where the run writes.
+        options: the keyword arguments of `quantpipe.quantize`.
+
+    Returns:
+        The settings.
+
+    Raises:
+        QuantpipeError: a ConfigError, DataError or HardwareError that names what is wrong.
+    """
     legal = tuple(Options.__annotations__)
     for name in options:
         if name not in (*legal, "check"):
@@ -149,8 +167,10 @@ def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:
 
 
 def _record(dataset: Any) -> dict[str, Any]:
-    """What config.yaml says of a data set: its class, and its options as far as they are data. Which samples they are
-    is in data.json, by digest."""
+    """Return what config.yaml says of a data set: its class, and its options as far as they are data.
+
+    Which samples they are is in data.json, by digest.
+    """
     kind = type(dataset)
     names = [f.name for f in fields(dataset) if f.name != "given"] if is_dataclass(dataset) else []
     found: dict[str, Any] = {}

@@ -46,9 +46,12 @@ class Listening:
         self._listener: Listener = TextLine() if progress is True else progress if callable(progress) else _silent
 
     def stage(self, name: str, note: str = "") -> None:
+        """Tell the listener that a stage begins."""
         self._listener(ProgressEvent(name, note=note))
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
+        """Return a function that tells the listener how far a phase is."""
+
         def update(done: int, total: int, note: str) -> None:
             self._listener(ProgressEvent(name, done, total, note))
 
@@ -62,8 +65,10 @@ class Listening:
 
 
 class TextLine:
-    """One line per stage on standard error, and how far it is where the line can be written over: in a terminal and in
-    a notebook."""
+    """Write one line per stage on standard error.
+
+    Where the line can be written over, in a terminal and in a notebook, it also shows how far the stage is.
+    """
 
     SECONDS = 0.1
     """Between two changes of a line."""
@@ -75,6 +80,7 @@ class TextLine:
         self._last, self._width = 0.0, 0
 
     def __call__(self, event: ProgressEvent) -> None:
+        """Write the line of an event."""
         if event.total == 0 and event.done == 0:
             self._over("")
             seconds = time.monotonic() - self._begun

@@ -105,8 +105,10 @@ class Result:
 
     @property
     def folder(self) -> Path:
-        """The run folder with every file of docs/artifacts.md. A temporary one vanishes with the last object that
-        refers to it: this result, its pipeline, or its realization."""
+        """Return the run folder with every file of docs/artifacts.md.
+
+        A temporary one vanishes with the last object that refers to it: this result, its pipeline, or its realization.
+        """
         return self.realization.workspace.path
 
     @property

@@ -50,8 +50,11 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, key: str) -> dict[str, Any]:
-    """A file as plain data, with its references to variables of the environment resolved. ConfigError for a file that
-    cannot be read, is no mapping, or builds upon others."""
+    """Return a file as plain data, with its references to variables of the environment resolved.
+
+    Raises:
+        ConfigError: for a file that cannot be read, is no mapping, or builds upon others.
+    """
     try:
         raw = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         found = OmegaConf.to_container(OmegaConf.create(_with_assets(raw)), resolve=True)

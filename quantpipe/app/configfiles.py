@@ -81,8 +81,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def _refuse_growth(text: str, path: Path) -> None:
-    """ConfigError when the file, aliases written out, is larger or deeper than any configuration; reads it once, in
-    time and memory that follow from its own length."""
+    """Refuse a file that, aliases written out, is larger or deeper than any configuration, by ConfigError.
+
+    The file is read once, in time and memory that follow from its own length.
+    """
     values = 0
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []

@@ -17,8 +17,10 @@ LINE_SECONDS = 30.0
 
 
 def plain(*, stderr: bool = False) -> Console:
-    """A console that shows text as it is: names of files and nodes may hold what rich would read as markup, such as
-    `[x]` or `:smile:`."""
+    """Return a console that shows text as it is.
+
+    Names of files and nodes may hold what rich would read as markup, such as `[x]` or `:smile:`.
+    """
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
@@ -36,22 +38,27 @@ class RichConsole:
         self._started = time.perf_counter()
 
     def announce(self, text: str) -> None:
+        """Print a line that belongs to no stage, and log it."""
         LOG.info("%s", text)
         self._console.print(text, style="dim", soft_wrap=True)
 
     def stage(self, name: str, note: str = "") -> None:
+        """Print the beginning of a stage with the time since the start, and log it."""
         self.finish()
         seconds = time.perf_counter() - self._started
         LOG.info("%-10s %s", name, note)
         self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True)
 
     def warn(self, text: str) -> None:
+        """Print a warning, and log it."""
         LOG.warning("%s", text)
         self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def progress(self, name: str) -> Update:
-        """A bar; its length may be unknown (0) and may change. Without a terminal, and in main.log, a line now and
-        then."""
+        """Return a function that moves a bar; its length may be unknown (0) and may change.
+
+        Without a terminal, and in main.log, there is a line from time to time instead.
+        """
         self.finish()
         tell = self._lines(name)
         if not self._console.is_terminal:

@@ -1,5 +1,7 @@
-"""The one place that turns `package.module:function` in the configuration into a function, behind the same list of
-allowed packages as `_target_` (app/targets.py)."""
+"""Turn `package.module:function` in the configuration into a function.
+
+This is the one place that does so, behind the same list of allowed packages as `_target_` (app/targets.py).
+"""
 
 from __future__ import annotations
 

@@ -24,9 +24,19 @@ _NO_MERGE = re.compile(r"Error merging override \+{0,2}([^=\s]+)=(.*)", re.S)
 
 
 def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -> str | None:
-    """A paragraph about a key or an option that does not exist, or a mapping where a list stands and the other way
-    round; None for anything else. `overrides`: those without a mistake, such as the search path and the options of
-    groups."""
+    """Return a paragraph about a key, an option or a kind of value that does not fit; None for any other error.
+
+    It is for a key or an option that does not exist, and for a mapping where a list stands or a list where a mapping
+    stands.
+
+    Args:
+        error: what Hydra raised.
+        folder: the folder of the configuration.
+        overrides: those without a mistake, such as the search path and the options of groups.
+
+    Returns:
+        The paragraph, or None.
+    """
     text = str(error)
     if (found := _NO_OPTION.search(text)) is not None:
         group, option, legal = found[1], found[2], found[3].split()
@@ -39,8 +49,10 @@ def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -
 
 
 def no_option(overrides: Sequence[str], groups: Mapping[str, Path]) -> str | None:
-    """A paragraph about the first group that is given something else than options' names, of which Hydra makes a
-    traceback; None if there is none. `groups`: the folders of their options."""
+    """Return a paragraph about the first group that is given something else than options' names, or None.
+
+    Hydra ends with a traceback for these. `groups`: the folders of their options.
+    """
     parser = OverridesParser.create()
     for text in overrides:
         try:
@@ -58,8 +70,10 @@ def no_option(overrides: Sequence[str], groups: Mapping[str, Path]) -> str | Non
 
 
 def no_text(arguments: Sequence[str]) -> str | None:
-    """A paragraph about the first argument or folder that is no UTF-8 text, which no configuration file can hold; None
-    if there is none."""
+    """Return a paragraph about the first argument or folder that is no UTF-8 text, or None.
+
+    No configuration file can hold such a text.
+    """
     for argument in arguments:
         try:
             argument.encode("utf-8")

@@ -47,8 +47,12 @@ def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any
 
 
 def check_targets(node: Any, key: str, plugins: Sequence[str]) -> None:
-    """ConfigError for a `_target_` at any depth that an allowed package does not define, that is no class where it is
-    quantpipe's own (its functions were not written for arguments from files), or that has not what its place asks."""
+    """Check every `_target_` of plain data at any depth.
+
+    Raises:
+        ConfigError: for one that an allowed package does not define, that is no class where it is quantpipe's own (its
+            functions were not written for arguments from files), or that has not what its place asks.
+    """
     if isinstance(node, dict):
         if "_target_" in node:
             _check_target(str(node["_target_"]), key, plugins)

@@ -33,6 +33,7 @@ class GuardedLoader(ConfigLoaderImpl):
     """Hydra's own, which checks what it has composed."""
 
     def load_configuration(self, *arguments: Any, **named: Any) -> DictConfig:
+        """Return the configuration as Hydra composes it, checked, and with the passwords in it remembered."""
         guard()
         learn_environment()
         config = super().load_configuration(*arguments, **named)

@@ -22,6 +22,7 @@ class Lines(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record without passwords."""
         return conceal(super().format(record))
 
 

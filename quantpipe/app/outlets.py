@@ -18,10 +18,12 @@ class ConcealingStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
+        """Write a text without passwords, and return the length of the text that was given."""
         self._stream.write(conceal(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines without passwords."""
         for line in lines:
             self.write(line)
 
@@ -38,6 +40,7 @@ class ConcealingRecord(logging.LogRecord):
             self.exc_text = conceal("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
 
     def getMessage(self) -> str:  # noqa: N802  (logging's own name)
+        """Return the message without passwords."""
         return conceal(super().getMessage())
 
 

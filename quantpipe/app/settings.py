@@ -36,6 +36,7 @@ from quantpipe.pipeline.settings import (
     CalibrateSettings,
     CheckSettings,
     EvaluateSettings,
+    PrecisionSettings,
     ReplaySettings,
     SearchSettings,
     Settings,
@@ -50,6 +51,7 @@ GROUPS = (
     "hardware",
     "schema",
     "threshold",
+    "precision",
     "search",
     "objective",
     "recover",
@@ -91,11 +93,12 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """What a run's settings follow from beside its configuration: `cwd`, the folder that relative paths start from, the
-    run folder, the option of each group, and how to go on after an interruption.
+    """Hold what a run's settings follow from beside its configuration.
 
-    `sweep` is the folder of the sweep that the run belongs to. `given`: settings that the caller has as objects
-    already, by the name of their field, in place of what the configuration would describe.
+    `cwd` is the folder that relative paths start from; further there are the run folder, the option of each group, and
+    how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to. `given`: settings
+    that the caller has as objects already, by the name of their field, in place of what the configuration would
+    describe.
     """
 
     cwd: Path
@@ -161,6 +164,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
+        precision=_options(PrecisionSettings, plain["precision"], "precision"),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
@@ -218,8 +222,10 @@ def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
 
 
 def _built(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
-    """A dataclass of options, whose own checks say what is wrong with a value; ConfigError also where one is of a type
-    that they do not expect."""
+    """Return a dataclass of options, whose own checks say what is wrong with a value.
+
+    A value of a type that they do not expect is a ConfigError, too.
+    """
     try:
         return kind(**_known(kind, given, key))
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
@@ -251,8 +257,10 @@ def _known(kind: type[Any], given: Mapping[str, Any], key: str) -> Mapping[str, 
 
 
 def _refuse_unknown_keys(plain: Mapping[str, Any]) -> None:
-    """ConfigError for a key that nothing reads, in parts that are read key by key. All others are checked where they
-    become typed values, or objects (`make`)."""
+    """Refuse a key that nothing reads, in parts that are read key by key, by ConfigError.
+
+    All others are checked where they become typed values, or objects (`make`).
+    """
     for key in plain:
         if key not in (*GROUPS, *KEYS):
             raise ConfigError(

@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "search": ("algorithm", "max_evaluations", "max_seconds", "candidate_form", "weights", "refine", "finalists"),
     "search.algorithm": ("_target_",),
     "objective": ("metric", "form", "tolerance", "cost"),
+    "precision": (),
     "recover": (),
     "realize": ("backend",),
     "executor": ("_target_",),

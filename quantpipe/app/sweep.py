@@ -15,5 +15,6 @@ class SweepEnd(Callback):
     """Hydra calls this in the launching process, whatever the launcher."""
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Close the sweep's parent run in MLflow."""
         launch = Path(config.hydra.runtime.cwd)
         finish_sweep(launch / config.hydra.sweep.dir, OmegaConf.select(config, "tracking.uri"), launch)

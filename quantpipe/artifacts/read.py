@@ -88,8 +88,10 @@ def read_origin(path: str | os.PathLike[str]) -> Origin | None:
 def is_current(
     path: str | os.PathLike[str], origin: Origin, damaged: Callable[[DamagedError], None] | None = None
 ) -> bool:
-    """Whether the artifact is there, undamaged and made from exactly `origin`, so that its stage can be skipped.
-    `damaged` is told of one that is there and not whole."""
+    """Return whether the artifact is there, undamaged and made from exactly `origin`, so that its stage can be skipped.
+
+    `damaged` gets the error of an artifact that is there and not whole.
+    """
     path = Path(path)
     if not path.is_file():
         return False

@@ -213,6 +213,7 @@ def to_onnx(net: Any) -> onnx.ModelProto:
 
 
 def main() -> None:
+    """Train the digits model and write it to the file that the command line names."""
     parser = argparse.ArgumentParser(description="Train the embedded digits model and write it as ONNX.")
     parser.add_argument("output", type=Path, help="file to write")
     output: Path = parser.parse_args().output

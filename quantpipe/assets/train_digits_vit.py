@@ -193,6 +193,7 @@ def to_onnx(net: Any, size: Size) -> onnx.ModelProto:
 
 
 def main() -> None:
+    """Train the transformers and write them to the folder that the command line names."""
     parser = argparse.ArgumentParser(description="Train the embedded transformers and write them as ONNX.")
     parser.add_argument("folder", type=Path, help="where digits_vit.onnx and digits_vit_masked.onnx are written")
     folder: Path = parser.parse_args().folder

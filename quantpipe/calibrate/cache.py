@@ -59,6 +59,7 @@ class StatsCache:
 
     @property
     def path(self) -> Path:
+        """Return the file that holds the statistics of this origin."""
         return self.folder / "statistics" / f"{self.origin.digest.partition(':')[2][:32]}.npz"
 
     def read(self) -> Profile | None:

@@ -172,8 +172,10 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stride(array: NDArray[Any], most: int) -> int:
-    """Every how many-th value leaves at most `most` of a sample (axis 0). It has no factor in common with any axis, so
-    that it meets every channel and every place."""
+    """Return the n of "every n-th value" that leaves at most `most` values of a sample (axis 0).
+
+    It has no factor in common with any axis, so that it meets every channel and every place.
+    """
     size = array.size // array.shape[0] if array.ndim else array.size
     stride = max(1, -(-size // most))
     while gcd(stride, size) != 1:

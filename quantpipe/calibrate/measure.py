@@ -42,19 +42,22 @@ Collector = StatsCollector | ExtremesCollector
 class Checkpoint(Protocol):
     """Where a measurement leaves its state between two runs of the program."""
 
-    def read(self) -> State | None: ...
+    def read(self) -> State | None:
+        """Return the state of an interrupted measurement, or None."""
 
-    def write(self, state: State) -> None: ...
+    def write(self, state: State) -> None:
+        """Keep the state, so that an interrupted measurement can go on."""
 
 
 class NoCheckpoint:
     """Nothing is left."""
 
     def read(self) -> State | None:
+        """Return None: nothing is kept."""
         return None
 
     def write(self, state: State) -> None:
-        pass
+        """Keep nothing."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from quantpipe.errors import ArtifactError, DamagedError
 
 @dataclass(frozen=True)
 class Partial:
-    """A file with the state of a measurement. One of another origin is passed over and replaced; so is a damaged one,
-    and `damaged` is told."""
+    """Keep the state of a measurement in a file.
+
+    A file of another origin is ignored and replaced; so is a damaged one, which is reported to `damaged`.
+    """
 
     path: Path
     origin: Origin

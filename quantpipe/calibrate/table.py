@@ -87,8 +87,10 @@ class ThresholdTable:
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
-        """T of [-T, T] per channel, `[C]` or `()`; under an asymmetric schema (low, high), `[C, 2]` or `[1, 2]`. In the
-        default topology."""
+        """Return T of [-T, T] per channel of a weight, in real units and in the default topology.
+
+        The shape is `[C]` or `()`; under an asymmetric schema the result is (low, high), `[C, 2]` or `[1, 2]`.
+        """
         return self._thresholds(self._topology.weight_of[tensor], bits)
 
     def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:

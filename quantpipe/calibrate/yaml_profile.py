@@ -61,6 +61,7 @@ def profile_yaml(profile: Profile) -> str:
 
 
 def title(key: str) -> str:
+    """Return a key in the spelling of Glow's files: `scale_factor` -> `ScaleFactor`."""
     return "".join(part.capitalize() for part in key.split("_"))
 
 

@@ -1,5 +1,8 @@
-"""certificate.json: the claims of all kernels, what is only checked on samples, and where the model holds each tensor.
-The keys are an interface: docs/artifacts.md."""
+"""Write certificate.json.
+
+It holds the claims of all kernels, what is only checked on samples, and where the model holds each tensor. The keys are
+an interface: docs/artifacts.md.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +52,10 @@ def certificate(
 
 
 def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
-    """How windows move over a map, and how an op that only moves values does so, as plain data. What other ops say is
-    written otherwise in some forms, or in the numbers."""
+    """Return how windows move over a map, and how an op that only moves values does so, as plain data.
+
+    What other ops say is written otherwise in some forms, or in the numbers.
+    """
     windowed = "kernel_shape" in node.attributes and node.op not in TRANSPOSED
     names = WINDOW if windowed else tuple(node.attributes) if isinstance(numbers, Move) else ()
     return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
@@ -67,8 +72,10 @@ def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, An
 
 
 def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
-    """What the report says of the certificate: how much is proved, on how many samples the rest is checked, and why it
-    is not proved."""
+    """Return what the report says of the certificate.
+
+    That is how much is proved, on how many samples the rest is checked, and why it is not proved.
+    """
     left: list[ReasonRow] = [
         {"node": node, "reason": entry["reason"]} for node, entry in claims["kernels"].items() if not entry["proved"]
     ]

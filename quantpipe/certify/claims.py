@@ -1,5 +1,8 @@
-"""What is claimed of one kernel: that its sums stay in their type, that the simulated model carries them exactly, and
-that its result is narrowed as specified; or the reason why it is only checked on samples."""
+"""Claim what holds for one kernel.
+
+The claims are that its sums stay in their type, that the simulated model carries them exactly, and that its result is
+narrowed as specified; or the reason why it is only checked on samples.
+"""
 
 from __future__ import annotations
 
@@ -220,8 +223,11 @@ def _rounds_in_steps(output: Requantize) -> bool:
 
 
 def _fits_double(numbers: Sum, peaks: list[int]) -> bool:
-    """Whether q_a·r_a + q_b·r_b + offset is a sum of so few bits that float64 rounds nothing of it, so that casting it
-    is the one rounding of a fused multiply-add. All of it are multiples of the finest last bit of the three."""
+    """Return whether q_a·r_a + q_b·r_b + offset is a sum of so few bits that float64 rounds nothing of it.
+
+    Casting it is then the one rounding of a fused multiply-add. All of it are multiples of the finest last bit of the
+    three.
+    """
     values = [*(float(v) for t in numbers.terms for v in t.ratio.reshape(-1)), float(numbers.offset)]
     quantum = min((_last_bit(v) for v in values if v), default=0)
     most = sum(p * float(np.max(np.abs(t.ratio))) for p, t in zip(peaks, numbers.terms, strict=True))

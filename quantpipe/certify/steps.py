@@ -27,14 +27,18 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Departures:
-    """How many of the `accumulators` (over all channels) are narrowed to another integer than their exact product with
-    the multiplier, and the `first` of them as [channel, from, to] (channel null where all are alike)."""
+    """Count the accumulators that are narrowed to another integer than their exact product with the multiplier.
+
+    `accumulators` are those of all channels, `first` the first departures as [channel, from, to] (channel null where
+    all are alike).
+    """
 
     accumulators: int
     departing: int
     first: list[list[int | None]]
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the figures as plain data, for certificate.json."""
         return {"accumulators": self.accumulators, "departing": self.departing, "first": self.first}
 
 

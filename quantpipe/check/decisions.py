@@ -1,7 +1,7 @@
-"""What a run decides about a model and a hardware file that its user should be told in words: what is overruled, and
-which parts of the model are integers already.
+"""Say in words what a run decides about a model and a hardware file.
 
-Takes the cleaned graph and the hardware, gives sentences; the run warns of them, check and the report list them.
+Its user should be told what is overruled, and which parts of the model are integers already. The input is the cleaned
+graph and the hardware, the result sentences; the run warns of them, check and the report list them.
 """
 
 from __future__ import annotations

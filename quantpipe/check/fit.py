@@ -1,5 +1,8 @@
-"""What a device would make of a model: what it refuses and why, what that costs, which sums and biases are near their
-limits. No data, no ranges, no search: the topology and the weights say it all."""
+"""Tell what a device would make of a model.
+
+The answer is what it refuses and why, what that costs, and which sums and biases are near their limits. It takes no
+data, no ranges, no search: the topology and the weights say it all.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ LARGE_THRESHOLD = 0.1
 
 
 class Verdict(StrEnum):
+    """Name whether a model fits a device, falls back to float in part, or cannot run."""
+
     FITS = "fits"
     FALLS_BACK = "falls_back"
     CANNOT_RUN = "cannot_run"
@@ -56,10 +61,13 @@ class Waste:
 
 @dataclass(frozen=True)
 class Fit:
-    """The answer. `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work
-    of all integer layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers.
-    `float_on`: where the refused nodes run. `cycles`: of the device per sample at the most bits, `seconds` at its clock
-    (None: the file names none)."""
+    """Hold what a device would make of a model.
+
+    `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work of all integer
+    layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers. `float_on`: where the
+    refused nodes run. `cycles`: of the device per sample at the most bits, `seconds` at its clock (None: the file names
+    none).
+    """
 
     model: str
     hardware: str
@@ -84,6 +92,7 @@ class Fit:
 
     @property
     def exit_code(self) -> int:
+        """Return the exit code that goes with the verdict."""
         return EXIT_CODES[self.verdict]
 
     @property
@@ -93,6 +102,7 @@ class Fit:
 
     @property
     def tight_biases(self) -> tuple[Accumulation, ...]:
+        """Return the kernels whose bias fits only from a large input threshold on."""
         return tuple(a for a in self.accumulators if a.bias_threshold > LARGE_THRESHOLD)
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,8 +116,11 @@ class Fit:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a model file is read: `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in
-    their files; `isolate`: native code meets the model in a process of its own first."""
+    """State how a model file is read.
+
+    `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files; `isolate`: native
+    code meets the model in a process of its own first.
+    """
 
     fixed: Mapping[str, Any] | None = None
     resident_mb: int = RESIDENT_MB

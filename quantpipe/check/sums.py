@@ -20,8 +20,11 @@ from quantpipe.types import DType, Granularity, HardwareSpec, Kernel, Schema, Sy
 
 @dataclass(frozen=True)
 class Accumulation:
-    """One kernel's sums. `worst`: largest |Σ (q_x - z)·q_w| that its weights allow, bias not counted; `limit`: what
-    the accumulator holds. `bias_threshold`: the input threshold T (real units) from which its bias fits (0: none)."""
+    """Hold the sums of one kernel.
+
+    `worst`: largest |Σ (q_x - z)·q_w| that its weights allow, bias not counted; `limit`: what the accumulator holds.
+    `bias_threshold`: the input threshold T (real units) from which its bias fits (0: none).
+    """
 
     node: str
     worst: int
@@ -30,6 +33,7 @@ class Accumulation:
 
     @property
     def overflows(self) -> bool:
+        """Return whether some input can make a sum beyond the accumulator."""
         return self.worst > self.limit
 
 

@@ -47,6 +47,7 @@ class Carried:
 
     @property
     def labelled(self) -> bool:
+        """Return whether the samples have labels."""
         return self._samples.labelled
 
     @property
@@ -70,8 +71,10 @@ class Carried:
             done += len(batch)
 
     def free_run(self, run: Run) -> Iterator[Mapping[str, NDArray[Any]]]:
-        """The outputs of another model (of the same inputs and outputs) that carries its own states, sample by
-        sample."""
+        """Yield the outputs of another model that carries its own states, sample by sample.
+
+        It must have the same inputs and outputs.
+        """
         for _, outputs in self._steps(run):
             yield outputs
 

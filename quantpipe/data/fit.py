@@ -28,10 +28,19 @@ class Feed:
 def route(
     inputs: Sequence[TensorInfo], source: Source, preprocess: Preprocess, carried: Sequence[str] = ()
 ) -> tuple[Feed, ...]:
-    """A field for every input. `carried` inputs hold state: a field of their name gives its first value, if there is
-    one. With several inputs, `preprocess` is applied to those that take real numbers.
+    """Return a field for every input.
 
-    DataError names the inputs without data, with what they take.
+    Args:
+        inputs: the model's inputs.
+        source: the data.
+        preprocess: the preprocessing; with several inputs, it is applied to those that take real numbers.
+        carried: inputs that hold state: a field of their name gives its first value, if there is one.
+
+    Returns:
+        The feeds.
+
+    Raises:
+        DataError: naming the inputs without data, with what they take.
     """
     needed = [i for i in inputs if i.name not in carried]
     for port in needed:

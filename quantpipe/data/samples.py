@@ -55,10 +55,12 @@ class SourceSamples:
 
     @property
     def source(self) -> Source:
+        """Return the data that the samples are of."""
         return self._source
 
     @property
     def labelled(self) -> bool:
+        """Return whether the data have labels."""
         return self._source.labels is not None
 
     @property
@@ -75,8 +77,16 @@ class SourceSamples:
         return self._source.sequences if self._sequences is None else self._sequences
 
     def divided(self, aside: NDArray[np.bool_]) -> tuple[SourceSamples, SourceSamples]:
-        """The samples, in the same order, without and with those `aside` `[len(self)]`. What was left out stays with
-        the first."""
+        """Return the samples, in the same order, without and with those `aside`.
+
+        What was left out of the data stays with the first.
+
+        Args:
+            aside: which samples go to the second part, `[len(self)]` bool.
+
+        Returns:
+            The two parts.
+        """
         stay, go = self._indices[~aside], self._indices[aside]
         first = SourceSamples(
             self._source, stay, self._feeds, self._sequences, skipped=self.skipped, shared=self.shared

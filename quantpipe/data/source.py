@@ -20,7 +20,8 @@ Rows = Sequence[NDArray[Any]] | NDArray[Any]
 class Hasher(Protocol):
     """The part of a hashlib object that a source needs."""
 
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: bytes, /) -> None:
+        """Include bytes in the digest."""
 
 
 class Source(Protocol):
@@ -34,19 +35,24 @@ class Source(Protocol):
     """
 
     @property
-    def where(self) -> str: ...
+    def where(self) -> str:
+        """Return where the data come from, as errors name it."""
 
     @property
-    def fields(self) -> Mapping[str, SourceLayout]: ...
+    def fields(self) -> Mapping[str, SourceLayout]:
+        """Return the layout of each field."""
 
     @property
-    def labels(self) -> NDArray[np.int64] | None: ...
+    def labels(self) -> NDArray[np.int64] | None:
+        """Return the class of each sample, `[N]`, or None."""
 
     @property
-    def sequences(self) -> NDArray[np.int64] | None: ...
+    def sequences(self) -> NDArray[np.int64] | None:
+        """Return the sequence that each sample belongs to, `[N]`, or None."""
 
     @property
-    def cheap(self) -> bool: ...
+    def cheap(self) -> bool:
+        """Return whether reading everything costs little and may find a fault, so that it is checked at once."""
 
     def __len__(self) -> int: ...
 

@@ -64,6 +64,7 @@ class SampleCache:
         self._known: dict[int, int] = {}
 
     def __call__(self, index: int) -> dict[str, NDArray[Any]]:
+        """Return a sample, which is made when it is asked for first."""
         if index not in self._known:
             self._known[index] = self._spool.append(self._make(index))
         return self._spool.read(self._known[index])

@@ -17,16 +17,19 @@ class First:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the samples with their number."""
         return f"{self.samples.digest}[:{len(self)}]"
 
     @property
     def labelled(self) -> bool:
+        """Return whether the samples have labels."""
         return self.samples.labelled
 
     def __len__(self) -> int:
         return min(self.limit, len(self.samples))
 
     def batches(self, size: int) -> Iterator[Batch]:
+        """Yield the samples in order, at most `size` at a time."""
         left = len(self)
         for batch in self.samples.batches(min(size, max(left, 1))):
             if left <= 0:

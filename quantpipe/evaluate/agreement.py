@@ -50,10 +50,12 @@ UNOPTIMIZED = "optimization off"
 
 @dataclass(frozen=True)
 class SessionAgreement:
-    """What the realized model computes in sessions of one kind. `decides`: the run fails where these differ; others
-    say what to expect where the file is run so. `inexact`: not equal, and within the bound of float32's rounding.
-    `refused`: why the runtime takes no such session. `watched`: with every integer as an output, which can change what
-    the runtime fuses; else as the file is, with its own outputs."""
+    """Hold what the realized model computes in sessions of one kind.
+
+    `decides`: the run fails where these differ; others say what to expect where the file is run so. `inexact`: not
+    equal, and within the bound of float32's rounding. `refused`: why the runtime takes no such session. `watched`: with
+    every integer as an output, which can change what the runtime fuses; else as the file is, with its own outputs.
+    """
 
     session: str
     decides: bool
@@ -88,6 +90,7 @@ class Agreement:
     sessions: tuple[SessionAgreement, ...] = field(default=())
 
     def as_dict(self) -> AgreementPart:
+        """Return the figures as plain data, for the report."""
         return cast("AgreementPart", asdict(self) | {"sessions": [asdict(session) for session in self.sessions]})
 
     @classmethod
@@ -117,8 +120,22 @@ def compare(
     realized: Rendered,
     samples: Samples,
 ) -> Agreement:
-    """Run both on all samples, the realized one in every kind of session. AgreementError where the realized model lacks
-    a tensor that the plan says it holds."""
+    """Run both models on all samples, the realized one in every kind of session.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        simulation: the simulated graph.
+        realized: the realized model.
+        samples: what both run on.
+
+    Returns:
+        How many elements were compared and how many differ.
+
+    Raises:
+        AgreementError: where the realized model lacks a tensor that the plan says it holds.
+    """
     simulated = Simulated(graph, topology, plan, simulation, realized=realized)
     return compare_with(simulated, realized, samples, session_kinds(realized.model))
 
@@ -146,8 +163,10 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
 
 
 def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:
-    """What to say where all compared elements agree on the samples compared, and the realized model is far worse on all
-    of them. `simulated`, `realized`: metrics."""
+    """Return a warning where the elements agree and the realized model is still far worse, else None.
+
+    The elements agree on the samples compared, and the metrics `simulated` and `realized` are those of all samples.
+    """
     lost, found = simulated.get("sqnr_db"), realized.get("sqnr_db")
     best = ROUNDING_DB if lost is None else min(lost, ROUNDING_DB)  # None: no noise at all
     if agreement.differing or found is None or found >= best - WORSE_DB:

@@ -12,8 +12,11 @@ Array = NDArray[Any]
 
 
 class Counter:
-    """`elements` compared, `real_elements` of them real; `differing`; `behind`: made by float nodes and explained by
-    their rounding; `inexact`: made by kernels and explained by the order of a sum; `first` tensor that differs."""
+    """Count elements that were compared.
+
+    `elements` compared, `real_elements` of them real; `differing`; `behind`: made by float nodes and explained by their
+    rounding; `inexact`: made by kernels and explained by the order of a sum; `first` tensor that differs.
+    """
 
     def __init__(self) -> None:
         self.elements = self.real_elements = self.differing = self.behind = self.inexact = 0
@@ -21,8 +24,14 @@ class Counter:
         self.first: str | None = None
 
     def integers(self, tensor: str, expected: Array, found: Array, excused: bool | Callable[[], Array] = False) -> None:
-        """Compare integers, given in float types that hold them. `excused`: which of them rounding in float nodes
-        explains, asked only where some differ; True: all."""
+        """Compare integers, given in float types that hold them.
+
+        Args:
+            tensor: the tensor's name.
+            expected: what the simulated model has.
+            found: what the realized model has.
+            excused: which of them rounding in float nodes explains, asked only where some differ; True: all.
+        """
         self.elements += found.size
         if np.array_equal(expected, found):
             return
@@ -41,8 +50,15 @@ class Counter:
         excused: bool | Callable[[], Array] = False,
         by_float: bool = False,
     ) -> None:
-        """Compare real numbers, or what an output holds otherwise. `excused`: by how much each may be off, asked only
-        where some differ; True: by anything."""
+        """Compare real numbers, or what an output holds otherwise.
+
+        Args:
+            tensor: the tensor's name.
+            expected: what the simulated model has.
+            found: what the realized model has.
+            excused: by how much each may be off, asked only where some differ; True: by anything.
+            by_float: whether nodes in float made them.
+        """
         self.elements += found.size
         self.real_elements += found.size
         different = _different(expected, found)

@@ -45,16 +45,19 @@ class Watched:
 
     @property
     def digest(self) -> str:
+        """Return the digest of the samples."""
         return self.samples.digest
 
     @property
     def labelled(self) -> bool:
+        """Return whether the samples have labels."""
         return self.samples.labelled
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def batches(self, size: int) -> Iterator[Batch]:
+        """Yield the batches, and tell after each how many samples are done."""
         done = 0
         for batch in self.samples.batches(size):
             yield batch
@@ -64,8 +67,11 @@ class Watched:
 
 @dataclass(eq=False)
 class Course:
-    """`kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
-    `phases` is how many are to come, for that name. `clock` is for tests."""
+    """Tell how far an evaluation is, and keep its finished parts.
+
+    `kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
+    `phases` is how many are to come, for that name. `clock` is for tests.
+    """
 
     kept: Kept = field(default_factory=NoCheckpoint)
     progress: Callable[[str], Update] = _silent
@@ -77,8 +83,17 @@ class Course:
     def outputs(
         self, name: str, run: Callable[[Batch], NDArray[Any]], samples: Samples, size: int
     ) -> tuple[Outputs, NDArray[np.int64] | None]:
-        """(what `run` gives over all samples, their labels), from where an interrupted evaluation was. Samples come in
-        batches of `size`."""
+        """Return what `run` gives over all samples, and their labels, from where an interrupted evaluation was.
+
+        Args:
+            name: the name of the part.
+            run: gives one array for a batch.
+            samples: what it runs on.
+            size: samples per batch.
+
+        Returns:
+            The outputs and the labels.
+        """
         (found,), labels = self.several(name, lambda batch: [run(batch)], samples, size)
         return found, labels
 
@@ -96,8 +111,17 @@ class Course:
         return outputs, np.concatenate(labels) if labels else None
 
     def result(self, name: str, work: Callable[[Samples], T], samples: Samples, make: Callable[[Any], T]) -> T:
-        """What `work` gives for the samples; `make` makes it of its JSON value, where an interrupted evaluation had
-        it."""
+        """Return what `work` gives for the samples.
+
+        Args:
+            name: the name of the part.
+            work: gives the result.
+            samples: what it works on.
+            make: makes the result of its JSON value, where an interrupted evaluation had it.
+
+        Returns:
+            The result.
+        """
         update = self._begin(name)
         found = self.kept.read(_key(name, len(samples)))
         if found is not None:

@@ -1,5 +1,6 @@
-"""Whether the samples reach the float model as those did that it was trained on. What is wrong here is wrong everywhere
-behind, so it is looked at before anything else runs, and said first.
+"""Tell whether the samples reach the float model as those did that it was trained on.
+
+What is wrong here is wrong everywhere behind, so it is looked at before anything else runs, and said first.
 
 Three signs, on some samples: accuracy that guessing would reach as well; a model that is sure of itself and wrong;
 values in front of the first BatchNormalization far from the mean and variance that it remembers of training, or, where
@@ -42,8 +43,18 @@ CAUSE = (
 
 
 def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple[str, ...]:
-    """What speaks against the samples, in sentences, by one run of the model as it was given; nothing for a model whose
-    weights stay in files, and where it cannot be run (whoever runs it next says why)."""
+    """Return what speaks against the samples, in sentences, by one run of the model as it was given.
+
+    Args:
+        raw: the model before it is cleaned.
+        samples: the samples.
+        output: the output that metrics are about.
+        size: samples per batch.
+
+    Returns:
+        The sentences; none for a model whose weights stay in files, and where it cannot be run (the stage that runs it
+        next says why).
+    """
     if is_outside(raw.model):
         return ()
     watched = expectation(raw)

@@ -44,10 +44,12 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Numbers of the report that come from running the three models. `realized_samples`: of how many samples the
-    realized model's metrics are, the first ones; `alike`: the simulated model's on the same. `outputs`: how near each
-    output of the realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are
-    not near."""
+    """Hold the numbers of the report that come from running the three models.
+
+    `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
+    model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
+    `lossy`: what is to be said of those that are not near.
+    """
 
     metrics: Metrics
     agreement: Agreement
@@ -72,8 +74,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of the evaluate split the parts of an evaluation use: samples compared `agreement` by element and
-    `layer` by tensor, samples the `realized` model runs on (None: all), runs and seconds of the latency."""
+    """State how much of the evaluate split the parts of an evaluation use.
+
+    These are samples compared `agreement` by element and `layer` by tensor, samples the `realized` model runs on (None:
+    all), runs and seconds of the latency.
+    """
 
     agreement: int
     layer: int
@@ -89,8 +94,14 @@ model has several outputs."""
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedModel:
-    """One quantized model: the float `graph`, what of it runs in integers, by which numbers, and the `realized` model
-    that was written of it."""
+    """Hold one quantized model.
+
+    Attributes:
+        graph: The float model, clean.
+        topology: What of it runs in integers.
+        plan: Every number of it.
+        realized: The model that was written of that.
+    """
 
     graph: Graph
     topology: Topology
@@ -100,12 +111,13 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSamples:
-    """What an evaluation runs on, and what is compared there.
+    """Hold what an evaluation runs on, and what is compared there.
 
-    judged: samples that nothing was fitted to or chosen by.
-    chosen_by: those that the strategy was chosen by, to compare its losses.
-    compared: which outputs are compared, and how; the metrics are those of the output it names.
-    seen: the float model's reference on `chosen_by`, if it is known.
+    Attributes:
+        judged: Samples that nothing was fitted to or chosen by.
+        chosen_by: Those that the strategy was chosen by, to compare its losses.
+        compared: Which outputs are compared, and how; the metrics are those of the output it names.
+        seen: The float model's reference on `chosen_by`, if it is known.
     """
 
     judged: Samples
@@ -123,11 +135,20 @@ def evaluate(
     course: Course | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
-    """Float, simulated and realized model side by side.
+    """Run float, simulated and realized model on samples that nothing was fitted to or chosen by.
 
-    The simulated model runs on the samples it was chosen by as well, to compare its losses by the objective's `metric`.
-    `course` tells how far it is, and goes on where an interrupted evaluation was. Every output whose SQNR is under
-    `warn_sqnr_db` is warned of (None: none is).
+    The simulated model runs on the samples it was chosen by as well, to compare its losses.
+
+    Args:
+        model: The quantized model, in its three forms.
+        data: What it runs on, and what is compared there.
+        sizes: How much of the samples each part uses.
+        metric: The metric of the objective.
+        course: Tells how far it is, and goes on where an interrupted evaluation was.
+        warn_sqnr_db: Every output whose SQNR is below so many dB is warned of (None: none is).
+
+    Returns:
+        The numbers of the report.
     """
     graph, topology, plan = model.graph, model.topology, model.plan
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen

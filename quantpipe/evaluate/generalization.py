@@ -28,8 +28,11 @@ DEVIATIONS = 2.0
 
 @dataclass(frozen=True)
 class Generalization:
-    """Losses against the float model, in units of `metric`: on the search samples, on the report samples, how much
-    greater the latter is, and the standard error of that difference. `parted`: greater by more than two of them."""
+    """Hold losses against the float model, in units of `metric`.
+
+    These are the losses on the search samples and on the report samples, how much greater the latter is, and the
+    standard error of that difference. `parted`: greater by more than two of them.
+    """
 
     metric: str
     search: float
@@ -41,6 +44,7 @@ class Generalization:
     report_samples: int
 
     def as_dict(self) -> GeneralizationPart:
+        """Return the figures as plain data, for the report."""
         return cast("GeneralizationPart", asdict(self))
 
     @property
@@ -60,14 +64,21 @@ class Generalization:
 def generalization(
     metric: str, seen: tuple[Reference, Found], unseen: tuple[Reference, Found]
 ) -> Generalization | None:
-    """Compare a model's losses on two splits. Each comes as (float reference, the model's outputs `[N, ...]`, by
-    name where there are several).
+    """Compare a model's losses on two splits.
 
     Standard errors are those of a jackknife over up to 20 groups of samples, which holds for any metric: each group is
     left out once, se² = (g - 1) / g · Σ (loss without it - mean of these)² (Efron, "The Jackknife, the Bootstrap and
     Other Resampling Plans", 1982). The samples of a split are paired with the float model's own outputs on them, so
-    what the float model itself does on either split is not counted. None where a split is too small, or a metric not
-    finite.
+    what the float model itself does on either split is not counted.
+
+    Args:
+        metric: the metric whose loss is compared.
+        seen: float reference and the model's outputs `[N, ...]` (by name where there are several) on the search
+            samples.
+        unseen: the same on the report samples.
+
+    Returns:
+        The comparison; None where a split is too small, or a metric not finite.
     """
     here, there = _loss(metric, *seen), _loss(metric, *unseen)
     error = math.hypot(_standard_error(metric, *seen), _standard_error(metric, *unseen))

@@ -1,5 +1,8 @@
-"""Where accuracy goes: per stored tensor, the error of quantizing it alone, split into rounding and saturation, and
-the error that has built up in the simulated model by then."""
+"""Measure where accuracy is lost, per stored tensor.
+
+The figures are the error of quantizing it alone, split into rounding and saturation, and the error that has built up in
+the simulated model by then.
+"""
 
 from __future__ import annotations
 

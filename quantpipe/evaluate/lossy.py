@@ -39,9 +39,12 @@ FEW_BITS = 8
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """Where a tensor's noise came from. `gain`: by how much its noise, as a share of its signal, exceeds the worst of
-    what it is computed from; `own`: its own quantization does that. `of`: the tensors whose integers are to blame
-    otherwise; none where a kernel has weights, whose rounding does it."""
+    """State where a tensor's noise came from.
+
+    `gain`: by how much its noise, as a share of its signal, exceeds the worst of what it is computed from; `own`: its
+    own quantization does that. `of`: the tensors whose integers are to blame otherwise; none where a kernel has
+    weights, whose rounding does it.
+    """
 
     tensor: str
     sqnr_db: float
@@ -68,11 +71,14 @@ class Losses:
 
     @cached_property
     def table(self) -> dict[str, Mapping[str, Any]]:
+        """Return the figures of the layers by tensor."""
         return {entry["tensor"]: entry for entry in self.layers}
 
     def of(self, output: str, sqnr_db: float) -> list[Loss]:
-        """The tensors that the output loses most at, worst first: at most three that lose a tenth of what the worst
-        one does."""
+        """Return the tensors that the output loses most at, worst first.
+
+        They are at most three that lose a tenth of what the worst one does.
+        """
         found = [self._loss(t) for t in self._behind(output)]
         if output not in self.table:
             before = self._nearest(output)
@@ -178,8 +184,19 @@ def loss_warnings(
     layers: Sequence[LayerRow],
     limit: float | None,
 ) -> list[str]:
-    """A sentence per output whose SQNR (`rows`, see `nearness`) is under the limit: where it is lost, and what could
-    help."""
+    """Return a sentence per output whose SQNR is under the limit: where it is lost, and what could help.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        rows: nearness of each output (see `nearness`).
+        layers: figures of each stored tensor.
+        limit: SQNR in dB; None: no output is warned of.
+
+    Returns:
+        The sentences.
+    """
     bits = {name: weight.bits for name, weight in plan.weights.items()}
     losses, said = Losses(graph, topology, bits, layers), []
     for output, sqnr in below(rows, limit):

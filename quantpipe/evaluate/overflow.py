@@ -1,5 +1,7 @@
-"""How many sums overflowed their accumulator in the simulated model: one entry per accumulator that some input can
-overflow."""
+"""Count the sums that overflowed their accumulator in the simulated model.
+
+There is one entry per accumulator that some input can overflow.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,19 @@ from quantpipe.types import (
 def overflow_report(
     graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, samples: Samples
 ) -> list[OverflowRow]:
-    """Per accumulator, in graph order: its type, what it does, the static `bound` of its sums, how many `elements` were
-    seen, how many `overflowed`, and that `share`."""
+    """Count overflows per accumulator, in graph order.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        simulation: the simulated graph.
+        samples: what it runs on.
+
+    Returns:
+        Per accumulator its type, what it does, the static `bound` of its sums, how many `elements` were seen, how many
+        `overflowed`, and that `share`.
+    """
     found = {}
     for kernel in topology.kernels:
         numbers = plan.kernels.get(kernel.node)

@@ -65,8 +65,15 @@ def sum_tolerance(
 
 
 def island_tolerance(value: Array, as_written: Array) -> Array:
-    """What nodes in float may lose by rounding, for each element of their result. `as_written`: the same result of the
-    same nodes without the runtime's optimizations."""
+    """Return what nodes in float may lose by rounding, for each element of their result.
+
+    Args:
+        value: the result.
+        as_written: the same result of the same nodes without the runtime's optimizations.
+
+    Returns:
+        The greatest difference that rounding explains, float64 in a shape that broadcasts to the result's.
+    """
     real = value.astype(np.float64)
     usual = np.where(np.abs(real) < HUGE, real, 0.0)
     axes = tuple(range(1, real.ndim))

@@ -1,5 +1,7 @@
-"""The two sides of the comparison: the simulated model, which says what every value has to be, and the realized model
-in one kind of session."""
+"""Give the two sides of the comparison.
+
+They are the simulated model, which says what every value has to be, and the realized model in one kind of session.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,10 @@ class Simulated:
         return self._alone
 
     def integers(self, values: Values, tensor: str) -> Array:
-        """q - z as the simulated model computes it: whole numbers in float32 or, where that holds too few, float64."""
+        """Return q - z as the simulated model computes it.
+
+        These are whole numbers in float32 or, where that holds too few, float64.
+        """
         return values[self._own.get(tensor, self.names[tensor])]
 
     def centred(self, tensor: str, found: Array) -> Array:

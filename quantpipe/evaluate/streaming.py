@@ -18,8 +18,10 @@ from quantpipe.types import (
 
 
 def free_running(session: Session, samples: Samples, reference: Reference) -> ModelMetrics | None:
-    """top1, kl and sqnr_db of a model with states of its own, against the float model with its own; None where the
-    samples carry no state. What quantization does to a state adds up here, as it does on the device.
+    """Return top1, kl and sqnr_db of a model with states of its own, against the float model with its own.
+
+    What quantization does to a state adds up here, as it does on the device. The result is {} where the samples carry
+    no state.
     """
     carried = samples.samples if isinstance(samples, First) else samples
     if not isinstance(carried, Carried):

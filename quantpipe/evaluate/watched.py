@@ -69,8 +69,10 @@ def island_entries(graph: Graph, topology: Topology) -> frozenset[str]:
 
 
 def _decided_on(graph: Graph, topology: Topology, tensor: str) -> Iterator[str]:
-    """The real numbers that decisions on the way to a tensor are made by; none where all that leads there is
-    continuous. The way ends where integers enter."""
+    """Yield the real numbers that decisions on the way to a tensor are made by.
+
+    There are none where all that leads there is continuous. The way ends where integers enter.
+    """
     pending, seen = [tensor], set()
     while pending:
         current = pending.pop()

@@ -34,8 +34,11 @@ WATCH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Process:
-    """conf/executor/process.yaml. `workers`: None for one per core. `start_seconds`: a batch that is expected to take
-    at least this much longer here than in the processes starts them (0: every batch of several points does)."""
+    """Measure in processes on this machine (conf/executor/process.yaml).
+
+    `workers`: None for one per core. `start_seconds`: a batch that is expected to take at least this much longer here
+    than in the processes starts them (0: every batch of several points does).
+    """
 
     workers: int | None = None
     start_seconds: float = 5.0
@@ -45,6 +48,7 @@ class Process:
         real("executor.start_seconds", self.start_seconds, least=0.0)
 
     def open(self, recipe: ScorerFactory) -> Processes:
+        """Return workers that measure by the recipe."""
         return Processes(recipe, worker_count(self.workers, available_cores()), self.start_seconds)
 
 
@@ -70,6 +74,7 @@ class Processes:
         self.count = 1
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order, measured here until starting the processes is worth it."""
         rest = deque(points)
         while rest:
             if self._worth_it(len(rest)):
@@ -85,9 +90,11 @@ class Processes:
 
     @property
     def kind(self) -> str:
+        """Return the evaluator that the measure in this process decided for."""
         return kind_of(self._local)
 
     def close(self) -> None:
+        """End the processes."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, kill_workers=True)
             self._pool = None

@@ -20,7 +20,8 @@ IN_FLIGHT = 2
 class Measure(Protocol):
     """Scores in the order of the points; each is measured when it is read."""
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]: ...
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order; `hopeless` says which candidates can be given up."""
 
 
 class ScorerFactory(Protocol):
@@ -28,8 +29,11 @@ class ScorerFactory(Protocol):
 
     @property
     def travels(self) -> bool:
-        """Whether it can be pickled (not so a model beyond 2 GB or with weights in files, samples that carry states,
-        and some functions of users)."""
+        """Return whether the factory can be pickled.
+
+        It cannot with a model beyond 2 GB or with weights in files, with samples that carry states, and with some
+        functions of users.
+        """
         ...
 
     def make(self, threads: int | None = None, share: int = 1) -> Measure:
@@ -40,7 +44,8 @@ class ScorerFactory(Protocol):
 class Workers(Protocol):
     """The workers of one search: a measure that has to be closed. Reading its scores may raise what a worker raised."""
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]: ...
+    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order; `hopeless` says which candidates can be given up."""
 
     def close(self) -> None:
         """End every process; what is in flight is lost."""
@@ -58,7 +63,10 @@ class Workers(Protocol):
 
 
 class Executor(Protocol):
-    def open(self, recipe: ScorerFactory) -> Workers: ...
+    """Say where candidates are measured."""
+
+    def open(self, recipe: ScorerFactory) -> Workers:
+        """Return workers that measure by the recipe."""
 
 
 def kind_of(measure: Measure | None) -> str:

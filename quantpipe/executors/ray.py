@@ -25,8 +25,11 @@ RETRIES = 3
 
 @dataclass(frozen=True)
 class Ray:
-    """conf/executor/ray.yaml. `address` None starts a cluster on this machine for the run; otherwise that of a running
-    one (`auto`, `host:port`). `workers`: tasks at a time; None for one per core of the cluster. `threads` per task."""
+    """Measure in tasks of a Ray cluster (conf/executor/ray.yaml).
+
+    `address` None starts a cluster on this machine for the run; otherwise it is that of a running one (`auto`,
+    `host:port`). `workers`: tasks at a time; None for one per core of the cluster. `threads` per task.
+    """
 
     address: str | None = None
     workers: int | None = None
@@ -37,6 +40,7 @@ class Ray:
         whole("executor.threads", self.threads, least=1)
 
     def open(self, recipe: ScorerFactory) -> RayTasks:
+        """Return tasks of the cluster that measure by the recipe."""
         return RayTasks(_ray(), recipe, self)
 
 
@@ -70,10 +74,12 @@ class RayTasks:
         self._more = (options.threads, self.count)
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order, measured in tasks of the cluster."""
         submit = partial(self._submit, hopeless=hopeless)
         return in_order(points, IN_FLIGHT * self.count, submit, self._result, cancel=self._ray.cancel)
 
     def close(self) -> None:
+        """End the cluster, if this run started it."""
         if self._own:
             self._ray.shutdown()
 

@@ -14,6 +14,7 @@ class Serial:
     """conf/executor/serial.yaml."""
 
     def open(self, recipe: ScorerFactory) -> Local:
+        """Return a worker that measures in this process."""
         return Local(recipe)
 
 
@@ -26,10 +27,12 @@ class Local:
         self.measure = recipe.make()
 
     def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order, measured in this process."""
         return self.measure(points, hopeless)
 
     @property
     def kind(self) -> str:
+        """Return the evaluator that the measure decided for."""
         return kind_of(self.measure)
 
     def close(self) -> None:

@@ -1,9 +1,8 @@
-"""Work on a model that nobody has run yet, in a process of its own: what ends or stops that process does not end or
-stop the run.
+"""Work on a model that nobody has run yet, in a process of its own.
 
-Native code reads the model there for the first time (opset conversion, clean-up, the runtime). A crash, a loop without
-end, or more memory than the model can need becomes a ModelError. The child is forked, so it costs some milliseconds and
-starts from what is loaded already.
+What ends or stops that process does not end or stop the run. Native code reads the model there for the first time
+(opset conversion, clean-up, the runtime). A crash, a loop without end, or more memory than the model can need becomes a
+ModelError. The child is forked, so it costs some milliseconds and starts from what is loaded already.
 """
 
 from __future__ import annotations
@@ -51,10 +50,19 @@ class _Silent(Exception):
 
 
 def apart(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
-    """The result of `work`, done in a forked child; what it gives must be picklable. `work` says by its argument which
-    step it begins; `ready` runs first, and shows that native code works in the child.
+    """Return the result of `work`, done in a forked child.
 
-    Raises ModelError where a step takes more than the limits allow or ends the process, and what `work` raises.
+    Args:
+        work: what is to be done; it says by its argument which step it begins. Its result must be picklable.
+        ready: runs in the child first, and shows that native code works there.
+        limits: seconds per step, and bytes of memory.
+        where: the model, as errors name it.
+
+    Returns:
+        What `work` returns.
+
+    Raises:
+        ModelError: where a step takes more than the limits allow or ends the process; and whatever `work` raises.
     """
     if not sys.platform.startswith("linux"):
         return work(lambda step: None)

@@ -38,6 +38,7 @@ class GraphBuilder:
         return _unique(name, self._names, self._reserved)
 
     def input(self, name: str, dtype: str, shape: Sequence[int | str | None]) -> ir.Value:
+        """Add a graph input and return it."""
         value = ir.Value(name=self.unique(name), type=ir.TensorType(ir_dtype(dtype)), shape=ir.Shape(list(shape)))
         self._inputs.append(value)
         return value
@@ -72,8 +73,20 @@ class GraphBuilder:
         claim: bool = False,
         **attributes: Attribute,
     ) -> ir.Value:
-        """Append a node with one output and return it. `output` defaults to the node's name; `claim`: it is the very
-        tensor of that name."""
+        """Append a node with one output and return that output.
+
+        Args:
+            op_type: the op.
+            inputs: what it reads; None for an absent optional input.
+            name: the name of the node.
+            output: the name of the output; None: the node's name.
+            domain: the domain of the op; empty for ONNX's own.
+            claim: whether the output is the very tensor of that name.
+            attributes: the attributes by name.
+
+        Returns:
+            The output.
+        """
         attrs = {a.name: a for a in convert_attributes(attributes)}
         return self._append(op_type, domain, inputs, attrs, name=name, outputs=[output or name], claim=claim)[0]
 

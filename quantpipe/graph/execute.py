@@ -129,9 +129,11 @@ def _loaded(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.Inf
 
 
 def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:
-    """With kernels that add products in 32 bits. The runtime takes them by making uint8 weights of int8 ones, also
-    beside int8 data, for which it has no such Gemm; products of int8 by int8 saturate nowhere, so nothing is lost where
-    they stay."""
+    """Load a model with kernels that add products in 32 bits.
+
+    The runtime takes them by making uint8 weights of int8 ones, also beside int8 data, for which it has no such Gemm;
+    products of int8 by int8 saturate nowhere, so nothing is lost where they stay.
+    """
     options.add_session_config_entry("session.x64quantprecision", "1")
     try:
         return _loaded(separated(data), options, off)
@@ -141,8 +143,13 @@ def _loaded_exact(data: bytes, options: ort.SessionOptions, off: list[str]) -> o
 
 
 def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
-    """The graph that the runtime makes of a model at load, as users load it. Layouts (blocked weights, channels last)
-    are left as they are: they rename nodes, and change no kernel's type. ModelError where it cannot be loaded."""
+    """Return the graph that the runtime makes of a model at load, as users load it.
+
+    Layouts (blocked weights, channels last) are left as they are: they rename nodes, and change no kernel's type.
+
+    Raises:
+        ModelError: where the model cannot be loaded.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
@@ -161,8 +168,10 @@ def optimized(data: bytes, int8_kernels: bool = False) -> onnx.GraphProto:
 
 @cache
 def pairs_saturate() -> bool:
-    """Whether the kernel that onnxruntime takes of its own accord on this CPU loses something of 255·127 + 255·127: x86
-    CPUs without VNNI add such pairs in int16."""
+    """Return whether onnxruntime's default kernel on this CPU gives a wrong sum for 255·127 + 255·127.
+
+    x86 CPUs without VNNI add such pairs in int16, with saturation.
+    """
     session = Session(pair(), threads=1, kernels=Kernels.NATIVE)
     return int(session.run({"x": np.full((1, 2), 255, np.uint8)})["y"][0, 0]) != PAIR
 
@@ -170,10 +179,10 @@ def pairs_saturate() -> bool:
 def _prepare(
     model: ir.Model | bytes, options: ort.SessionOptions, files: ExitStack, *, unsigned: bool
 ) -> tuple[bytes, list[str]]:
-    """(what the runtime reads, optimizers to leave out); sets the options that a skeleton needs. `unsigned`: int8
-    weights in files are given to it as uint8.
+    """Return what the runtime reads and the optimizers to leave out; set the options that a skeleton needs.
 
-    Its own files go with `files`, once the session stands: it has mapped them.
+    `unsigned`: int8 weights in files are given to the runtime as uint8. Its own files go with `files`, once the session
+    stands: it has mapped them.
     """
     if isinstance(model, bytes) or not is_heavy(model):
         _share_arena()
@@ -202,11 +211,11 @@ def _share_arena() -> None:
 
 
 def release_memory() -> None:
-    """Give back to the system what runs have left: what no session uses of the arena, and what the C library keeps
-    (glibc keeps it for the threads that asked for it; others have no such call, and need none).
+    """Give memory that runs have left unused back to the system.
 
-    Between two phases of a run, and where much has been let go: the next run has to ask for its pages again. The
-    arena's first region stays.
+    That is what no session uses of the arena, and what the C library keeps (glibc keeps it for the threads that asked
+    for it; others have no such call, and need none). Use it between two phases of a run, and where much has been freed:
+    the next run has to ask for its pages again. The arena's first region stays.
     """
     _shrinking().run(None, {"x": np.zeros(1, np.float32)}, _shrink())
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
@@ -260,8 +269,11 @@ def available_cores() -> int:
 
 
 def side_by_side(batches: int, cores: int | None = None) -> tuple[int, int]:
-    """(how many batches to run at once, threads for each), for layers that are too short to share each among threads.
-    Every batch under way holds its tensors, so they are at most `LANES`; `cores` None: all there are."""
+    """Return how many batches to run at once, and the threads for each.
+
+    This is for layers that are too short to share each among threads. Every batch under way holds its tensors, so they
+    are at most `LANES`. `cores` None: all that this process may use.
+    """
     cores = cores or available_cores()
     lanes = max(1, min(LANES, cores, batches))
     return lanes, max(1, cores // lanes)

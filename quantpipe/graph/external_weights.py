@@ -213,8 +213,10 @@ def hollow(model: ir.Model, names: Collection[str]) -> bytes:
 
 
 def layout(tensors: Mapping[str, ir.TensorProtocol]) -> dict[str, tuple[int, int]]:
-    """Name -> (offset, length) of tensors that are written one behind the other, each at a whole page; a tensor that
-    stands under several names is written once."""
+    """Return the (offset, length) of tensors that are written one behind the other, each at a whole page.
+
+    A tensor that stands under several names is written once.
+    """
     found: dict[str, tuple[int, int]] = {}
     spans: dict[int, tuple[int, int]] = {}
     offset = 0

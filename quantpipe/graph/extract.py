@@ -13,8 +13,11 @@ from quantpipe.types import TensorInfo
 
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The nodes between `inputs` and `outputs`, as a model with exactly these ports, their axes free: the batch may
-    lie along any of them, or be part of one (a reader may have turned it over, or split it)."""
+    """Return the nodes between `inputs` and `outputs` as a model with exactly these ports.
+
+    The axes of the ports are free: the batch may lie along any of them, or be part of one (a reader may have transposed
+    or split it).
+    """
     extracted = ir.convenience.extract(graph.model.graph, list(inputs), list(outputs))  # a copy that shares weights
     copy = ir.Model(extracted, ir_version=graph.model.ir_version)
     for value in [*copy.graph.inputs, *copy.graph.outputs]:

@@ -1,5 +1,7 @@
-"""How the integer ops of ONNX and onnxruntime spell what float ops mean: one row per op, ports as in the operator's own
-definition."""
+"""Map the integer ops of ONNX and onnxruntime to the float ops that they stand for.
+
+There is one row per op, with ports as in the operator's own definition.
+"""
 
 from __future__ import annotations
 

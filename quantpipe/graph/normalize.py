@@ -147,8 +147,10 @@ def _first_that_fits(
     change: Callable[[ir.Model], float],
     allowed: float,
 ) -> tuple[ir.Model | None, str]:
-    """The model after the first way of a step that changes its outputs by no more than `allowed`; else None, and what
-    was wrong with the first way."""
+    """Return the model after the first way of a step that changes its outputs by no more than `allowed`.
+
+    Where no way does, the result is None and what was wrong with the first way.
+    """
     failed: list[str] = []
     name = _name_of(ways[0])
     for step in ways:
@@ -178,8 +180,14 @@ def load_as_written(
     *,
     isolate: bool = True,
 ) -> Graph:
-    """Read and measure a model with every node as it is written, but for inputs that are `fixed`: functions are written
-    out, constants have one form, nodes without a name get one."""
+    """Read and measure a model with every node as it is written, except for inputs that are fixed.
+
+    Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
+    `load_graph`.
+
+    Returns:
+        The graph with the shapes and dtypes of one real run.
+    """
     raw, model_hash = _read(path, resident_mb, fixed or {})
     with readable(path):
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
@@ -224,7 +232,10 @@ def _raise_to(model: ir.Model, least: int) -> ir.Model:
 
 
 def _slim(model: ir.Model) -> ir.Model:
-    """onnxslim's clean-up; weights that lie in files are inputs to it, so it folds nothing into them."""
+    """Return the model after onnxslim's clean-up.
+
+    Weights that lie in files are inputs to it, so it folds nothing into them.
+    """
     proto, held = without_weights(model)
     with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
         slimmed: onnx.ModelProto = onnxslim.slim(proto)
@@ -232,8 +243,7 @@ def _slim(model: ir.Model) -> ir.Model:
 
 
 def _slim_unshaped(model: ir.Model) -> ir.Model:
-    """The same clean-up where the shapes that the file declares are wrong, as some exporters write them: without
-    them."""
+    """Return the model after the same clean-up, without the shapes that the file declares, which may be wrong."""
     copy = copied(model)
     inputs = {id(v) for v in copy.graph.inputs}
     for value in [v for n in copy.graph for v in n.outputs]:
@@ -258,8 +268,10 @@ def _take_branches(model: ir.Model) -> ir.Model:
 
 
 def _join_functions(model: ir.Model) -> ir.Model:
-    """Functions of one value that are written out in several nodes as the ops they are, which newer opsets have; the
-    model itself where there are none."""
+    """Replace functions of one value that are written out in several nodes by the ops that newer opsets have for them.
+
+    The model itself is returned where there are none.
+    """
     copy = copied(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     before = len(copy.graph)

@@ -1,8 +1,9 @@
-"""What onnxruntime makes of a QDQ model when it loads it: which nodes it fuses into integer kernels, and which stay in
-float between DequantizeLinear and QuantizeLinear.
+"""Tell what onnxruntime makes of a QDQ model when it loads it.
 
-Takes a model, gives names of its nodes. What is asked is a session with default options, as users have it; layouts
-(blocked weights, channels last) are left as they are, since they rename nodes and change no kernel's type.
+The answer is which nodes it fuses into integer kernels, and which stay in float between DequantizeLinear and
+QuantizeLinear. The input is a model, the result names of its nodes. What is asked is a session with default options, as
+users have it; layouts (blocked weights, channels last) are left as they are, since they rename nodes and change no
+kernel's type.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ PRODUCTS = {op: form.data[0].zero for op, form in INTEGER_OPS.items() if form.we
 
 @dataclass(frozen=True)
 class Fused:
-    """Names of nodes: `real`, those that compute with the results of a DequantizeLinear; `signed`, products of int8
-    data, which onnxruntime's kernels on x86 are not made for."""
+    """Hold the names of the nodes that do not run in a fast integer kernel.
+
+    `real`: those that compute with the results of a DequantizeLinear. `signed`: products of int8 data, for which
+    onnxruntime's kernels on x86 are not made.
+    """
 
     real: frozenset[str] = frozenset()
     signed: frozenset[str] = frozenset()

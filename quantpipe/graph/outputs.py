@@ -17,8 +17,11 @@ REDUCTIONS = {"ReduceMin": 18, "ReduceMax": 18, "ReduceSum": 13}
 
 @dataclass(frozen=True)
 class Reduced:
-    """Names of the outputs that stand for one tensor: three arrays of its dtype `[N, C]` (`()` for a tensor of less
-    than three axes), and the number of its elements (int64, `()`)."""
+    """Name the outputs that stand for one tensor.
+
+    These are three arrays of its dtype `[N, C]` (`()` for a tensor of less than three axes), and the number of its
+    elements (int64, `()`).
+    """
 
     minima: str
     maxima: str
@@ -36,13 +39,19 @@ def with_outputs(model: ir.Model, tensors: Sequence[str]) -> ir.Model:
 
 
 def with_extremes(model: ir.Model, ranks: Mapping[str, int]) -> tuple[ir.Model, Mapping[str, Reduced]]:
-    """A copy of the model whose outputs are minima, maxima, sums and sizes of the tensors in `ranks` (name -> number of
-    axes). Tensors must be float32 or float64.
+    """Return a copy of the model whose outputs are minima, maxima, sums and sizes of the tensors in `ranks`.
 
     The sums are there because onnxruntime's ReduceMin and ReduceMax pass over NaN, and a sum does not (it may also be
     infinite for finite values, so such a tensor has to be looked at). Everything behind the second axis is reduced and
     the rest left to the caller: the runtime divides only such reductions among its threads (efficientnet_lite0, 2
     cores: 1.5 float passes instead of 2.5).
+
+    Args:
+        model: the model.
+        ranks: tensor -> number of its axes; the tensors must be float32 or float64.
+
+    Returns:
+        The copy, and the names of the outputs of each tensor.
     """
     copy = expose(model, [])
     writer = _Writer(copy)

@@ -1,5 +1,8 @@
-"""CPUs whose kernels add pairs of uint8 x int8 products in int16: a model that shows it, and what onnxruntime's exact
-kernels (session option `session.x64quantprecision`) ask of a model."""
+"""Deal with CPUs whose kernels add pairs of uint8 x int8 products in int16.
+
+Here are a model that shows it, and what onnxruntime's exact kernels (session option `session.x64quantprecision`) ask of
+a model.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,11 @@ def pair() -> bytes:
 
 
 def separated(data: bytes) -> bytes:
-    """A serialized model in which every int8 tensor that the main graph holds itself, scalars aside, has one reader:
-    the others read copies. onnxruntime 1.31.1 makes uint8 weights of int8 ones once per node, and fails when it meets
-    one a second time ("Attempt to replace the existing tensor")."""
+    """Return a serialized model in which every int8 tensor of the main graph, scalars aside, has one reader.
+
+    The other readers read copies. onnxruntime 1.31.1 makes uint8 weights of int8 ones once per node, and fails when it
+    meets one a second time ("Attempt to replace the existing tensor").
+    """
     model = onnx.load_from_string(data)
     held = {
         t.name: t
@@ -56,10 +61,12 @@ def separated(data: bytes) -> bytes:
 
 
 def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
-    """The same for a graph in the making, in place, and without a second copy of a weight in the file: each further
-    reader has a Reshape of its own, to the same shape, of which the runtime makes a constant at load. (It would take an
-    Identity or a Cast out again first.) A tensor that lies in a file stands under further names at the same place; zero
-    points are copied. `unique` makes names."""
+    """Give every int8 tensor of a graph in the making one reader, in place, without storing a weight twice.
+
+    Each further reader has a Reshape of its own, to the same shape, of which the runtime makes a constant at load. (It
+    would take an Identity or a Cast out again first.) A tensor that lies in a file stands under further names at the
+    same place; zero points are copied. `unique` makes names.
+    """
     shapes: dict[tuple[int, ...], ir.Value] = {}
     for value in [*graph.initializers.values(), *_unpacked(graph)]:
         if value.dtype != INT8 or not value.shape or value.is_graph_input():

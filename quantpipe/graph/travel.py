@@ -22,8 +22,11 @@ from quantpipe.graph.external_weights import Place, heavy_weights, place_of, rel
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """One of: the name of a weight of the model that both have; a file and where in it, `own` if nobody else will
-    remove it; numbers."""
+    """Hold one weight of a model that travels, in one of three ways.
+
+    It is the name of a weight of the model that both processes have; or a file and the place in it, `own` if nobody
+    else will remove it; or numbers.
+    """
 
     dtype: int
     shape: tuple[int, ...]

@@ -1,7 +1,8 @@
-"""What a model file says, checked before anything acts on it: sizes that its data do not have, types that there are
-not, functions that hold themselves or grow without bound, ops that give other numbers each time.
+"""Check what a model file says before anything acts on it.
 
-All of it is read off the protobuf. Nothing is allocated by what the file claims.
+Refused are sizes that its data do not have, types that there are not, functions that hold themselves or grow without
+bound, and ops that give other numbers each time. All of it is read off the protobuf. Nothing is allocated by what the
+file claims.
 """
 
 from __future__ import annotations
@@ -68,8 +69,13 @@ def _refuse_without_opset(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def refuse_chance(model: ir.Model, path: Path) -> None:
-    """ModelError naming the first node that gives other numbers each time, or that is in training mode: statistics,
-    scores and the comparison of two models all rest on one model giving one answer."""
+    """Refuse a model that does not always give the same outputs for the same inputs.
+
+    Statistics, scores and the comparison of two models all rest on one model giving one answer.
+
+    Raises:
+        ModelError: naming the first node that gives other numbers each time, or that is in training mode.
+    """
     for node in model.graph.all_nodes():
         why = _chance(node)
         if why:

@@ -86,6 +86,7 @@ class Graph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
+        """Return the nodes by name."""
         return {n.name: n for n in self.nodes}
 
     @cached_property
@@ -107,13 +108,16 @@ class Graph:
 
     @cached_property
     def output_names(self) -> frozenset[str]:
+        """Return the names of the graph's outputs."""
         return frozenset(o.name for o in self.outputs)
 
     @cached_property
     def input_names(self) -> frozenset[str]:
+        """Return the names of the graph's inputs."""
         return frozenset(i.name for i in self.inputs)
 
     def is_constant(self, tensor: str) -> bool:
+        """Return whether a tensor is an initializer."""
         return tensor in self.model.graph.initializers
 
     def constant(self, tensor: str) -> NDArray[Any]:
@@ -128,6 +132,7 @@ class Graph:
         return value
 
     def constant_names(self) -> Iterator[str]:
+        """Yield the names of all initializers."""
         return iter(self.model.graph.initializers)
 
     @cached_property
@@ -160,6 +165,7 @@ class Graph:
 
     @property
     def opset(self) -> int:
+        """Return the version of ONNX's own operator set that the model uses."""
         return int(self.model.graph.opset_imports[""])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,8 +176,10 @@ class Graph:
 
 
 def tensor_info(value: ir.Value) -> TensorInfo:
-    """Name, shape and dtype of a graph port; symbolic and unknown axes (also -1 and 0, as some exporters write them)
-    become None."""
+    """Return name, shape and dtype of a graph port.
+
+    Symbolic and unknown axes (also -1 and 0, as some exporters write them) become None.
+    """
     shape = tuple(d if isinstance(d, int) and d > 0 else None for d in value.shape) if value.shape is not None else ()
     dtype = value.dtype.numpy().name if value.dtype is not None else "float32"
     return TensorInfo(value.name or "", shape, dtype)

@@ -20,21 +20,56 @@ FLOAT_BITS = 32
 
 
 def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Sum of the bits over all quantized edges (the RFC's measure); edges left in float by choice count 32."""
+    """Return the sum of the bits over all quantized edges (the RFC's measure).
+
+    Edges that are left in float by choice count 32 bits.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to.
+        spec: the device (not read: all costs have one signature).
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of bits.
+    """
     groups = sum(bits[g.key] * len(g.edges) for g in topology.groups)
     weights = sum(bits[w.tensor] * len(w.edges) for w in topology.weights)
     return float(groups + weights + FLOAT_BITS * len(topology.float_edges))
 
 
 def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Bytes of all quantized weights at their bits, and of those left in float by choice (biases and scales not
-    counted)."""
+    """Return the bytes of all quantized weights at their bits, and of those left in float by choice.
+
+    Biases and scales are not counted.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device (not read: all costs have one signature).
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of bytes.
+    """
     stored = [prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights]
     return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
 
 
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Bit operations per sample: Σ MACs · weight bits · activation bits (float nodes count 32 x 32)."""
+    """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
+
+    Float nodes count 32 x 32.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device.
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of bit operations.
+    """
     total = 0
     for node in graph.nodes:
         total += macs(node, graph) * _operand_bits(topology.kernel_of.get(node.name), bits)
@@ -42,11 +77,22 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Device cycles per sample: MACs over the rate of the operands' width; what is loaded (weights at their bits, 32 in
-    float, and `scale_bytes` for each of their scales) over the bandwidth; `launch_cycles` for every kernel and every
-    float node that computes real numbers (swallowed clamps start nothing).
+    """Return the device cycles that one sample takes.
+
+    They are the MACs over the rate of the operands' width, what is loaded (weights at their bits, 32 in float, and
+    `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every kernel and every float
+    node that computes real numbers (swallowed clamps start nothing).
 
     Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device, of which `cost` is read.
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of cycles.
     """
     total = spec.cost.launch_cycles * sum(
         n.name not in topology.swallowed and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
@@ -75,12 +121,21 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
 
 
 def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Most bytes of activations that live at once, per sample, when the nodes run one after the other in their order.
+    """Return the most bytes of activations that live at once, per sample.
 
-    A tensor lives from the node that makes it (the model's inputs: from the beginning) to its last reader (the model's
-    outputs: to the end); a node's inputs and outputs live together. Stored tensors count at their bits, accumulators
-    that are handed on at the accumulator's width, all others at 32 bits. A kernel and the clamps it
-    swallowed are one step; what is between them is never stored.
+    The nodes run one after the other in their order. A tensor lives from the node that makes it (the model's inputs:
+    from the beginning) to its last reader (the model's outputs: to the end); a node's inputs and outputs live together.
+    Stored tensors count at their bits, accumulators that are handed on at the accumulator's width, all others at 32
+    bits. A kernel and the clamps it swallowed are one step; what is between them is never stored.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device, of which the accumulator is read.
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of bytes.
     """
     last: dict[str, int] = {}
     for step, node in enumerate(graph.nodes):

@@ -1,5 +1,7 @@
-"""What a hardware file says and nothing would heed: types that no field of bits reaches, chains that no kernel fuses,
-conditions that an op does not have. Each is a mistake of the file, and told as one.
+"""Refuse what a hardware file says to no effect.
+
+Examples are types that no field of bits reaches, chains that no kernel fuses, and conditions that an op does not have.
+Each is a mistake of the file and is reported as one.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def overruled(spec: HardwareSpec) -> Iterator[str]:
-    """Sentences about chains of `fuse` without effect on purpose: `add_inputs` has its say on any target, and a file
-    may list chains of ops that it does not declare yet."""
+    """Yield one sentence for each chain of `fuse` that has no effect although the file is right.
+
+    `add_inputs` decides about additions on any target, and a file may list chains of ops that it does not declare yet.
+    """
     declared = {op for op, _ in _integer(spec)}
     handed_on = AddInputs.RESIDUAL_ONLY in (spec.add_inputs, *spec.add_variants)
     for first, second in dict.fromkeys(pair for chain in spec.fuse for pair in itertools.pairwise(chain)):

@@ -28,7 +28,17 @@ WORDS: dict[str, tuple[str, ...]] = {
 
 
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
-    """Why a signature does not take a node, or None."""
+    """Return why a signature does not take a node, or None where it does.
+
+    Args:
+        signature: one way in which the device runs the op.
+        node: the node to run.
+        graph: the graph that the node is in.
+        rule: the row of OP_RULES for the node's op.
+
+    Returns:
+        The reason, as the end of a sentence, or None.
+    """
     facts = rule.facts(node, graph)
     for key, allowed in signature.when:
         if key not in facts:
@@ -47,8 +57,19 @@ def choose_signature(
     treatment: AddInputs | None,
     refused: Mapping[OpSignature, str] = MappingProxyType({}),
 ) -> tuple[OpSignature | None, str]:
-    """The first integer signature that takes the node, or None and the reason. `treatment`: of an addition; `refused`:
-    signatures that do not fit what the node reads, with the reasons."""
+    """Return the first integer signature that takes the node, or None and the reason.
+
+    Args:
+        spec: the device.
+        node: the node to run.
+        graph: the graph that the node is in.
+        rule: the row of OP_RULES for the node's op.
+        treatment: how the node takes its operands, where it is an addition.
+        refused: signatures that do not fit what the node reads, with the reasons.
+
+    Returns:
+        The signature and an empty text, or None and why there is none.
+    """
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
@@ -93,6 +114,16 @@ def has_float(spec: HardwareSpec, op: str) -> bool:
 
 
 def takes_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> bool:
-    """Whether the device (or the host beside it) runs this very node in float."""
+    """Return whether the device (or the host beside it) runs this very node in float.
+
+    Args:
+        spec: the device.
+        node: the node to run.
+        graph: the graph that the node is in.
+        rule: the row of OP_RULES for the node's op.
+
+    Returns:
+        True where some float signature takes the node.
+    """
     declared = spec.ops.get(node.op, ())
     return any(not s.is_integer and refusal(s, node, graph, rule) is None for s in declared)

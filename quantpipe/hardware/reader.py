@@ -26,32 +26,54 @@ class Reader:
         self._name = name
 
     def error(self, field: str, problem: str) -> HardwareError:
+        """Return the error of a field: its name, then `problem`."""
         return HardwareError(f"{field} {problem}", stage="hardware", where=self._name)
 
     def keys(self, data: Data, legal: Sequence[str], field: str) -> None:
+        """Refuse keys that are not legal in the section `field` (empty: the file itself).
+
+        Raises:
+            HardwareError: for the first such key, with near and legal names.
+        """
         for key in data:
             if key not in legal:
                 label = f"{field}.{key}" if field else str(key)
                 raise self.error(label, f"is not a field{nearest(str(key), legal)}; legal are {', '.join(legal)}")
 
     def part(self, data: Data, field: str, legal: Sequence[str]) -> Data:
+        """Return the section `field`, whose keys must be legal."""
         part = self.mapping(data[field], field, ", ".join(legal))
         self.keys(part, legal, field)
         return part
 
     def mapping(self, value: object, field: str, of: str = "ops") -> Data:
+        """Return the value, which must be a mapping of `of`."""
         if not isinstance(value, Mapping):
             raise self.error(field, f"must be a mapping of {of}, not {value!r}")
         return value
 
     def flag(self, part: Data, field: str, key: str, default: bool = True) -> bool:
-        """`field` is the section that `part` is; empty for the file itself."""
+        """Return a truth value of a section, or the default where the field is absent.
+
+        Args:
+            part: the section.
+            field: the name of the section; empty for the file itself.
+            key: the field of the section.
+            default: the value of an absent field.
+
+        Returns:
+            The value.
+
+        Raises:
+            HardwareError: where the value is neither true nor false.
+        """
         value = part.get(key, default)
         if not isinstance(value, bool):
             raise self.error(f"{field}.{key}".lstrip("."), f"is {value!r}; legal are true and false")
         return value
 
     def number(self, value: object, field: str, least: float = 0.0) -> float:
+        """Return a positive number of at least `least` as a float."""
         if isinstance(value, bool) or not isinstance(value, int | float) or value < least or value <= 0:
             raise self.error(field, f"is {value!r}; it needs positive numbers{f' from {least:g}' if least else ''}")
         return float(value)
@@ -63,6 +85,7 @@ class Reader:
         return {self.choice(DType, k, field).value: self.number(v, f"{field}.{k}") for k, v in rates.items()}
 
     def storable(self, value: object, field: str) -> DType:
+        """Return the type named by a value, which must be one that tensors are stored in."""
         dtype = next((d for d in STORABLE if d.value == str(value)), None)
         if dtype is None:
             hint = nearest(str(value), [d.value for d in STORABLE])
@@ -79,12 +102,18 @@ class Reader:
         return found
 
     def chains(self, value: object) -> tuple[tuple[str, ...], ...]:
+        """Return the chains of ops that are run as one kernel; the value must be a list of lists."""
         lists = isinstance(value, list | tuple) and all(isinstance(chain, list | tuple) for chain in value)
         if not isinstance(value, list | tuple) or not lists:
             raise self.error("fuse", f"must be a list of lists of ops, such as [[Conv, Relu]], not {value!r}")
         return tuple(tuple(str(op) for op in chain) for chain in value)
 
     def choice(self, kind: type[E], value: object, field: str) -> E:
+        """Return the member of an enumeration that a value names.
+
+        Raises:
+            HardwareError: where there is none, with near and legal names.
+        """
         try:
             return kind(str(value))
         except ValueError:
@@ -92,19 +121,36 @@ class Reader:
             raise self.error(field, f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}") from None
 
     def bits(self, part: Data, field: str) -> int:
+        """Return the bits of a section, 2 to 16; 8 where it does not say."""
         value = part.get("bits", 8)
         if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= 16:
             raise self.error(f"{field}.bits", f"is {value!r}; legal are 2 to 16")
         return value
 
     def section(self, data: Data, field: str, legal: Sequence[str], short: str | None = None) -> Data:
-        """A part that may also be written as the value of its field `short` alone (`accumulator: int32`)."""
+        """Return a section that may also be written as the value of its field `short` alone.
+
+        For example, `accumulator: int32` is short for `accumulator: {dtype: int32}`.
+
+        Args:
+            data: the file or section that holds the section.
+            field: the name of the section.
+            legal: the fields that it may have.
+            short: the field that a bare value stands for; None where the section must be a mapping.
+
+        Returns:
+            The section as a mapping.
+
+        Raises:
+            HardwareError: where it is no mapping or has an unknown field.
+        """
         value = data[field]
         if short is not None and isinstance(value, str | int) and not isinstance(value, bool):
             return {short: value}
         return self.part(data, field, legal)
 
     def whole(self, value: object, field: str, least: int) -> int:
+        """Return a whole number of at least `least`."""
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(
                 field,
@@ -115,7 +161,21 @@ class Reader:
         return value
 
     def optional_number(self, part: Data, field: str, key: str, least: float, *, default: float | None) -> float | None:
-        """A number from `least` on, or the default where the field is absent or null."""
+        """Return a number of at least `least`, or the default where the field is absent or null.
+
+        Args:
+            part: the section.
+            field: the name of the section.
+            key: the field of the section.
+            least: the least legal value.
+            default: the value of an absent field.
+
+        Returns:
+            The number or the default.
+
+        Raises:
+            HardwareError: where the value is no number or too small.
+        """
         value = part.get(key)
         if value is None:
             return default
@@ -132,6 +192,12 @@ class Reader:
         return names
 
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
+        """Return the signatures of an op from the rows of its list.
+
+        Raises:
+            HardwareError: for ops without a rule, rows that are no list of mappings, and integer signatures of ops that
+                run in float only.
+        """
         if op not in OP_RULES and op not in FLOAT_OPS:
             raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
         if isinstance(rows, Mapping):
@@ -173,4 +239,5 @@ class Reader:
 
 
 def listed(value: object) -> Sequence[object]:
+    """Return a sequence as it is, and any other value (a text, too) as a tuple of one."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)

@@ -52,6 +52,7 @@ class Findings:
 
     @property
     def refused(self) -> tuple[Finding, ...]:
+        """Return the findings for which the device refuses the model."""
         return tuple(f for f in self.findings if f.severity is Severity.REFUSED)
 
     @property
@@ -73,10 +74,21 @@ def lint_model(
     resident_mb: int = RESIDENT_MB,
     isolate: bool = True,
 ) -> Findings:
-    """The findings of a model file. `example` makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds);
-    `fixed` are inputs that are made constants first; external data beyond `resident_mb` MiB stay in their files.
+    """Return the findings of a model file.
 
-    Raises ModelError for files that cannot be read or run.
+    Args:
+        path: the ONNX file.
+        spec: the device.
+        example: makes feeds from the model's inputs (`Sequence[TensorInfo]` -> feeds).
+        fixed: inputs that are made constants first, by name.
+        resident_mb: external data beyond so many MiB stay in their files.
+        isolate: native code meets the model in a process of its own first.
+
+    Returns:
+        The findings.
+
+    Raises:
+        ModelError: for files that cannot be read or run.
     """
 
     def feeds(raw: Graph) -> Feeds:
@@ -152,8 +164,10 @@ def _island(node: Node, spec: HardwareSpec) -> Finding:
 
 
 def _function_in_float(node: Node, graph: Graph, spec: HardwareSpec) -> bool:
-    """A function between DQ and Q is in integers only for a device that declares it so. One that is in integers by its
-    own name is, in any case."""
+    """Return whether a function between DQ and Q runs in float on the device.
+
+    It runs in integers only for a device that declares it so. A function that is in integers by its own name always is.
+    """
     rule = rule_of(node)
     function = rule is not None and rule.family in (Family.LOOKUP, Family.FIXED)
     written = graph.by_name[node.name].op == node.op

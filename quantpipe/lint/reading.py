@@ -46,9 +46,11 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedOp:
-    """One op on stored tensors. `node` has the ports of the float op, and the constant that a weight is made from in
-    the weight's place, so that OP_RULES can read it. `output` is None where the result leaves as real numbers or as an
-    accumulator."""
+    """Describe one op on stored tensors.
+
+    `node` has the ports of the float op, and the constant that a weight is made from in the weight's place, so that
+    OP_RULES can read it. `output` is None where the result leaves as real numbers or as an accumulator.
+    """
 
     node: Node
     operands: tuple[Stored, ...]
@@ -59,9 +61,12 @@ class QuantizedOp:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """All ops in graph order; `real` are the nodes that compute with real numbers, conversions and arithmetic on
-    constants not among them; `dynamic` those that find ranges at run time; `weight_only` those among `real` whose
-    weights are integers while their data are not."""
+    """Hold what a quantized model's ops are, in graph order.
+
+    `real` are the nodes that compute with real numbers, conversions and arithmetic on constants not among them;
+    `dynamic` those that find ranges at run time; `weight_only` those among `real` whose weights are integers while
+    their data are not.
+    """
 
     graph: Graph
     ops: tuple[QuantizedOp, ...]
@@ -177,8 +182,10 @@ class _Reader:
         return rule.weight < len(node.inputs) and self._weight_behind(node, rule) is not None
 
     def _only_reads_integers(self, op: QuantizedOp) -> bool:
-        """Whether an op dequantizes its operands and goes on in float: only sums of products with weights are integers
-        then."""
+        """Return whether an op dequantizes its operands and goes on in float.
+
+        Only sums of products with weights are integers then.
+        """
         return self._is_real(op.node) and op.weight is None
 
     # --- ops --------------------------------------------------------------------------------------------------------
@@ -213,8 +220,10 @@ class _Reader:
         return replace(found, dtype=self._whole(tensor))
 
     def _whole(self, tensor: str) -> str:
-        """The type of a tensor, or of the 16-bit one whose byte it is: no kernel multiplies 16-bit integers, so their
-        products are made of bytes."""
+        """Return the type of a tensor, or of the 16-bit one whose byte it is.
+
+        No kernel multiplies 16-bit integers, so their products are made of bytes.
+        """
         origin = tensor
         while self._dtype(origin) not in LONG:
             producer = self._graph.producers.get(origin)

@@ -78,8 +78,20 @@ def integer_product(
     part: str | None = None,
     weight_zero: ir.Value | None = None,
 ) -> ir.Value:
-    """The int32 accumulator of Conv, Gemm or MatMul without bias. `part` names one of several; `weight_zero`: the
-    weight's zero point (None: 0), one per column where the kernel is a matrix product."""
+    """Write the int32 accumulator of Conv, Gemm or MatMul without bias.
+
+    Args:
+        context: the graph in the making.
+        node: the float node.
+        data: the stored input.
+        zero: its zero point; None: 0.
+        weight: the stored weight.
+        part: the name of the product where it is one of several.
+        weight_zero: the weight's zero point (None: 0), one per column where the kernel is a matrix product.
+
+    Returns:
+        The accumulator.
+    """
     name, output = part or node.name, f"{part or node.outputs[0]}_product"
     inputs: tuple[ir.Value | None, ...] = (data, weight, zero, weight_zero)
     while inputs[-1] is None:
@@ -112,11 +124,20 @@ def map_axes(context: Context, node: Node) -> Array:
 def free_sum(
     context: Context, node: Node, plan: Sum, operands: list[ir.Value], *, constants: ConstantWriter
 ) -> ir.Value:
-    """onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y, each step one float32 FMA.
+    """Write onnxruntime's QLinearAdd before rounding: q_a·r_a + (q_b·r_b + offset), r = s / s_y.
 
-    An FMA rounds once: product and sum in float64, then to float32. `operands` are q (zero point included), any dtype;
-    accumulators go the same way, with a ratio per channel where their weights have scales per channel. The result is
-    not rounded to integers yet.
+    Each step is one float32 FMA, which rounds once: product and sum in float64, then to float32. Accumulators go the
+    same way, with a ratio per channel where their weights have scales per channel.
+
+    Args:
+        context: the graph in the making.
+        node: the addition.
+        plan: its numbers.
+        operands: q of both operands (zero point included), any dtype.
+        constants: writes initializers.
+
+    Returns:
+        The sum in steps of the result, not rounded to integers yet.
     """
     b = context.builder
     total = constants(f"{node.name}.offset", np.float64(plan.offset))
@@ -154,16 +175,20 @@ QuantizeLinear: up to a step off, and slower than the op itself."""
 
 
 def must_stay_real(context: Context, tensor: str) -> bool:
-    """Whether a DequantizeLinear of stored integers in front of a node left in float would make the runtime compute it
-    in integers, so that an island that was kept in float would silently not be: it has an approximation of some ops,
-    and quantizes float weights."""
+    """Return whether a node left in float would be computed in integers if it read a DequantizeLinear here.
+
+    onnxruntime has an integer approximation of some ops, and quantizes float weights; a node that was kept in float
+    would silently not be.
+    """
     return weighs_in_float(context, tensor) or any(r.op in APPROXIMATED for r in _float_readers(context, tensor))
 
 
 def weighs_in_float(context: Context, tensor: str) -> bool:
-    """Whether a node left in float multiplies the tensor by float weights of its own. onnxruntime quantizes such
-    weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias quantization, from basic
-    optimization on)."""
+    """Return whether a node left in float multiplies the tensor by float weights of its own.
+
+    onnxruntime quantizes such weights to int8 by itself where it sees a DequantizeLinear in front (its weight and bias
+    quantization, from basic optimization on).
+    """
     for reader in _float_readers(context, tensor):
         constants = [t for t in reader.inputs if t and context.graph.is_constant(t)]
         if any(len(context.graph.shapes[t]) >= 2 and context.graph.dtypes[t] == "float32" for t in constants):

@@ -131,8 +131,21 @@ class IntegerWriter:
 
 
 def round_real(builder: GraphBuilder, constants: ConstantWriter, x: ir.Value, mode: Rounding, *, name: str) -> ir.Value:
-    """A float value rounded to an integer. half_up is floor(x) plus the first binary digit of what is left, since
-    floor(x + 1/2) rounds the number just below 1/2 up."""
+    """Write the rounding of a float value to an integer.
+
+    half_up is floor(x) plus the first binary digit of what is left, since floor(x + 1/2) rounds the number just below
+    1/2 up.
+
+    Args:
+        builder: the graph in the making.
+        constants: writes initializers.
+        x: the real value.
+        mode: how a fraction becomes an integer.
+        name: what the nodes' names start with.
+
+    Returns:
+        The rounded value, in the type of `x`.
+    """
     if mode is Rounding.HALF_EVEN:
         return builder.op("Round", x, name=f"{name}/round")
     if mode is Rounding.FLOOR:

@@ -27,8 +27,10 @@ NEWER_IR_VERSION = 10
 
 
 def opset_for(spec: HardwareSpec) -> int:
-    """The opset that models written for a device may need: float nodes are copied as they are, so the model itself has
-    to be of that opset."""
+    """Return the opset that models written for a device may need.
+
+    Float nodes are copied as they are, so the model itself has to be of that opset.
+    """
     types = {t for signatures in spec.ops.values() for s in signatures for t in (*s.inputs, *s.outputs)}
     stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
     return NEWER_OPSET if stored & {4, 16} else OPSET
@@ -104,6 +106,7 @@ class Context:
         self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
 
     def set(self, tensor: str, form: Form, value: ir.Value) -> None:
+        """Keep the value of a tensor in a form for the nodes that read it."""
         self._values[tensor, form] = value
 
     def get(self, tensor: str, form: Form) -> ir.Value:

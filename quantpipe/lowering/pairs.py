@@ -1,5 +1,7 @@
-"""What saturating pairs of products take away from an accumulator, in both graphs: each such pair is computed by
-itself, and what it has beyond int16 is subtracted."""
+"""Subtract what saturating pairs of products take away from an accumulator, in both graphs.
+
+Each such pair is computed by itself, and what it has beyond int16 is subtracted.
+"""
 
 from __future__ import annotations
 

@@ -86,8 +86,19 @@ def exact_accumulator(
 
 
 def window_sum(context: Context, writer: IntegerWriter, node: Node, value: ir.Value) -> ir.Value:
-    """The sums of a sliding window over integers of up to 17 bits, in float64: by bytes, so that float32 convolutions
-    stay exact (windows of up to 2^15 elements)."""
+    """Write the sums of a sliding window over integers of up to 17 bits, in float64.
+
+    The integers are added by bytes, so that float32 convolutions stay exact (windows of up to 2^15 elements).
+
+    Args:
+        context: the graph in the making.
+        writer: writes integer operations.
+        node: the pool.
+        value: its input.
+
+    Returns:
+        The sums.
+    """
     b, name = writer.builder, node.name
     ones, attributes = fr.window_ones(context, node)
     weight = writer.constants(f"{name}/ones", ones.astype(np.float32))

@@ -1,8 +1,8 @@
-"""Transposed convolution in integers: no integer kernel of it exists in onnxruntime, so integer-valued float32 carries
-it.
+"""Write transposed convolutions in integers, carried by integer-valued float32.
 
-Every product and partial sum is a whole number. Float32 holds whole numbers below 2^24 exactly, so the input channels
-are split into as many parts as keep each part's sums below that, and the parts are added in float64.
+onnxruntime has no integer kernel of them. Every product and partial sum is a whole number. Float32 holds whole numbers
+below 2^24 exactly, so the input channels are split into as many parts as keep each part's sums below that, and the
+parts are added in float64.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ Write = Callable[[str, NDArray[np.float32]], ir.Value]
 
 
 def parts_of(numbers: QuantPlan, plan: Accumulate, kernel: Kernel) -> list[slice]:
-    """Ranges of input channels whose sums float32 holds exactly, bias included (it is added to one part). Raises
-    HardwareError where those of a single channel are too large."""
+    """Return ranges of input channels whose sums float32 holds exactly, bias included (it is added to one part).
+
+    Raises:
+        HardwareError: where the sums of a single channel are too large.
+    """
     data, worst = numbers.quantizers[kernel.operands[0].tensor], 0
     values = np.abs(numbers.weights[plan.weight].centred().astype(np.int64))
     reach = values.sum(axis=tuple(range(2, values.ndim))) * max(abs(data.low), abs(data.high))

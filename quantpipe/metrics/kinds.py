@@ -1,8 +1,8 @@
-"""By what each output of a model is compared, where the user does not say: class scores by their divergence, other
-real numbers by squared error, integers by how many differ.
+"""Decide by what each output of a model is compared, where the user does not say.
 
-An output holds class scores where the graph says so (`oprules.scores`), or where labels are given and it has a value
-per class.
+Class scores are compared by their divergence, other real numbers by squared error, integers by how many differ. An
+output holds class scores where the graph says so (`oprules.scores`), or where labels are given and it has a value per
+class.
 """
 
 from __future__ import annotations
@@ -37,9 +37,22 @@ def automatic(
     states: frozenset[str] = frozenset(),
     weights: Weights = (),
 ) -> tuple[OutputLoss, ...]:
-    """The losses of `objective=auto`: every output with a row per sample, or `main` alone, but for states that a
-    streaming model carries; `weights` has the last word. ConfigError for a name that is no output, or if none is
-    left."""
+    """Return the losses of `objective=auto`.
+
+    Args:
+        graph: the model.
+        main: the output that metrics are about.
+        alone: compare `main` alone in place of every output with a row per sample.
+        labelled: whether there are labels.
+        states: outputs that a streaming model carries; they are not compared.
+        weights: output -> its weight, which takes precedence over the rest.
+
+    Returns:
+        The losses.
+
+    Raises:
+        ConfigError: for a name that is no output, or if none is left.
+    """
     names = [o.name for o in graph.outputs]
     given = dict(weights)
     for name in given:

@@ -1,5 +1,7 @@
-"""Latency of the float and the realized model at batch 1: medians of interleaved runs, so that drift hits both
-alike."""
+"""Measure the latency of the float and the realized model at batch 1.
+
+The figures are medians of interleaved runs, so that drift hits both alike.
+"""
 
 from __future__ import annotations
 

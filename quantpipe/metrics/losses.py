@@ -72,8 +72,10 @@ def joint_loss(
 
 
 def squared_error(reference: Outputs, outputs: Outputs) -> float:
-    """`relative_mse` over the elements that are finite in the float model (a mask may be minus infinity), where a
-    sample of another shape than the float model's is lost: its error is the output's whole variance."""
+    """Return `relative_mse` over the elements that are finite in the float model (a mask may be minus infinity).
+
+    A sample of another shape than the float model's is lost: its error is the output's whole variance.
+    """
     if _alike(reference, outputs) and all_finite(reference):
         return relative_mse(reference, outputs)
     known = np.concatenate([row[np.isfinite(row)].astype(np.float64) for row, _ in _pairs(reference, outputs)])

@@ -48,8 +48,17 @@ def _is_distribution(outputs: Array) -> bool:
 
 
 def log_probabilities(outputs: Array, distribution: bool) -> NDArray[np.float64]:
-    """Natural log of class probabilities along the last axis, float64. A single value is that of yes against no: a
-    probability, or else a logit."""
+    """Return the natural log of class probabilities along the last axis, float64.
+
+    A single value is that of yes against no: a probability, or else a logit.
+
+    Args:
+        outputs: `[..., classes]`.
+        distribution: whether the outputs are probabilities; else they are logits.
+
+    Returns:
+        `[..., classes]`; two classes for a single value.
+    """
     values = outputs.astype(np.float64)
     if values.ndim and values.shape[-1] == 1:
         values = np.concatenate([values, 1.0 - values if distribution else np.zeros_like(values)], axis=-1)
@@ -89,8 +98,11 @@ def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
 
 
 def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
-    """Mean over samples of the cosine between the two outputs, each sample's elements in a row (an embedding's
-    nearness); None where outputs are not finite."""
+    """Return the mean over samples of the cosine between the two outputs.
+
+    Each sample's elements are one vector; the figure is the usual nearness of embeddings. None where outputs are not
+    finite.
+    """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
     pairs = zip(_parts(reference), _parts(outputs), strict=True)

@@ -26,9 +26,11 @@ Found = Outputs | Mapping[str, Outputs]
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What of a model is compared with the float model: `output`, which metrics are about (None: the first), and by
-    which losses the model is judged beside them. `value_of` is an objective of the user's; `named`: it gets every
-    output of the model."""
+    """State what of a model is compared with the float model.
+
+    `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged beside
+    them. `value_of` is an objective of the user's; `named`: it gets every output of the model.
+    """
 
     output: str | None = None
     losses: tuple[OutputLoss, ...] = ()
@@ -43,9 +45,12 @@ class Compared:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """One output of the float model `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own
-    objective, and the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by
-    name; `losses`, `named`: as in `Compared`."""
+    """Hold what the float model gives, to compare others with it.
+
+    It is one output `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own objective, and
+    the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by name; `losses`,
+    `named`: as in `Compared`.
+    """
 
     outputs: Outputs = field(repr=False)
     labels: NDArray[np.int64] | None = field(repr=False)
@@ -98,8 +103,18 @@ def outputs_of(
     *,
     names: Sequence[str] = (),
 ) -> Found:
-    """The outputs of these names (the first, if none is named) over all samples: `[N, ...]` each, or N arrays where
-    shapes differ. By name, where there are several."""
+    """Return the outputs of these names over all samples.
+
+    Args:
+        session: the model.
+        samples: what it runs on.
+        size: samples per batch.
+        extra: feeds that are the same for each batch.
+        names: the outputs; none: the first.
+
+    Returns:
+        `[N, ...]`, or N arrays where shapes differ; a mapping by name, where there are several.
+    """
     wanted = list(names) or [session.outputs[0]]
     found = list(run_batches(session, samples, size, wanted, extra=extra))
     several = {name: joined([out[name] for out in found]) for name in wanted}
@@ -127,9 +142,21 @@ def reference_of(
 def checked_reference(
     outputs: Mapping[str, Outputs], labels: NDArray[np.int64] | None, compared: Compared
 ) -> Reference:
-    """The reference that the float model's outputs make; the first of them is that of the metrics. DataError where one
-    has no row per sample, or holds what is not finite; among real numbers that are compared by squared error alone,
-    such elements are left out."""
+    """Return the reference that the float model's outputs make; the first of them is that of the metrics.
+
+    Among real numbers that are compared by squared error alone, elements that are not finite are left out.
+
+    Args:
+        outputs: name -> `[N, ...]`, or N arrays.
+        labels: class per sample `[N]`, or None.
+        compared: what is compared.
+
+    Returns:
+        The reference.
+
+    Raises:
+        DataError: where an output has no row per sample, or holds what is not finite.
+    """
     main, *more = outputs
     exact = {main, *(loss.output for loss in compared.losses if loss.kind is LossKind.KL)}
     for name, found in outputs.items():
@@ -155,9 +182,12 @@ def first_samples(reference: Reference, count: int) -> Reference:
 
 
 def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
-    """kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number than
-    that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are judged
-    by squared error; `callable` where the user gave a function."""
+    """Return the metrics of a model's outputs.
+
+    They are kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number
+    than that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are
+    judged by squared error; `callable` where the user gave a function.
+    """
     main = reference.main(outputs)
     found = {"kl": kl_divergence(reference.outputs, main), "mse": relative_mse(reference.outputs, main)}
     found |= _losses(reference, outputs)
@@ -202,8 +232,10 @@ def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
 
 
 def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
-    """What a search maximizes: top1, -kl, -mse, -loss (NaN for accuracy without labels), or what the user's function
-    gives."""
+    """Return what a search maximizes.
+
+    It is top1, -kl, -mse, -loss (NaN for accuracy without labels), or what the user's function gives.
+    """
     if metric == "callable":
         return metrics["callable"]
     if metric == "auto":

@@ -1,5 +1,7 @@
-"""What each op means for scales: the first of the three joined tables (the others: hardware files, back-end
-lowerings)."""
+"""Say what each op means for scales.
+
+This is the first of three tables that are joined; the others are hardware files and back-end lowerings.
+"""
 
 from quantpipe.oprules.float_ops import FLOAT_OPS
 from quantpipe.oprules.rule import Family, OpRule, Winner

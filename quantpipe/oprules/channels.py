@@ -1,7 +1,7 @@
-"""What ops do with the channels of one tensor: which layers can take a change of channels into their constants, and
-which ops let it pass.
+"""Say what ops do with the channels of one tensor.
 
-A change of channels is T' = (T - offset) / factor with factor > 0, one of each per channel. The layer that makes T
+The tables name the layers that can take a change of channels into their constants, and the ops that let it pass. A
+change of channels is T' = (T - offset) / factor with factor > 0, one of each per channel. The layer that makes T
 divides its rows and shifts its bias, the layers that read T multiply their columns and add what the offset was worth;
 so the function of the network stays as it is. Accuracy recovery changes channels so that they quantize better.
 """
@@ -49,17 +49,21 @@ class ConvColumns:
     axis = 1
 
     def weight_axis(self, node: Node) -> int | None:
+        """Return 1, the axis of input channels, or None for grouped convolutions."""
         return 1 if int(node.attr("group", 1)) == 1 else None
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
+        """Return the largest |w| that each input channel is multiplied by, `[channels]`."""
         grouped = self._grouped(node, weight)
         return np.asarray(np.abs(grouped).max(axis=(1, 3), initial=0.0).reshape(-1))
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
+        """Return the weight with the columns of each input channel multiplied by `values` `[channels]`."""
         grouped = self._grouped(node, weight)
         return np.asarray((grouped * values.reshape(len(grouped), 1, -1, 1)).reshape(weight.shape))
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
+        """Return what constant inputs `values` `[channels]` give per output channel `[O]`, without padding."""
         grouped = self._grouped(node, weight)
         return np.asarray(np.einsum("goik,gi->go", grouped, values.reshape(len(grouped), -1)).reshape(-1))
 
@@ -75,15 +79,19 @@ class DenseColumns:
     axis = -1
 
     def weight_axis(self, node: Node) -> int | None:
+        """Return the axis of input features: 0, or 1 where the matrix is transposed."""
         return 1 if node.attr("transB", 0) else 0
 
     def magnitudes(self, node: Node, weight: Array, channels: int) -> Array:
+        """Return the largest |w| that each input feature is multiplied by, `[channels]`."""
         return np.asarray(np.abs(self._turned(node, weight)).max(axis=1, initial=0.0))
 
     def scaled(self, node: Node, weight: Array, values: Array) -> Array:
+        """Return the weight with the row of each input feature multiplied by `values` `[channels]`."""
         return np.asarray(self._turned(node, self._turned(node, weight) * values[:, None]))
 
     def response(self, node: Node, weight: Array, values: Array) -> Array:
+        """Return what constant inputs `values` `[channels]` give per output feature `[O]`."""
         return np.asarray(values @ self._turned(node, weight))
 
     def _turned(self, node: Node, weight: Array) -> Array:
@@ -95,17 +103,21 @@ COLUMNS: Mapping[str, ColumnForm] = {"Conv": ConvColumns(), "Gemm": DenseColumns
 
 
 def takes_offsets(node: Node) -> bool:
-    """Whether a constant added to the input reaches every output whole: padding with zeros would be padding with
-    something else."""
+    """Return whether a constant added to the input reaches every output whole.
+
+    It does not where the op pads with zeros, since those zeros would have to be the constant.
+    """
     return not any(node.attr("pads", [0])) and node.attr("auto_pad", "NOTSET") in ("NOTSET", "VALID")
 
 
 @dataclass(frozen=True)
 class ChannelPassthrough:
-    """An op on the way that works on each channel alone: a change of channels in front of it is the same change behind
-    it. `offsets`: whether offsets pass too. `repeats`: how many channels of the result each channel becomes (0: the op
+    """Describe an op that works on each channel alone: a change of channels before it equals the same change after it.
+
+    `offsets`: whether offsets pass, too. `repeats`: how many channels of the result each channel becomes (0: the op
     mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second.
-    `linear`: whether it does the same linear thing to each channel, so that mixtures of channels pass, too."""
+    `linear`: whether it does the same linear thing to each channel, so that mixtures of channels pass, too.
+    """
 
     offsets: Callable[[Node], bool] = takes_offsets
     repeats: Callable[[Node, Graph], int] = lambda node, graph: 1

@@ -13,8 +13,11 @@ from quantpipe.graph.view import Graph, Node
 
 @dataclass(frozen=True, eq=False)
 class Expectation:
-    """Of the values of `tensor`, which `node` (an `op`) reads: `mean` and `deviation` per channel `[C]` in training,
-    channels on axis 1; or, where no layer remembers them, the `limit` that values are cut off at."""
+    """State what a model's first layer says of the values of `tensor`, which `node` (an `op`) reads.
+
+    `mean` and `deviation` are those per channel `[C]` in training, channels on axis 1; where no layer remembers them,
+    `limit` is the value that the tensor is cut off at.
+    """
 
     node: str
     op: str

@@ -18,6 +18,7 @@ def _input(node: Node, port: int) -> str:
 
 
 def conv_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a convolution cannot run in integers (its weight or bias is no constant), or None."""
     if not graph.is_constant(_input(node, 1)):
         return "its weight is computed at run time, not constant"
     bias = _input(node, 2)
@@ -27,11 +28,13 @@ def conv_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def conv_macs(node: Node, graph: Graph) -> int:
+    """Return the multiply-accumulates of a convolution per sample."""
     weight = graph.shapes[node.inputs[1]]
     return prod(graph.shapes[node.outputs[0]]) * prod(weight[1:])
 
 
 def conv_facts(node: Node, graph: Graph) -> Facts:
+    """Return the kind of groups (`1`, `depthwise`, `grouped`) and the widest pad of a convolution."""
     group = int(node.attr("group", 1))
     channels = graph.shapes[node.inputs[0]][1]
     kind = "1" if group == 1 else "depthwise" if group == channels else "grouped"
@@ -50,6 +53,7 @@ def widest_pad(node: Node, graph: Graph) -> int:
 
 
 def pad_facts(node: Node, graph: Graph) -> Facts:
+    """Return the widest pad of a Pad; nothing where it is computed at run time."""
     given = _input(node, 1)
     if given and not graph.is_constant(given):
         return {}
@@ -57,6 +61,7 @@ def pad_facts(node: Node, graph: Graph) -> Facts:
 
 
 def gemm_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Gemm is no product of an activation with a constant matrix plus a bias per channel, or None."""
     if not graph.is_constant(_input(node, 1)):
         return "both operands are activations"
     if node.attr("transA", 0) or node.attr("alpha", 1.0) != 1.0:
@@ -72,10 +77,12 @@ def gemm_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def gemm_axis(node: Node, graph: Graph) -> int:
+    """Return the axis of output features in the weight of a Gemm."""
     return 0 if node.attr("transB", 0) else 1
 
 
 def matmul_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a MatMul cannot run in integers, or None."""
     weight = _input(node, 1)
     if graph.is_constant(_input(node, 0)):
         return "its left side is constant"
@@ -87,31 +94,38 @@ def matmul_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def matmul_facts(node: Node, graph: Graph) -> Facts:
+    """Return whether a MatMul multiplies by a `weight` or multiplies two `activations`."""
     return {"operands": "weight" if graph.is_constant(node.inputs[1]) else "activations"}
 
 
 def matmul_axis(node: Node, graph: Graph) -> int:
+    """Return the axis of output features in the weight of a MatMul, which is always 1."""
     return 1
 
 
 def dense_macs(node: Node, graph: Graph) -> int:
+    """Return the multiply-accumulates of a matrix product per sample."""
     return prod(graph.shapes[node.outputs[0]]) * graph.shapes[node.inputs[0]][-1]
 
 
 def sum_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why an addition cannot run in integers (both operands are constants), or None."""
     return "it adds two constants" if all(graph.is_constant(t) for t in node.inputs) else None
 
 
 def global_count(node: Node, graph: Graph) -> int:
+    """Return the number of elements that a global average is taken over."""
     return prod(graph.shapes[node.inputs[0]][2:])
 
 
 def global_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a global average cannot run in integers (its number of elements varies with the sample), or None."""
     varies = node.inputs[0] in graph.varying
     return "it averages another number of elements for another sample" if varies else None
 
 
 def pool_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why an average pool cannot run in integers (its windows differ in size at the border), or None."""
     padded = any(node.attr("pads", [0])) or node.attr("auto_pad", "NOTSET") not in ("NOTSET", "VALID")
     if padded and not node.attr("count_include_pad", 0):
         return "its window counts fewer elements at the border (pads without count_include_pad)"
@@ -119,22 +133,27 @@ def pool_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def pool_count(node: Node, graph: Graph) -> int:
+    """Return the number of elements in the window of a pool."""
     return prod(node.attr("kernel_shape", [1]))
 
 
 def global_facts(node: Node, graph: Graph) -> Facts:
+    """Return the size of the window of a global average."""
     return {"window": global_count(node, graph)}
 
 
 def pool_facts(node: Node, graph: Graph) -> Facts:
+    """Return the size of the window and the widest pad of a pool."""
     return {"window": pool_count(node, graph), "pad_max": widest_pad(node, graph)}
 
 
 def max_pool_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a MaxPool cannot run in integers (its indices are used), or None."""
     return "its indices are used" if len(node.outputs) > 1 and node.outputs[1] else None
 
 
 def pad_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Pad cannot run in integers (it pads with another constant than zero), or None."""
     if node.attr("mode", "constant") != "constant":
         return None
     value = _input(node, 2)
@@ -146,19 +165,23 @@ def pad_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def gather_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Gather does not move activations (it reads rows of a constant table), or None."""
     return "it looks rows up in a constant table" if graph.is_constant(_input(node, 0)) else None
 
 
 def relu_bounds(node: Node, graph: Graph) -> tuple[float, float]:
+    """Return the real bounds of a Relu: 0 and infinity."""
     return 0.0, INF
 
 
 def clip_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Clip cannot run in integers (its bounds are computed at run time), or None."""
     bounds = [t for t in node.inputs[1:] if t]
     return None if all(graph.is_constant(t) for t in bounds) else "its bounds are computed at run time"
 
 
 def clip_bounds(node: Node, graph: Graph) -> tuple[float, float]:
+    """Return the real bounds of a Clip; an absent bound is infinite."""
     low, high = _input(node, 1), _input(node, 2)
     return (
         float(graph.constant(low).reshape(())) if low else -INF,
@@ -167,20 +190,24 @@ def clip_bounds(node: Node, graph: Graph) -> tuple[float, float]:
 
 
 def transpose_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a transposed convolution cannot run in integers, or None."""
     if node.attr("group", 1) != 1:
         return "its channels are in groups"
     return conv_refuses(node, graph)
 
 
 def transpose_macs(node: Node, graph: Graph) -> int:
+    """Return the multiply-accumulates of a transposed convolution per sample."""
     return prod(graph.shapes[node.inputs[0]]) * prod(graph.shapes[node.inputs[1]][1:])
 
 
 def transpose_axis(node: Node, graph: Graph) -> int:
+    """Return the axis of output channels in the weight of a transposed convolution, which is always 1."""
     return 1
 
 
 def resize_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Resize cannot run in integers (it interpolates instead of copying the nearest element), or None."""
     mode = node.attr("mode", "nearest")
     return None if mode == "nearest" else f"its {mode} interpolation mixes neighbours by real weights"
 
@@ -197,12 +224,15 @@ def lookup_refuses(node: Node, graph: Graph) -> str | None:
 
 
 def extreme_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a Max or Min cannot run in integers (it has not exactly two operands), or None."""
     return "it has another number of operands than two" if len(node.inputs) != 2 else None
 
 
 def of_its_statistics(node: Node, graph: Graph) -> str | None:
+    """Return why a normalization stays in float: it divides by a statistic of its own input."""
     return "it divides by statistics of its own input (its norm, a real number)"
 
 
 def real_valued(node: Node, graph: Graph) -> str | None:
+    """Return why an op with exponentials stays in float: no back end has an exact integer form of it."""
     return "its exponentials are computed in real numbers; no back end has an exact integer form of it"

@@ -1,5 +1,7 @@
-"""Ops that stay in float whatever the hardware, each with its reason. An op in neither table is unknown, and listed as
-such."""
+"""List the ops that stay in float whatever the hardware, each with its reason.
+
+An op that is in no table is unknown and is reported as such.
+"""
 
 from __future__ import annotations
 

@@ -41,10 +41,18 @@ class FunctionOf:
     def table(
         self, data: Quantizer, out: Quantizer, low: int, high: int
     ) -> tuple[NDArray[Any], int | None, int, int, bool]:
-        """The fields of a `Lookup` behind its node: stored results `[rows, codes]` within low..high, the axis, the
-        bounds, and whether each code has a value.
+        """Return the fields of a `Lookup` that follow its node.
 
-        A code without one (the root of a negative number) gets that of zero.
+        A code for which the function has no value (the root of a negative number) gets the entry of zero.
+
+        Args:
+            data: how the input is stored.
+            out: how the result is stored.
+            low: least entry.
+            high: greatest entry.
+
+        Returns:
+            The stored results `[rows, codes]`, the axis of the rows, `low`, `high`, and whether each code has a value.
         """
         codes = np.arange(data.dtype.qmin, data.dtype.qmax + 1, dtype=np.float32)
         real = self((codes - np.float32(data.zero_point)) * np.float32(data.scale))

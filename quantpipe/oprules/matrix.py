@@ -26,7 +26,8 @@ class MatrixForm(Protocol):
         """`count` sampled rows of data of a shape (all of them where there are fewer), in the order of its samples."""
         ...
 
-    def matrix(self, node: Node, weight: Array) -> Array: ...
+    def matrix(self, node: Node, weight: Array) -> Array:
+        """Return the weight as the matrix `[G, O, K]`."""
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
         """The inverse of `matrix`."""
@@ -47,14 +48,18 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WindowRows:
-    """Per sample of a batch: where the taps of each chosen window lie in its flattened map, `[T, n]`; one place behind
-    the end stands for what is not there. `outputs`: where the windows' results lie in theirs, `[n]`."""
+    """Hold where the taps of each chosen window lie in its flattened map, `[T, n]`, for each sample of a batch.
+
+    The place just behind the end stands for an element outside the map. `outputs`: where the windows' results lie in
+    theirs, `[n]`.
+    """
 
     groups: int
     places: tuple[Places, ...]
     outputs: tuple[Places, ...]
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
+        """Return the taps of the windows, `[G, K, n]` in the array's own type; taps outside the map are `zero`."""
         channels, size = array.shape[1], int(np.prod(array.shape[2:]))
         taps, count = len(self.places[0]), sum(p.shape[1] for p in self.places)
         found = np.empty((channels, taps, count), array.dtype)
@@ -69,6 +74,7 @@ class WindowRows:
         return found.reshape(self.groups, -1, count)
 
     def read_output(self, array: Array) -> Array:
+        """Return the windows' results, `[G, O, n]`, of an array `[N, C, *map]`."""
         channels = array.shape[1]
         parts = [a.reshape(channels, -1)[:, p] for a, p in zip(array, self.outputs, strict=True)]
         return np.concatenate(parts, axis=1).reshape(self.groups, channels // self.groups, -1)
@@ -81,9 +87,11 @@ class VectorRows:
     picks: Places
 
     def read(self, array: Array, zero: int | float = 0) -> Array:
+        """Return the chosen vectors as columns, `[1, K, n]`; `zero` is not needed."""
         return np.ascontiguousarray(array.reshape(-1, array.shape[-1])[self.picks].T)[np.newaxis]
 
     def read_output(self, array: Array) -> Array:
+        """Return the chosen vectors of the op's output as columns, `[1, O, n]`."""
         return self.read(array)
 
 
@@ -91,6 +99,18 @@ class ConvForm:
     """Convolutions of any group count: the row of an output position holds the input patch under the kernel."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
+        """Return `count` sampled output positions, with the input patch of each (all where there are fewer).
+
+        Args:
+            node: the convolution.
+            graph: the graph that it is in.
+            shape: the input's shape `[N, C, *map]`.
+            count: how many positions to take.
+            rng: the source of chance.
+
+        Returns:
+            Where the patches and their results lie.
+        """
         window = _Window.of(node, graph)
         begin, out = window.placement(node, shape[2:])
 
@@ -100,18 +120,35 @@ class ConvForm:
         return _window_rows(window, shape[0], shape[2:], out, picks=_some(shape[0], out, count, rng), source=source)
 
     def matrix(self, node: Node, weight: Array) -> Array:
+        """Return the weight `[O, I / G, *kernel]` as the matrix `[G, O / G, K]`."""
         groups = int(node.attr("group", 1))
         return weight.reshape(groups, weight.shape[0] // groups, -1)
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
+        """Return the matrix in the weight's own shape."""
         return matrix.reshape(shape)
 
 
 class TransposedForm:
-    """Transposed convolutions: the row of an output position holds, per tap, the input that the tap carries there, or
-    zero where the stride leaves a gap."""
+    """Read a transposed convolution as a matrix product.
+
+    The row of an output position holds, per tap, the input that the tap carries there, or zero where the stride leaves
+    a gap.
+    """
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
+        """Return `count` sampled output positions, with the inputs that reach each (all where there are fewer).
+
+        Args:
+            node: the transposed convolution.
+            graph: the graph that it is in.
+            shape: the input's shape `[N, C, *map]`.
+            count: how many positions to take.
+            rng: the source of chance.
+
+        Returns:
+            Where the inputs and their results lie.
+        """
         window = _Window.of(node, graph)
         begin, out = window.transposed_placement(node, shape[2:])
 
@@ -128,6 +165,7 @@ class TransposedForm:
         return parts.transpose(0, 2, 1, 3).reshape(groups, weight.shape[1], -1)
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
+        """Return the matrix in the weight's own shape `[Cin, Cout / G, taps…]`, contiguous."""
         groups = int(node.attr("group", 1))
         parts = matrix.reshape(groups, shape[1], shape[0] // groups, -1)
         return np.ascontiguousarray(parts.transpose(0, 2, 1, 3).reshape(shape))
@@ -137,13 +175,27 @@ class DenseForm:
     """Gemm and MatMul by a constant matrix: every leading axis counts rows."""
 
     def pick(self, node: Node, graph: Graph, shape: Sequence[int], count: int, *, rng: np.random.Generator) -> Rows:
+        """Return `count` sampled vectors along the last axis (all where there are fewer).
+
+        Args:
+            node: the matrix product.
+            graph: the graph that it is in.
+            shape: the input's shape `[..., K]`.
+            count: how many vectors to take.
+            rng: the source of chance.
+
+        Returns:
+            Where the vectors lie.
+        """
         total = int(np.prod(shape[:-1]))
         return VectorRows(np.sort(rng.choice(total, size=min(count, total), replace=False)))
 
     def matrix(self, node: Node, weight: Array) -> Array:
+        """Return the weight as the matrix `[1, O, K]`."""
         return (weight if node.attr("transB", 0) else weight.T)[np.newaxis]
 
     def weight(self, node: Node, matrix: Array, shape: tuple[int, ...]) -> Array:
+        """Return the matrix `[1, O, K]` in the weight's own shape, contiguous."""
         return np.ascontiguousarray(matrix[0] if node.attr("transB", 0) else matrix[0].T)
 
 

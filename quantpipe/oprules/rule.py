@@ -54,10 +54,12 @@ def never(node: Node, graph: Graph) -> str | None:
 
 
 def no_macs(node: Node, graph: Graph) -> int:
+    """Return 0, for ops that multiply and add nothing."""
     return 0
 
 
 def unbounded(node: Node, graph: Graph) -> tuple[float, float]:
+    """Return infinite bounds, for ops that clamp nothing."""
     return float("-inf"), float("inf")
 
 
@@ -72,6 +74,7 @@ def mean_of_map(s_x: np.float32, s_y: np.float32, count: int) -> np.float32:
 
 
 def no_facts(node: Node, graph: Graph) -> Facts:
+    """Return no facts, for ops that no condition of a hardware file asks about."""
     return {}
 
 

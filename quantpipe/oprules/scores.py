@@ -1,5 +1,7 @@
-"""What in a graph says that a tensor holds class scores: a Softmax or LogSoftmax made it, or a Softmax, LogSoftmax or
-ArgMax reads it, over the last axis each, with nothing but moves of values between.
+"""Tell from a graph whether a tensor holds class scores.
+
+It does where a Softmax or LogSoftmax made it, or a Softmax, LogSoftmax or ArgMax reads it, over the last axis each,
+with nothing but moves of values between.
 """
 
 from __future__ import annotations

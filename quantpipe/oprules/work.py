@@ -1,8 +1,8 @@
-"""Multiply-accumulates of ops that have no row in OP_RULES: recurrent cells, attention, Einsum, deformable
-convolutions, and products that are integers already.
+"""Count the multiply-accumulates of ops that have no row in OP_RULES.
 
-They stay in float here, and count where a model's work is counted: what runs in integers is a share of all of it.
-Shapes are those of one sample.
+These are recurrent cells, attention, Einsum, deformable convolutions, and products that are integers already. They stay
+in float here, and count where a model's work is counted: what runs in integers is a share of all of it. Shapes are
+those of one sample.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ Work = Callable[[Node, Graph], int]
 
 
 def multiply_accumulates(node: Node, graph: Graph) -> int:
-    """Multiply-accumulates of a node per sample; 0 for ops that multiply nothing and add it up, and for those of which
-    nothing is known (`is_unknown_work`)."""
+    """Return the multiply-accumulates of a node per sample.
+
+    The result is 0 for ops that form no sum of products, and for those of which nothing is known (`is_unknown_work`).
+    """
     rule = rule_of(node)
     if rule is not None:
         return rule.macs(node, graph)
@@ -29,8 +31,10 @@ def multiply_accumulates(node: Node, graph: Graph) -> int:
 
 
 def is_unknown_work(node: Node) -> bool:
-    """Whether a node may multiply and add up, and nobody knows how much: it has graphs inside that do, or its op is in
-    no table."""
+    """Return whether a node may multiply and add an amount that is not known.
+
+    It does where it holds graphs that do, or where its op is in no table.
+    """
     if node.has_body:
         return any(op in STANDARD or op in MICROSOFT or op in _PRODUCTS for op in node.body_ops)
     counted = node.op in (MICROSOFT if node.domain == MS_DOMAIN else STANDARD)
@@ -102,7 +106,7 @@ def _multi_head(node: Node, graph: Graph) -> int:
 
 
 def _projected(past: int) -> Work:
-    """onnxruntime's attention that makes queries, keys and values itself, by a weight `[in, q + k + v]`."""
+    """Return the count of onnxruntime's attention that makes queries, keys and values by a weight `[in, q + k + v]`."""
 
     def work(node: Node, graph: Graph) -> int:
         data, weight, kept = (_shape(node, graph, port) for port in (0, 1, past))

@@ -45,10 +45,15 @@ from quantpipe.types.structure import KEYS
 
 @dataclass(frozen=True, eq=False)
 class Evaluated:
-    """What is known of the integer model at the end of a run.
+    """Hold what is known of the integer model at the end of a run.
 
-    model: sizes, operations and bits (`stages.describe_model`). costs: by every cost measure. host: what is to be known
-    of the machine that ran it. lacking: the nodes that no kernel runs as they are (`without_kernel`).
+    Attributes:
+        plan: Every number of it.
+        evaluation: The measured numbers.
+        model: Sizes, operations and bits (`stages.describe_model`).
+        costs: The strategy by every cost measure.
+        host: What is to be known of the machine that ran it.
+        lacking: The nodes that no kernel runs as they are (`without_kernel`).
     """
 
     plan: QuantPlan
@@ -60,8 +65,17 @@ class Evaluated:
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
-    """The whole report as plain data. `job`: with the topology of the strategy that was `found`. `profile`: the
-    statistics behind it, if this run has them."""
+    """Return the whole report as plain data.
+
+    Args:
+        job: The run, with the topology of the strategy that was found.
+        found: The strategy, and how it was found.
+        evaluated: What is known of the integer model.
+        profile: The statistics behind the strategy, where this run has them.
+
+    Returns:
+        The report.
+    """
     settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = found.recovery
@@ -79,7 +93,8 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
-        "search": found.report,
+        "precision": found.report.get("precision") or None,
+        "search": _without_precision(found.report),
         "model": evaluated.model,
         "cost": evaluated.costs,
         "latency": evaluation.latency,
@@ -131,6 +146,11 @@ def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunP
         **(_replayed(found.report) if settings.command == "replay" else {}),
     }
     return cast("RunPart", run)  # the options of the groups come as one mapping
+
+
+def _without_precision(search: SearchReport) -> SearchReport:
+    """The search alone: what was decided before it is a part of its own."""
+    return cast("SearchReport", {name: value for name, value in search.items() if name != "precision"})
 
 
 def _bounded(evaluation: Evaluation) -> dict[str, int]:
@@ -189,9 +209,18 @@ def shortfall(
     doubtful: bool = False,
     losses: Sequence[OutputLoss] = (),
 ) -> str | None:
-    """By how much the best candidate misses the objective on some `samples`, and which key decides that; None when it
-    does not. `doubtful`: the samples themselves are in doubt, so no other tolerance is advised. `losses`: by which
-    outputs are judged, where the metric is auto."""
+    """Return by how much the best candidate misses the objective, and which key decides that; None when it does not.
+
+    Args:
+        objective: the objective.
+        best: the score of the best candidate.
+        samples: what the score was measured on, in words.
+        doubtful: the samples themselves are in doubt, so no other tolerance is advised.
+        losses: by which outputs candidates are judged, where the metric is auto.
+
+    Returns:
+        The sentence, or None.
+    """
     if objective.feasible(best):
         return None
     if objective.open_ended:
@@ -245,8 +274,10 @@ def _data(record: Mapping[str, Any]) -> DataPart:
 
 
 def _conversions(graph: Graph, topology: Topology) -> ConversionsPart:
-    """How many tensors change between real numbers, stored integers and accumulators in a run, and how many operands
-    are rescaled."""
+    """Return how many tensors change their form in a run, and how many operands are rescaled.
+
+    The forms are real numbers, stored integers and accumulators.
+    """
     ends, inside = conversions(graph, topology)
     return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
 

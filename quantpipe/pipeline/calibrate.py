@@ -1,5 +1,8 @@
-"""The calibrate stage: statistics from a file that was asked for, or from this folder, from the cache, and from the
-model only for what is in neither."""
+"""Run the calibrate stage.
+
+Statistics come from a file that was asked for, or from this folder, or from the cache; the model is run only for what
+is in none of these.
+"""
 
 from __future__ import annotations
 

@@ -18,12 +18,23 @@ _FORCED = {Metric.KL: LossKind.KL, Metric.ACCURACY: LossKind.KL, Metric.MSE: Los
 def compared_by(
     settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str] = ()
 ) -> Compared:
-    """`output`: the one that metrics are about. `labelled`: there are labels. `states`: outputs that a streaming model
-    carries.
+    """Return what of the model is compared, and by which losses.
 
     A metric of one output has the loss of that kind; `auto` the losses of all outputs, unless the user has named the
     one that counts; a function of the user's, by which recovery does not go, those of the outputs that it gets.
-    ConfigError names an output that the model does not have.
+
+    Args:
+        settings: the settings of the run.
+        graph: the clean model.
+        output: the output that metrics are about.
+        labelled: whether there are labels.
+        states: outputs that a streaming model carries.
+
+    Returns:
+        What is compared.
+
+    Raises:
+        ConfigError: naming an output that the model does not have.
     """
     objective = settings.objective
     metric, whole = Metric(objective["metric"]), bool(objective.get("all_outputs", False))

@@ -36,7 +36,7 @@ ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
 
 
-SEARCH = ("choices", "threshold", "search", "objective", "pick", "seed")
+SEARCH = ("choices", "threshold", "precision", "search", "objective", "pick", "seed")
 """What the strategy follows from besides."""
 
 
@@ -70,6 +70,7 @@ class RunContext:
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> RunContext:
+        """Return the context of a run: its topologies, its choice space and its folder."""
         percents = clip_percents(settings.estimator)
         variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
         whole = variants.space(percents)
@@ -94,11 +95,14 @@ class RunContext:
 
     @property
     def graph(self) -> Graph:
+        """Return the clean model."""
         return self.inputs.graph
 
     def recovered_network(self, overrides: Overrides) -> RunContext:
-        """The same job on the network whose channels recovery has put in other units; it computes what the model
-        does."""
+        """Return the same job on the network whose channels recovery has put in other units.
+
+        That network computes what the model does.
+        """
         if not overrides.channels and not overrides.rotations:
             return self
         graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
@@ -111,6 +115,7 @@ class RunContext:
 
     @property
     def annotated(self) -> Origin:
+        """Return what annotation is made from."""
         return self.origin("annotate", {}, ANNOTATE)
 
     @property
@@ -121,14 +126,17 @@ class RunContext:
 
     @property
     def calibrated(self) -> Origin:
+        """Return what the statistics are made from."""
         statistics = {"profile": self.profile} if self.profile else {"calibrate_data": self.inputs.calibrate.digest}
         return self.origin("calibrate", statistics, ANNOTATE)
 
     @property
     def searched(self) -> Origin:
+        """Return what the strategy is made from."""
         return self.origin("search", self.fitted_on, (*ANNOTATE, *SEARCH))
 
     def recovered(self, strategy: str) -> Origin:
+        """Return what the recovered weights are made from; `strategy` is a digest."""
         start = {} if self.settings.search.weights == "nearest" else {"start": self.settings.search.weights}
         own = {"metric": self._metric} if self.settings.value_of is not None else {}
         inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
@@ -144,11 +152,20 @@ class RunContext:
         return replace(found, inputs={**found.inputs, **aim}, config=config)
 
     def realized(self, strategy: str) -> Origin:
+        """Return what the realized model is made from; `strategy` is a digest."""
         return self.origin("realize", {"strategy": strategy}, (*ANNOTATE, "realize"))
 
     def evaluated(self, strategy: str, recovery: Mapping[str, Any], model_file: str) -> Origin:
-        """`recovery`: its record, which the report shows, also where no step was kept. `model_file`: digest of the
-        realized model as it lies in the folder."""
+        """Return what the report is made from.
+
+        Args:
+            strategy: the digest of the strategy.
+            recovery: its record, which the report shows, also where no step was kept.
+            model_file: the digest of the realized model as it lies in the folder.
+
+        Returns:
+            The origin.
+        """
         made_from = {"strategy": strategy, "evaluate_data": self.inputs.evaluate.digest, "model_file": model_file}
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
@@ -172,8 +189,11 @@ class RunContext:
 
     @property
     def fitted_on(self) -> dict[str, str]:
-        """The samples that decisions may be made by, the statistics where they come from a file, and the output that
-        counts where it is not the first."""
+        """Return what decisions may be made by, by digest.
+
+        These are the samples, the statistics where they come from a file, and the output that counts where it is not
+        the first.
+        """
         samples = {"calibrate_data": self.inputs.calibrate.digest, "search_data": self.inputs.search.digest}
         another = self.inputs.output != self.graph.outputs[0].name
         return (
@@ -183,8 +203,10 @@ class RunContext:
         )
 
     def write_strategy(self, found: SearchDecision, measured: Measured, origin: Origin | None) -> None:
-        """strategy.json; `measured` is what evaluation adds to its results. `origin` None: that of the file there,
-        whose results are being completed."""
+        """Write strategy.json; `measured` is what evaluation adds to its results.
+
+        `origin` None: that of the file there, whose results are being completed.
+        """
         payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
         self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 

@@ -30,8 +30,10 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class Realized:
-    """The integer model, and the run as it goes on with it: its topology is that of the strategy, its network that of
-    recovery."""
+    """Hold the integer model, and the run as it goes on with it.
+
+    The topology of the run is that of the strategy, its network that of recovery.
+    """
 
     job: RunContext
     plan: QuantPlan
@@ -58,8 +60,20 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
 def evaluate(
     made: Realized, found: SearchDecision, profile: Profile | None, seen: Reference | None = None
 ) -> RunReport:
-    """Evaluate what was realized; the report. AgreementError when integers differ and `verify=fail`. `seen`: the float
-    model on the search samples, where the search has run it."""
+    """Evaluate what was realized, and return the report.
+
+    Args:
+        made: the realized model with its run.
+        found: the decision that it was made from.
+        profile: the statistics behind it, where known.
+        seen: the float model on the search samples, where the search has run it.
+
+    Returns:
+        The report.
+
+    Raises:
+        AgreementError: when integers differ and `verify=fail`.
+    """
     job = made.job
     if found.overrides.channels or found.overrides.rotations:
         seen = None  # the network that is evaluated is another one, whose float sums round otherwise

@@ -112,8 +112,11 @@ def load(settings: Settings) -> Inputs:
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:
-    """The name of the output that metrics are about: the one that is wanted, else the first. ConfigError for a name
-    that the model does not have."""
+    """Return the name of the output that metrics are about: the one that is wanted, else the first.
+
+    Raises:
+        ConfigError: for a name that the model does not have.
+    """
     names = [o.name for o in graph.outputs]
     if wanted is None:
         return names[0]

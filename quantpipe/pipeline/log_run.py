@@ -18,7 +18,7 @@ from quantpipe.types import (
 
 MOST_CHOICES = 80
 """More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""
-PARTS = ("agreement", "proof", "free_running", "model", "latency", "cost", "search", "calibrate")
+PARTS = ("agreement", "proof", "free_running", "model", "latency", "cost", "precision", "search", "calibrate")
 NEARNESS = ("sqnr_db", "mse", "cosine", "equal")
 """What is filed of each output."""
 

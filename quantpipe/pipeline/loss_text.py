@@ -14,8 +14,10 @@ _SAID = {
 
 
 def losing_outputs(losses: Sequence[OutputLoss], metrics: Mapping[str, float], tolerance: float) -> str:
-    """The outputs that lose more than is allowed, the worst first, each by its own measure; `metrics` are those of a
-    candidate."""
+    """Return the outputs that lose more than is allowed, the worst first, each by its own measure.
+
+    `metrics` are those of a candidate.
+    """
     alone = {losses[0].output: metrics.get("loss", 0.0)} if len(losses) == 1 else {}
     found = [(alone.get(loss.output, metrics.get(f"loss.{loss.output}", 0.0)), loss) for loss in losses]
     above = sorted((pair for pair in found if pair[0] > tolerance), key=lambda pair: -pair[0])

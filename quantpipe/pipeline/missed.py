@@ -1,5 +1,7 @@
-"""Recovery where it is needed (`recover.when=missed`): whether a search missed its objective by the loss, and what
-recovery made of that."""
+"""Run recovery where it is needed (`recover.when=missed`).
+
+The functions tell whether a search missed its objective by the loss, and what recovery made of that.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,20 @@ def missed(report: SearchReport) -> bool:
 
 
 def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOptions:
-    """The options under which recovery does not end before the objective is met: a loss is not enough above a tolerance
-    in its own unit, nor for another metric."""
+    """Return the options under which recovery does not end before the objective is met.
+
+    `kl_target` becomes at most the tolerance where that is a KL, and 0 for any other metric.
+    """
     within = float(objective["tolerance"]) if objective["metric"] in (Metric.AUTO, Metric.KL) else 0.0
     return replace(options, kl_target=min(options.kl_target, within))
 
 
 def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> RecoveryGain:
-    """What recovery cost and gained, and whether it is kept: by the metric of the objective, where its steps are judged
-    by the outputs' losses. `report`: the search's part of it."""
+    """Return what recovery cost and gained, and whether it is kept.
+
+    It is judged by the metric of the objective, although its steps are judged by the outputs' losses. `report`: the
+    search's part of it.
+    """
     least = cast("float", report["least_value"])  # there was one to miss
     before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
     value = objective_value(Metric(report["metric"]), climbed.metrics) if climbed.metrics else None

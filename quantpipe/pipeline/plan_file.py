@@ -1,5 +1,8 @@
-"""plan.json from a plan: every number of the integer model except the integer weights, which are named by digest (they
-are in model.onnx). The keys are an interface: docs/artifacts.md."""
+"""Write plan.json from a plan.
+
+It holds every number of the integer model except the integer weights, which are named by digest (they are in
+model.onnx). The keys are an interface: docs/artifacts.md.
+"""
 
 from __future__ import annotations
 

@@ -19,9 +19,19 @@ from quantpipe.types import Profile
 def recover(
     job: RunContext, found: SearchDecision, profile: Profile | None, files: RunFolder | None = None
 ) -> SearchDecision:
-    """What was found, with the overrides of the recovery steps that helped; without steps, with those that the search
-    gave its candidates. `profile`: the statistics behind the strategy, if this run has them. `files`: where they are
-    kept, if not in the run's own place."""
+    """Return what was found, with the overrides of the recovery steps that helped.
+
+    Without steps, the overrides are those that the search gave its candidates.
+
+    Args:
+        job: the run.
+        found: the decision of the search.
+        profile: the statistics behind the strategy, if this run has them.
+        files: where recovered weights are kept, if not in the run's own place.
+
+    Returns:
+        The decision.
+    """
     job, settings, options = job.settled(found.strategy), job.settings, job.settings.recover
     files = files or job.files
     waits = settings.recovers_if_missed

@@ -45,8 +45,11 @@ def _refuse_seen(job: RunContext) -> None:
 
 
 def replayed_strategy(job: RunContext) -> SearchDecision:
-    """The strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`. ArtifactError
-    where this folder holds another one."""
+    """Return the strategy of `command=replay strategy=FILE`, or of one candidate of `strategy=…/trials.jsonl`.
+
+    Raises:
+        ArtifactError: where this folder holds another one.
+    """
     path = job.settings.strategy
     if path is None:
         raise ArtifactError("there is no strategy to be replayed; give strategy=FILE", stage="replay")

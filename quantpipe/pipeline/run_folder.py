@@ -58,8 +58,8 @@ class RunFolder:
     """Paths and artifacts of one run (the layout is part of the interface: docs/artifacts.md)."""
 
     PLACES = (
-        "annotate", "calibrate", "search", "search/front", "recover", "recover/partial", "recover/finalists/*/recover",
-        "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
+        "annotate", "calibrate", "precision", "search", "search/front", "recover", "recover/partial",
+        "recover/finalists/*/recover", "recover/finalists/*/recover/partial", "realize", "evaluate", "evaluate/partial",
     )  # fmt: skip
     """Folders that files are written to, below `root`."""
 
@@ -75,6 +75,8 @@ class RunFolder:
         self.topology = root / "annotate" / "topology.json"
         self.stats = root / "calibrate" / "stats.npz"
         self.partial = root / "calibrate" / "partial.npz"
+        self.precision = root / "precision" / "precision.json"
+        self.precision_trials = root / "precision" / "trials.jsonl"
         self.strategy = root / "search" / "strategy.json"
         self.trials = root / "search" / "trials.jsonl"
         self.pareto = root / "search" / "pareto.json"
@@ -149,8 +151,11 @@ class RunFolder:
             write_text(self.profile, profile_yaml(profile), origin)
 
     def read_profile(self, origin: Origin) -> Profile | None:
-        """The stored statistics; None when there are none, or they are damaged. ArtifactError when they have another
-        origin."""
+        """Return the stored statistics; None when there are none, or they are damaged.
+
+        Raises:
+            ArtifactError: when they have another origin.
+        """
         if not self.stats.is_file():
             return None
         try:
@@ -200,13 +205,20 @@ class RunFolder:
         """Which samples serve which split."""
         write_json(self.data, record, origin)
 
+    def write_precision(self, record: Mapping[str, Any], origin: Origin) -> None:
+        """Write what stays in float, and what was measured to decide that."""
+        self.look_over(self.precision)
+        write_json(self.precision, record, origin)
+
     def write_strategy(self, payload: Mapping[str, Any], origin: Origin) -> None:
         """The run's own strategy with its results."""
         write_json(self.strategy, payload, origin)
 
     def strategy_origin(self, model: str) -> Origin:
-        """What the strategy in the folder was made from, whose results are being completed; a replay's own if there is
-        none."""
+        """Return what the strategy in the folder was made from, whose results are being completed.
+
+        It is a replay's own origin if there is none.
+        """
         known = read_origin(self.strategy) if damage(self.strategy) is None and self.strategy.is_file() else None
         return known or Origin("search/replay", {"model": model})
 
@@ -217,8 +229,14 @@ class RunFolder:
         table: Mapping[str, Any],
         origin: Origin,
     ) -> None:
-        """A Pareto front: the table, one strategy per point by file name, and the run's own. Points of an earlier front
-        go."""
+        """Write a Pareto front and remove the points of an earlier one.
+
+        Args:
+            strategy: the run's own strategy.
+            points: file name -> the strategy of one point.
+            table: the table of all points.
+            origin: what all of it is made from.
+        """
         with Unit(self.strategy.parent) as unit:
             for name, payload in points.items():
                 unit.json(self.front / name, payload, origin)
@@ -275,8 +293,10 @@ class RunFolder:
     def write_recovered(
         self, climbed: RecoveryResult, origin: Origin, gain: RecoveryGain | None = None
     ) -> RecoveryRecord:
-        """Store recovered weights; returns what the report and the strategy say of them. `gain`: what recovery cost and
-        gained, where it ran for a missed objective."""
+        """Store recovered weights, and return what the report and the strategy say of them.
+
+        `gain`: what recovery cost and gained, where it ran for a missed objective.
+        """
         arrays = overrides_arrays(climbed.overrides)
         weights = digest_arrays(arrays) if arrays else None
         record: RecoveryRecord = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from quantpipe.artifacts import digest_json, read_json
@@ -41,6 +42,7 @@ from quantpipe.search import (
 from quantpipe.types import (
     LossRow,
     Point,
+    PrecisionRecord,
     Profile,
     Samples,
     Score,
@@ -50,9 +52,13 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class SearchContext:
-    """What the search stage starts from."""
+    """What the search stage starts from.
+
+    `aside` holds the float model's outputs on the samples that judge recovery, where these are not the search's.
+    """
 
     reference: Reference
+    aside: Reference | None
     objective: Objective
     judging: Objective
     """The same on the samples that judge recovery, where the float model may have another accuracy."""
@@ -60,74 +66,121 @@ class SearchContext:
 
     @classmethod
     def of(cls, job: RunContext) -> SearchContext:
-        """ArtifactError when the folder's log of trials belongs to another search."""
-        settings, session = job.settings, Session(job.graph.model, where=job.graph.source)
+        """Run the float model on the samples that decide. The folder's log of trials is not read yet (`read`)."""
+        session = Session(job.graph.model, where=job.graph.source)
 
-        def on(samples: Samples) -> tuple[Reference, Objective]:
-            found = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
-            made = stages.make_objective(
+        def on(samples: Samples) -> Reference:
+            return reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
+
+        aside = None if job.inputs.aside is None else on(job.inputs.aside)
+        return cls._over(job, on(job.inputs.search), aside)
+
+    def over(self, job: RunContext) -> SearchContext:
+        """Return the same with the choices of another job on the same samples."""
+        return self._over(job, self.reference, self.aside)
+
+    @classmethod
+    def _over(cls, job: RunContext, reference: Reference, aside: Reference | None) -> SearchContext:
+        settings = job.settings
+
+        def by(found: Reference) -> Objective:
+            return stages.make_objective(
                 settings.objective, job.graph, job.variants, settings.spec, space=job.space, reference=found
             )
-            return found, made
 
-        reference, objective = on(job.inputs.search)
-        judging = objective if job.inputs.aside is None else on(job.inputs.aside)[1]
-        # The budget is not part of the log's origin: a larger one goes on where the smaller one ended.
-        identity = search_origin(
-            job.space,
-            objective,
-            settings.seed,
-            model=job.graph.model_hash,
-            **job.fitted_on,
-            **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
-            threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
-            algorithm=repr(settings.search.algorithm),
-            **rounding_origin(settings),
-        )
-        log = JsonlLog(job.files.trials, identity, job.space, job.console.warn)
-        log.read()
-        return cls(reference, objective, judging, log)
+        objective = by(reference)
+        log = trial_log(job, objective, job.files.trials, repr(settings.search.algorithm))
+        return cls(reference, aside, objective, objective if aside is None else by(aside), log)
 
 
-def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecision:
-    """The best strategy within the budget. Interrupted after Ctrl-C, with the best one so far written."""
+def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str) -> JsonlLog:
+    """Return a log of the job's candidates; what is in the file has to be of the same origin.
+
+    The budget is not part of that: a larger one goes on where the smaller one ended.
+    """
     settings = job.settings
-    table = ThresholdTable(
-        job.graph,
-        job.topology,
-        settings.schema,
-        profile,
-        estimator=settings.estimator,
-        weight_method=settings.weight_method,
-        variants=job.branches,
-    )
-    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
-    timed = aim.objective.cost is CostKind.LATENCY
-    recipe = CandidateRecipe(
-        job.graph,
-        job.topology,
-        settings.spec,
-        settings.schema,
+    identity = search_origin(
         job.space,
-        table,
-        job.inputs.search,
-        aim.reference,
-        aim.objective.metric.value,
-        "bits" if timed else str(settings.objective["cost"]),
-        settings.backend,
-        EvaluatorKind(settings.search.candidate_form),
-        settings.calibrate.memory_mb,
-        moments_of(job),
-        candidate_layer(settings),
-        job.branches,
+        objective,
+        settings.seed,
+        model=job.graph.model_hash,
+        **job.fitted_on,
+        **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
+        threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
+        algorithm=algorithm,
+        **rounding_origin(settings),
     )
+    return JsonlLog(path, identity, job.space, job.console.warn)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """What measures the points of a job's space, with the table that their ranges come from."""
+
+    job: RunContext
+    recipe: CandidateRecipe
+    table: ThresholdTable
+    workers: Workers
+
+    @classmethod
+    def of(cls, job: RunContext, aim: SearchContext, profile: Profile) -> Candidates:
+        """Open the workers; whoever opened them closes them."""
+        settings = job.settings
+        table = ThresholdTable(
+            job.graph,
+            job.topology,
+            settings.schema,
+            profile,
+            estimator=settings.estimator,
+            weight_method=settings.weight_method,
+            variants=job.branches,
+        )
+        timed = aim.objective.cost is CostKind.LATENCY
+        recipe = CandidateRecipe(
+            job.graph,
+            job.topology,
+            settings.spec,
+            settings.schema,
+            job.space,
+            table,
+            job.inputs.search,
+            aim.reference,
+            aim.objective.metric.value,
+            "bits" if timed else str(settings.objective["cost"]),
+            settings.backend,
+            EvaluatorKind(settings.search.candidate_form),
+            settings.calibrate.memory_mb,
+            moments_of(job),
+            candidate_layer(settings),
+            job.branches,
+        )
+        return cls(job, recipe, table, settings.executor.open(recipe))
+
+    def close(self) -> None:
+        """End the workers."""
+        self.workers.close()
+
+
+def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord) -> SearchDecision:
+    """Return the best strategy within the budget, and close the candidates.
+
+    Args:
+        aim: What the search starts from.
+        candidates: What measures the points.
+        decided: What was decided before the search; its report shows that.
+
+    Raises:
+        Interrupted: After Ctrl-C; the best strategy so far is written.
+    """
+    job, table, recipe, workers = candidates.job, candidates.table, candidates.recipe, candidates.workers
+    settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY
+    planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
     aim.log.mend()
-    workers = settings.executor.open(recipe)
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)
-    with closing(workers):
+    with closing(candidates):
         result = stages.search(
             job.space,
             _timed(job, workers, table, planner) if timed else workers,
@@ -144,6 +197,8 @@ def search(job: RunContext, aim: SearchContext, profile: Profile) -> SearchDecis
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
     report: SearchReport = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    if decided:
+        report = {**report, "precision": decided, "notes": [*decided.get("notes", ()), *report["notes"]]}
     variants = recipe.variants(planner)
     overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
     found = SearchDecision(strategy, report, table.rectified(strategy), overrides)
@@ -230,8 +285,11 @@ def _report(
     known: Mapping[str, Any],
     workers: Workers,
 ) -> SearchReport:
-    """`score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass
-    was timed beside its trials."""
+    """Return the search's part of the report.
+
+    `score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass was
+    timed beside its trials.
+    """
     pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
     return {
         "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
@@ -264,8 +322,10 @@ def _report(
 
 
 def _notes(job: RunContext, result: SearchResult) -> list[str]:
-    """What the user should know of how the search went: that it had thresholds to search and did not, and that it saw
-    what judges recovery."""
+    """Return what the user should know of how the search went.
+
+    That is that it had thresholds to search and did not, and that it saw what judges recovery.
+    """
     notes = []
     if clip_percents(job.settings.estimator) and result.evaluations == 1:
         notes.append(

@@ -34,6 +34,7 @@ OBJECTIVE = (
     "latency_seconds",
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
+PRECISION = ("auto", "none")
 STATISTICS = ("full", "extremes")
 WEIGHTS = ("nearest", "recovered")
 
@@ -41,13 +42,17 @@ WEIGHTS = ("nearest", "recovered")
 class Dataset(Protocol):
     """What a dataset option gives: three disjoint splits that fit the model."""
 
-    def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits: ...
+    def splits(self, inputs: Sequence[TensorInfo], outputs_classes: int | None, seed: int) -> Splits:
+        """Return the calibrate, search and evaluate split of the samples, fitted to the model's inputs."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """`weights`: how candidates' weights are rounded. `refine`: whether `finalists` candidates are recovered, and the
-    best of them after that is taken."""
+    """State how a search is run.
+
+    `weights`: how candidates' weights are rounded. `refine`: whether `finalists` candidates are recovered, and the best
+    of them after that is taken.
+    """
 
     algorithm: Algorithm
     max_evaluations: int | None
@@ -96,11 +101,34 @@ class CalibrateSettings:
 
 
 @dataclass(frozen=True)
+class PrecisionSettings:
+    """Whether nodes may stay in float before the search.
+
+    Attributes:
+        mode: `auto` or `none`.
+        loss_above: The loss of the outputs, in nats, up to which nothing is done.
+        max_evaluations: How many candidates are measured at most.
+    """
+
+    mode: str = "auto"
+    loss_above: float = 0.1
+    max_evaluations: int = 30
+
+    def __post_init__(self) -> None:
+        _legal("precision.mode", self.mode, PRECISION)
+        real("precision.loss_above", self.loss_above, least=0.0)
+        whole("precision.max_evaluations", self.max_evaluations, least=1)
+
+
+@dataclass(frozen=True)
 class EvaluateSettings:
-    """`agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
+    """State what is measured of the result.
+
+    `agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
     `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
     output that metrics and objectives are about, None for the first. `warn_sqnr_db`: outputs of the realized model with
-    less SQNR are warned of, None for none."""
+    less SQNR are warned of, None for none.
+    """
 
     output: str | None = None
     realized_samples: int | None = None
@@ -141,8 +169,11 @@ class CheckSettings:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """`force`: take a strategy of another model where all its names fit. `trial`: a number in trials.jsonl, where the
-    file named is a log."""
+    """State which strategy is replayed.
+
+    `force`: take a strategy of another model where all its names fit. `trial`: a number in trials.jsonl, where the file
+    named is a log.
+    """
 
     force: bool = False
     trial: int | None = None
@@ -157,13 +188,15 @@ class ReplaySettings:
 class Console(Protocol):
     """Where a run tells how far it is."""
 
-    def stage(self, name: str, note: str = "") -> None: ...
+    def stage(self, name: str, note: str = "") -> None:
+        """Tell that a stage begins."""
 
     def progress(self, name: str) -> Callable[[int, int, str], None]:
         """A function to call with (done, total, note)."""
         ...
 
-    def warn(self, text: str) -> None: ...
+    def warn(self, text: str) -> None:
+        """Tell a warning."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +236,7 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    precision: PrecisionSettings = field(default_factory=PrecisionSettings)
 
     @property
     def recovers_if_missed(self) -> bool:
@@ -211,9 +245,11 @@ class Settings:
 
     @property
     def holdout(self) -> float:
-        """The share of the search samples that the search does not see, so that they can judge recovery. Nothing is set
-        aside where candidates are rounded to the nearest: recovery then makes other weights than those chosen by. Nor
-        is it for a recovery that may never run: the search is the one that it would be without."""
+        """Return the share of the search samples that the search does not see, so that they can judge recovery.
+
+        Nothing is set aside where candidates are rounded to the nearest: recovery then makes other weights than those
+        chosen by. Nor is it for a recovery that may never run: the search is the one that it would be without.
+        """
         if self.search.weights == "nearest" or not self.recover.steps or self.recovers_if_missed:
             return 0.0
         return self.recover.holdout

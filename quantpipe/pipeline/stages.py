@@ -88,15 +88,25 @@ Progress = Callable[[int, int, str], None]
 def annotate(
     graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, percents: Sequence[int] = ()
 ) -> tuple[Topology, ChoiceSpace]:
-    """What runs in integers by default, and what there is to choose; `percents`: what ranges may be clipped to, if
-    anything."""
+    """Return what runs in integers by default, and what there is to choose.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        schema: how ranges become scales.
+        options: the settings of annotate.
+        percents: what ranges may be clipped to, if anything.
+
+    Returns:
+        The topology and the choice space.
+    """
     variants = Topologies(graph, spec, schema, options)
     return variants.base, variants.space(percents)
 
 
 @dataclass(frozen=True, eq=False)
 class SearchMethod:
-    """How a space is searched: the same method, on the same space and scores, asks for the same points."""
+    """Say how a space is searched: the same method asks for the same points, where the scores are the same."""
 
     algorithm: Algorithm
     budget: Budget
@@ -112,8 +122,21 @@ def make_objective(
     space: ChoiceSpace,
     reference: Reference,
 ) -> Objective:
-    """The objective with its reference: the float model's own value, and the cost of the point that a search begins
-    with."""
+    """Return the objective with its reference.
+
+    The reference is the float model's own value, and the cost of the point that a search begins with.
+
+    Args:
+        config: the keys of conf/objective.
+        graph: the clean model.
+        variants: its topologies.
+        spec: the device.
+        space: what the search can choose.
+        reference: the float model's outputs on the search samples.
+
+    Returns:
+        The objective.
+    """
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
@@ -190,9 +213,11 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
 
 @dataclass(frozen=True, eq=False)
 class Holdout:
-    """Samples that nothing is fitted to, by which steps of recovery are judged, and what of the model is compared
-    there: by its losses, or KL of its output where it has none. An objective of the user's is in the result's metrics,
-    too."""
+    """Hold samples that nothing is fitted to, by which steps of recovery are judged.
+
+    `compared`: what of the model is compared there: by its losses, or KL of its output where it has none. An objective
+    of the user's is in the result's metrics, too.
+    """
 
     samples: Samples
     compared: Compared = Compared()  # noqa: RUF009  (frozen)
@@ -200,8 +225,11 @@ class Holdout:
 
 @dataclass(frozen=True, eq=False)
 class Searched:
-    """What a search leaves to recovery: its strategy, what this has of integer weights already, and the statistics
-    behind it (None: they are measured where they are needed)."""
+    """Hold what a search leaves to recovery.
+
+    It is its strategy, what this has of integer weights already, and the statistics behind it (None: they are measured
+    where they are needed).
+    """
 
     strategy: Strategy
     overrides: Overrides = NO_OVERRIDES
@@ -210,8 +238,11 @@ class Searched:
 
 @dataclass(frozen=True, eq=False)
 class RecoverySettings:
-    """`estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
-    `memory_mb`: what cached tensors may take."""
+    """State how recovery is run.
+
+    `estimator`, `weight_method`: how ranges are estimated where a step changes what they are estimated from;
+    `memory_mb`: what cached tensors may take.
+    """
 
     options: RecoverOptions
     memory_mb: int

@@ -13,6 +13,7 @@ from functools import cached_property
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.finish import Realized, evaluate, realize
+from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.recover import recover
 from quantpipe.pipeline.refine import refine
@@ -20,6 +21,7 @@ from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
 from quantpipe.types import (
     ChoiceSpace,
+    PrecisionRecord,
     Profile,
     RunReport,
     Topology,
@@ -33,6 +35,8 @@ class Start:
     replayed: SearchDecision | None
     aim: SearchContext | None
     """None where nothing is searched in this run."""
+    decided: PrecisionRecord | None
+    """What an earlier run in this folder decided to stay in float, if anything is known of that."""
     stored: Profile | None
     loaded: Profile | None
 
@@ -77,7 +81,11 @@ class Steps:
         _, start = self.annotated, self._start
         if start.replayed is not None:
             return None
-        return calibrate(self.job, start.stored, start.loaded) if self._calibrates else start.stored
+        return (
+            calibrate(applied(self.job, start.decided), start.stored, start.loaded)
+            if self._calibrates
+            else start.stored
+        )
 
     @cached_property
     def found(self) -> SearchDecision:
@@ -86,20 +94,31 @@ class Steps:
         if start.replayed is not None:
             return start.replayed
         if start.aim is not None and profile is not None:
-            return search(self.job, start.aim, profile)
+            decided = self._decided
+            return search(decided.aim, decided.candidates(), decided.record)
         return stored_strategy(self.job)
+
+    @cached_property
+    def _decided(self) -> Decided:
+        """What stays in float, before anything is searched."""
+        start, profile = self._start, self.profile
+        assert start.aim is not None and profile is not None  # noqa: S101  (asked for where there is a search)
+        if start.decided is None:
+            return decide(self.job, start.aim, profile)
+        return Decided(applied(self.job, start.decided), start.aim, profile, start.decided)
 
     @cached_property
     def recovered(self) -> SearchDecision:
         """The strategy with the weights that recovery kept, and whether the target is met then."""
-        found, aim, profile = self.found, self._start.aim, self.profile
+        found = self.found
         if self._start.replayed is not None:
             return found
-        if aim is None or profile is None:
-            return judged_by_report(recover(self.job, found, profile))
-        refines = self.job.settings.search.refine
-        better = refine(self.job, found, aim, profile) if refines else recover(self.job, found, profile)
-        return judged(self.job, better, aim.judging)
+        if self._start.aim is None or self.profile is None:
+            return judged_by_report(recover(self.job, found, self.profile))
+        decided = self._decided
+        job, aim, profile = decided.job, decided.aim, decided.profile
+        better = refine(job, found, aim, profile) if job.settings.search.refine else recover(job, found, profile)
+        return judged(job, better, aim.judging)
 
     @cached_property
     def realized(self) -> Realized:
@@ -121,14 +140,18 @@ class Steps:
         job, settings = self.job, self.job.settings
         self._refuse_another_run()
         replayed = replayed_strategy(job) if settings.command == "replay" else None
-        aim = SearchContext.of(job) if "search" in self._wanted and replayed is None else None
-        stored = job.files.read_profile(job.calibrated) if replayed is None else None
-        needed = bool(self._wanted & {"calibrate", "search"}) and replayed is None and stored is None
+        searches = "search" in self._wanted and replayed is None
+        decided = stored(job) if searches else None
+        aim = SearchContext.of(applied(job, decided)) if searches else None
+        if aim is not None and (decided is not None or why_not(job) is not None):
+            aim.log.read()  # another search's is refused; where the choices are still to be decided, that comes later
+        known = job.files.read_profile(job.calibrated) if replayed is None else None
+        needed = bool(self._wanted & {"calibrate", "search"}) and replayed is None and known is None
         loaded = loaded_profile(settings, job.graph, job.variants.measured) if needed else None
         job.files.look_over(*job.files.renewed)
         job.files.write_config(settings.config, job.origin("config", {}, ()))
         job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))
-        return Start(replayed, aim, stored, loaded)
+        return Start(replayed, aim, decided, known, loaded)
 
     def _judge_alone(self) -> None:
         """A run that ends with the search still says whether its target is met."""

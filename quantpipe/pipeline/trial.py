@@ -21,11 +21,14 @@ from quantpipe.types import (
 
 
 def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
-    """The strategy of one line of a log. Ranges are estimated again, from the statistics beside the log where they are
-    there, else from the calibration samples.
+    """Return the strategy of one line of a log.
 
-    Raises ArtifactError for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
-    annotation, estimator, `search.weights` or calibration data, and for a number that it does not hold.
+    Ranges are estimated again, from the statistics beside the log where they are there, else from the calibration
+    samples.
+
+    Raises:
+        ArtifactError: for a log of another model (unless `replay.force=true` and all names fit), hardware, schema,
+            annotation, estimator, `search.weights` or calibration data, and for a number that it does not hold.
     """
     trial = find_trial(log, number)
     forced = _check_origin(job, log, trial)

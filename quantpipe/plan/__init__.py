@@ -1,9 +1,9 @@
-"""Plan: Strategy -> QuantPlan, every number of the integer model: scales, zero points, multipliers, shifts, integer
-weights and biases, bounds.
+"""Plan: turn a strategy into every number of the integer model.
 
-The only inputs are the graph, the topology, the hardware, the schema and the strategy; no data. Formulas are those of
-docs/numerics.md; rounding is done in `intmath`. Float32 products are formed in the order in which the kernels form
-them, since the last bit of a multiplier decides ties.
+The numbers are scales, zero points, multipliers, shifts, integer weights and biases, and bounds. The only inputs are
+the graph, the topology, the hardware, the schema and the strategy; no data. Formulas are those of docs/numerics.md;
+rounding is done in `intmath`. Float32 products are formed in the order in which the kernels form them, since the last
+bit of a multiplier decides ties.
 """
 
 from quantpipe.plan.overrides import NO_OVERRIDES, ChannelChange, Overrides

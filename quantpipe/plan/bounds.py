@@ -29,16 +29,29 @@ def _sizes(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How large a bias may be, in accumulator steps: what its type holds and what the sums leave of the accumulator.
-    Where the products alone can overflow it, they leave nothing, and the type decides."""
+    """Return how large a bias may be, in accumulator steps, `[C]`.
+
+    The limit is what its type holds and what the sums leave of the accumulator. Where the products alone can overflow
+    the accumulator, the type decides.
+
+    Args:
+        spec: the device.
+        reached: greatest |Σ products| per output channel, `[C]`, as `reach` gives it.
+
+    Returns:
+        The greatest magnitude per channel, `[C]` float64.
+    """
     left = spec.accumulator.dtype.qmax - reached.astype(np.float64)
     most = float(spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else spec.accumulator.dtype.qmax)
     return np.where(left > 0, np.minimum(left, most), most)
 
 
 def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
-    """What happens to sums of up to `bound`. Raises HardwareError where they can overflow and the device says
-    `never`."""
+    """Return what happens to sums of up to `bound`; None where the accumulator holds them all.
+
+    Raises:
+        HardwareError: where they can overflow and the device says `never`.
+    """
     accumulator = draft.spec.accumulator
     if bound <= accumulator.dtype.qmax:
         return None

@@ -49,9 +49,11 @@ class PlanBuilder:
     raised: list[RaisedRow] = field(default_factory=list)
 
     def scale(self, tensor: str, form: Form) -> NDArray[np.float32]:
+        """Return the scale of a tensor in a form, float32 `()` or `[C]`: the accumulator's or the stored integers'."""
         return self.raw[tensor] if form is Form.RAW else self.quantizers[tensor].scale
 
     def zero_point(self, tensor: str, form: Form) -> int:
+        """Return the zero point of a tensor in a form; accumulators have 0."""
         return 0 if form is Form.RAW else self.quantizers[tensor].zero_point
 
     def peak(self, tensor: str, form: Form) -> int:

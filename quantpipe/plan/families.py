@@ -34,6 +34,7 @@ from quantpipe.types import (
 
 
 def plan_kernel(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
+    """Return the numbers of one kernel, as the family of its op forms them."""
     return _FAMILIES.get(rule.family, _move)(draft, kernel, rule)
 
 

@@ -13,8 +13,13 @@ from quantpipe.types import Contract, DType, Form, Isa, Kernel, Lookup, Quantize
 
 
 def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
-    """MatMul of two stored tensors. Raises HardwareError for what no back end here computes exactly: tensors of more
-    than 8 bits, sums beyond int32 or beyond the accumulator, pairs that may saturate."""
+    """Plan a MatMul of two stored tensors.
+
+    Raises:
+        HardwareError: for what no back end computes exactly: tensors of more than 8 bits, sums beyond int32 or beyond
+            the
+            accumulator, pairs that may saturate.
+    """
     a, b = _stored(draft, kernel)
     if max(a.dtype.bits, b.dtype.bits) > 8:
         raise _refused(kernel, f"it multiplies {a.dtype} by {b.dtype} activations, its kernels read 8 bits")
@@ -40,8 +45,12 @@ def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
 
 
 def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
-    """A function of one stored tensor as a table. Raises HardwareError on hardware with fixed-point multipliers,
-    which approximates functions in a way of its own."""
+    """Plan a function of one stored tensor as a table.
+
+    Raises:
+        HardwareError: on hardware with fixed-point multipliers, which approximates functions in a way of its own, and
+            where the result would be handed on as an accumulator.
+    """
     (data,) = _stored(draft, kernel)
     if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT:
         raise _refused(

@@ -26,8 +26,10 @@ class ChannelChange:
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """Integer weights and real biases that take the place of what rounding to the nearest would give; ranges by scale
-    group and weight thresholds (as in a `Strategy`) that take the place of the strategy's.
+    """Hold the numbers that accuracy recovery puts in the place of those that a plan would make.
+
+    These are integer weights and real biases in the place of what rounding to the nearest would give, and ranges by
+    scale group and weight thresholds (as in a `Strategy`) in the place of the strategy's.
 
     `channels`: tensors whose channels are changed; `rotations`: streams, by their first tensor, whose channels are
     mixed by an orthogonal matrix `[C, C]` float64 before that, T' = M T. They are no part of a plan: the graph and the

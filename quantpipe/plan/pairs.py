@@ -1,5 +1,6 @@
-"""Pairs of products that saturate: x86 without VNNI adds two uint8 x int8 products in int16, with saturation, before it
-goes on in int32 (vpmaddubsw).
+"""Find pairs of products that saturate in int16.
+
+x86 without VNNI adds two uint8 x int8 products in int16, with saturation, before it goes on in int32 (vpmaddubsw).
 
 onnxruntime's matrix kernels take neighbours along K: the input features of a dense layer, for a convolution the inputs
 of a window ordered by row, column, channel (of one group). Depthwise convolutions with one output per input have a
@@ -26,10 +27,19 @@ MOST_PER_CHANNEL = 500
 
 
 def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
-    """The pairs of an accumulating kernel that some input can drive out of int16 on the device; None where there are
-    none.
+    """Return the pairs of an accumulating kernel that some input can drive out of int16 on the device.
 
-    Raises HardwareError where they are too many to be simulated exactly, or the op's order of products is not known.
+    Args:
+        draft: the plan in the making.
+        kernel: the accumulating kernel.
+        weight: its integer weights.
+        data: how its input is stored.
+
+    Returns:
+        The pairs, or None where there are none.
+
+    Raises:
+        HardwareError: where they are too many to be simulated exactly, or the op's order of products is not known.
     """
     if draft.spec.isa is not Isa.AVX2 or not _in_pairs(draft.graph, draft.topology, kernel, weight, data=data):
         return None
@@ -68,8 +78,21 @@ def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, d
 def needs_wide_pairs(
     graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer
 ) -> bool:
-    """Whether some input gives the kernel a pair of products beyond int16; where their order is not known, any two
-    weights count as a pair. Its sums are exact only on CPUs that add pairs in more than 16 bits."""
+    """Return whether some input gives the kernel a pair of products beyond int16.
+
+    Where the order of products is not known, any two weights count as a pair. The sums of such a kernel are exact only
+    on CPUs that add pairs in more than 16 bits.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        kernel: the accumulating kernel.
+        weight: its integer weights.
+        data: how its input is stored.
+
+    Returns:
+        True where a sum of two products can leave int16.
+    """
     if not _in_pairs(graph, topology, kernel, weight, data=data):
         return False
     least, greatest = (int(ends(weight.values, initial=0)) for ends in (np.min, np.max))
@@ -87,8 +110,10 @@ def needs_wide_pairs(
 
 
 def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer) -> bool:
-    """Whether products are added in pairs on the way: uint8 x uint8 products are widened before, and so are those of
-    depthwise convolutions."""
+    """Return whether the kernel adds products in pairs before the rest of the sum.
+
+    uint8 x uint8 products are widened first, and so are those of depthwise convolutions.
+    """
     if data.dtype is not DType.UINT8 or not weight.dtype.signed:
         return False
     shape, group = weight.values.shape, int(graph.by_name[kernel.node].attr("group", 1))
@@ -97,8 +122,10 @@ def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTe
 
 
 def _in_order(topology: Topology, weight: WeightTensor) -> NDArray[Any] | None:
-    """Weights by output channel, `[O, K]` or `[O, window …, C]`, neighbours of a pair side by side; None where the
-    order is not known."""
+    """Return the weights by output channel, with the neighbours of a pair side by side.
+
+    Their shape is `[O, K]` or `[O, window …, C]`; None where the order is not known.
+    """
     values, axis = weight.values, topology.weight_of[weight.tensor].channel_axis
     if values.ndim == 2:
         return np.moveaxis(values, axis, 0)

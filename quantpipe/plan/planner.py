@@ -48,8 +48,19 @@ class Planner:
     def plan(
         self, strategy: Strategy, overrides: Overrides = NO_OVERRIDES, kernels: tuple[Kernel, ...] | None = None
     ) -> QuantPlan:
-        """All numbers of a strategy; of some kernels only, where these are named (with those whose accumulators they
-        read). Raises HardwareError when the device cannot express one of them."""
+        """Return all numbers of a strategy.
+
+        Args:
+            strategy: bits and ranges of each tensor.
+            overrides: numbers of accuracy recovery that take the place of others.
+            kernels: plan these kernels only, with those whose accumulators they read; None: all.
+
+        Returns:
+            The plan.
+
+        Raises:
+            HardwareError: where the device cannot express one of the numbers.
+        """
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
         strategy = overrides.applied(strategy)
         draft = PlanBuilder(

@@ -79,7 +79,11 @@ def channel_limits(kernel: Kernel, out: Quantizer) -> tuple[NDArray[np.int64], N
 
 
 def exponent_of(scale: NDArray[Any], node: str) -> int:
-    """k of a scale 2^k. Raises HardwareError when it is not a power of two."""
+    """Return k of a scale 2^k.
+
+    Raises:
+        HardwareError: where the scale is not a power of two.
+    """
     mantissa, exponent = math.frexp(float(scale))
     if mantissa != 0.5:
         raise HardwareError(f"the scale {float(scale)!r} is not a power of two", stage="plan", where=node)

@@ -31,9 +31,12 @@ def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
 
 
 def _fixed(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
-    """Both operands are brought to twice the larger scale / 2^left by fixed-point multipliers below 1, after a left
-    shift that keeps their low bits (TFLite's quantized ADD: 20 bits for 8-bit operands, 15 for 16-bit ones). An
-    accumulator is not shifted first: it has its own low bits."""
+    """Plan an addition with fixed-point multipliers, as TFLite's quantized ADD does.
+
+    Both operands are brought to twice the larger scale / 2^left by multipliers below 1, after a left shift that keeps
+    their low bits (20 bits for 8-bit operands, 15 for 16-bit ones). An accumulator is not shifted first: it has its own
+    low bits.
+    """
     out = draft.quantizers[kernel.output]
     scales = [draft.scale(o.tensor, o.form).astype(np.float64) for o in kernel.operands]
     # An accumulator's values are those of a stored tensor some bits wider: the result's scale stands for it.
@@ -122,8 +125,10 @@ def _broadcast_last(draft: PlanBuilder, kernel: Kernel, sign: int) -> tuple[Kern
 
 
 def _free_offset(terms: tuple[Term, ...], zero_point: int) -> np.float32:
-    """z_y - (z_a·r_a + z_b·r_b) as onnxruntime's QLinearAdd forms it: the first product fused with the sum (FMA).
-    Accumulators have zero point 0, and perhaps a ratio per channel: they add nothing."""
+    """Return z_y - (z_a·r_a + z_b·r_b) as onnxruntime's QLinearAdd forms it: the first product fused with the sum.
+
+    Accumulators have zero point 0, and perhaps a ratio per channel: they add nothing.
+    """
     a, b = terms
     second = np.float32(b.zero_point * b.ratio) if b.zero_point else np.float32(0)
     both = intmath.fused_multiply_add(a.zero_point, a.ratio, second) if a.zero_point else second

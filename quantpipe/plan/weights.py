@@ -78,14 +78,34 @@ def _raise_scale(
 
 
 def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(low, high), `[C]` each, of what a strategy says of a weight: thresholds `()` or `[C]`, or ranges `[C, 2]`."""
+    """Return the least and the greatest real value that a strategy gives a weight, `[C]` each.
+
+    Args:
+        thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
+
+    Returns:
+        (low, high), `[C]` float64 each.
+    """
     limits = np.atleast_1d(np.asarray(thresholds, np.float64))
     return (limits[:, 0], limits[:, 1]) if limits.ndim == 2 else (-limits, limits)
 
 
 def bias_steps(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
-    """The bias in accumulator steps `[C]`, rounded to the nearest; recovery may give one to a kernel without. Raises
-    HardwareError when its type cannot hold it."""
+    """Return the bias in accumulator steps `[C]`, rounded to the nearest; None where there is no bias.
+
+    Accuracy recovery may give a bias to a kernel that has none.
+
+    Args:
+        draft: the plan in the making.
+        kernel: the accumulating kernel.
+        acc_scale: real units per accumulator step, `()` or `[C]`.
+
+    Returns:
+        The bias, int64, or None.
+
+    Raises:
+        HardwareError: where the type of biases cannot hold it.
+    """
     real = draft.overrides.biases.get(kernel.node)
     if real is None:
         if kernel.bias is None:
@@ -106,8 +126,10 @@ def bias_steps(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32
 def _own_steps(
     draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """A bias stored in few bits at the least power of two at which it fits, shifted left to the accumulator's scale;
-    the accumulator's own where that is not finer."""
+    """Return a bias that is stored in few bits at the least power of two at which it fits, shifted to the accumulator.
+
+    Where that power of two is not larger than the accumulator's scale, the bias is stored at the accumulator's.
+    """
     product = exponent_of(acc_scale, kernel.node)
     largest = float(np.max(np.abs(real), initial=0.0))
     least = math.ceil(math.log2(largest / draft.spec.bias.qmax)) if largest > 0 else product

@@ -58,8 +58,18 @@ def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel
 
 
 def transposed_accumulator(dialect: Stored, context: Context, node: Node, kernel: Kernel, *, wide: bool) -> ir.Value:
-    """ConvTranspose of stored integers with bias, as int32 (`wide`: int64): Cast, take the zero point off, exact
-    float32 sums."""
+    """Write a ConvTranspose of stored integers with bias, by exact float32 sums of the centred input.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the transposed convolution.
+        kernel: its kernel.
+        wide: whether the accumulator is int64 in place of int32.
+
+    Returns:
+        The accumulator.
+    """
     plan = context.plan.kernels[node.name]
     assert isinstance(plan, Accumulate)  # noqa: S101
     b, q = context.builder, context.plan.quantizers[kernel.operands[0].tensor]

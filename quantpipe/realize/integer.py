@@ -1,8 +1,8 @@
-"""Integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts. What an accelerator without a
-multiplier behind its array (VTA) can do, op by op.
+"""Write the integer form: ConvInteger and MatMulInteger, additions, shifts, clips, casts.
 
-Hardware with float multipliers gets Mul and Round in float32 in place of the shift, hardware with fixed-point ones a
-multiplication in int64 (`lowering/integers.py` says how ONNX shifts signed integers).
+It is what an accelerator without a multiplier behind its array (VTA) can do, op by op. Hardware with float multipliers
+gets Mul and Round in float32 in place of the shift, hardware with fixed-point ones a multiplication in int64
+(`lowering/integers.py` says how ONNX shifts signed integers).
 """
 
 from __future__ import annotations
@@ -69,12 +69,14 @@ class Integer(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the narrowing of an accumulator to its stored integers."""
         wide, bound = tensor in self._wide_sums, 1 << NARROW.lift
         return self._requantize(
             context, context.plan.narrowings[tensor], value, tensor, layout=None, bound=bound, wide=wide
         )
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the real values of an accumulator, float32."""
         scale = context.plan.raw_scales[tensor]
         # DequantizeLinear reads no int64. And where a node in float that only moves values reads its result,
         # onnxruntime (1.32) quantizes that again behind the node, without a zero point: to uint8.
@@ -277,8 +279,10 @@ class Integer(Stored):
         bound: int,
         wide: bool = False,
     ) -> ir.Value:
-        """int32 (`wide`: int64) accumulator -> stored; `layout` is the tensor whose channels a multiplier
-        follows."""
+        """Write the narrowing of an int32 accumulator (`wide`: int64) to stored integers.
+
+        `layout` is the tensor whose channels a multiplier follows.
+        """
         b = context.builder
         if r.kind is RequantizeKind.SHIFT:
             if wide:
@@ -333,7 +337,10 @@ class Integer(Stored):
         bound: int,
         rounding: str = Rounding.HALF_UP,
     ) -> ir.Value:
-        """v / 2^shift on int32, rounded; shift < 0 shifts left; 0 is nothing. |v| <= `bound`."""
+        """Write v / 2^shift on int32, rounded.
+
+        A negative shift goes to the left; 0 writes nothing. |v| <= `bound`.
+        """
         b = context.builder
         if shift == 0:
             return value

@@ -1,7 +1,8 @@
-"""Which nodes onnxruntime has no kernel of their own for: a realized model then says in several ops what the device
-does in one. Listed in the report, so that nobody takes its latency here for the device's.
+"""List the nodes for which onnxruntime has no kernel of their own.
 
-Takes a plan, the name of an output form and the model written in it; adds no number.
+A realized model then says in several ops what the device does in one. The report lists them, so that nobody takes its
+latency here for the device's. The inputs are a plan, the name of an output form and the model written in it; no number
+is added.
 """
 
 from __future__ import annotations
@@ -69,8 +70,10 @@ def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Mod
 
 
 def slow_warning(lacking: Sequence[WithoutKernel]) -> str | None:
-    """A sentence where products of a form that is meant to be fast run in no integer kernel, or in one that is far
-    slower than others; None where there are none."""
+    """Return a warning where a form that is meant to be fast has products in no integer kernel, or in a slow one.
+
+    The result is None where it has none.
+    """
     products = [e for e in lacking if OP_RULES[e.op].family is Family.ACCUMULATE]
     slow = [(e, r) for e in products for r in e.reasons if r.kind is ReasonKind.SLOW]
     if not slow:
@@ -92,8 +95,10 @@ def _listed(nodes: Sequence[str]) -> str:
 
 
 def _in_runtime(topology: Topology, plan: QuantPlan, model: ir.Model) -> dict[str, str]:
-    """Kernel node -> why onnxruntime computes it in float, or slowly. Ops that have no integer kernel anywhere are
-    listed already."""
+    """Return the kernel nodes that onnxruntime computes in float or slowly, with the reason.
+
+    Ops that have no integer kernel anywhere are listed already.
+    """
     names = [k.node for k in topology.kernels if k.op not in fr.TRANSPOSED]
     default = fused(model, names)
     allowed = fused(model, names, int8_kernels=True) if default.real else default

@@ -1,5 +1,4 @@
-"""QDQ form: float ops between DequantizeLinear and QuantizeLinear, which onnxruntime fuses into integer kernels at
-load.
+"""Write the QDQ form: float ops between DequantizeLinear and QuantizeLinear, which onnxruntime fuses at load.
 
 Swallowed clamps disappear: the bounds of the stored type do their work, or a clip on the stored integers where those
 are wider (a float clamp would block the fusion). Biases are int32 at s_x·s_w.
@@ -45,15 +44,19 @@ class Qdq(Stored):
         }
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Int8 activations: a default session on x86 runs their ops in float wherever it cannot rewrite the integers to
-        uint8."""
+        """Return the session option that int8 activations need, by its name.
+
+        A default session on x86 runs their ops in float wherever it cannot rewrite the integers to uint8.
+        """
         int8 = any(q.dtype.signed and q.dtype.bits == 8 for q in context.plan.quantizers.values())
         return INT8_KERNELS if int8 else {}
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Raise HardwareError: this form has no accumulators between ops."""
         raise no_accumulators(tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Return the value as it is: the accumulator of this form is the real result itself."""
         return value  # the accumulator of this form is the real result itself
 
     def _accumulate(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -79,8 +82,11 @@ class Qdq(Stored):
         return self._finish(context, kernel, real, plan.output)
 
     def _lookup(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """The float op between Q/DQ gives the table's own entries (several are fused); what has no value for some code
-        is gathered, and so are 16-bit codes, which no kernel reads."""
+        """Write a function as the float op between Q and DQ, whose results are the table's own entries.
+
+        Several such ops are fused. A function that has no value for some code is gathered from the table, and so are
+        16-bit codes, which no kernel reads.
+        """
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Lookup)  # noqa: S101
         stored = (context.plan.quantizers[t] for t in (kernel.operands[0].tensor, kernel.output))
@@ -101,8 +107,10 @@ class Qdq(Stored):
         return self._finish(context, kernel, real, output)
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-        """A window average is a convolution with weights of 1 at scale 1/count: exact, and faster than the pool
-        kernel."""
+        """Write a window average as a convolution with weights of 1 at scale 1/count.
+
+        It is exact, and faster than the pool kernel.
+        """
         plan = context.plan.kernels[node.name]
         assert isinstance(plan, Average)  # noqa: S101
         data = self._real(context, kernel.operands[0].tensor)
@@ -174,6 +182,9 @@ class Qdq(Stored):
 
 
 def _unrounded(node: Node) -> str:
-    """Name of a result before it is stored: the tensor's own name belongs to the dequantized one, which leaves the
-    graph and is read by float nodes and sub-graphs."""
+    """Return the name of a result before it is stored.
+
+    The tensor's own name belongs to the dequantized one, which leaves the graph and is read by float nodes and
+    sub-graphs.
+    """
     return f"{node.outputs[0]}_real"

@@ -1,5 +1,7 @@
-"""QOperator form: onnxruntime's integer ops written out (QLinearConv, QGemm, QLinearAdd, …), no fusion needed at
-load."""
+"""Write the QOperator form: onnxruntime's integer ops (QLinearConv, QGemm, QLinearAdd, …).
+
+No fusion is needed at load.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ class QOperator(Stored):
         }
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Raise HardwareError: this form has no accumulators between ops."""
         raise no_accumulators(tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Return the value as it is: QGemm without an output scale gives real numbers."""
         return value  # QGemm without an output scale gives real numbers
 
     def _conv(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:

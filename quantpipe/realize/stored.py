@@ -26,10 +26,12 @@ class Stored:
         self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the stored integers of a real tensor."""
         q = context.plan.quantizers[tensor]
         return self.store(context, value, q, q.qmin, high=q.qmax)
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the real values of a stored tensor, float32."""
         q = context.plan.quantizers[tensor]
         if fr.must_stay_real(context, tensor):
             return self._multiplied(context, q, value)
@@ -48,21 +50,26 @@ class Stored:
         return b.op("Mul", real, scale, name=f"{tensor}/dequantize", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        """Write a stored tensor in the scale of another one, `target`."""
         source, out = context.plan.quantizers[tensor], context.plan.quantizers[target]
         name = f"{tensor}/to/{target}"
         real = context.builder.op("DequantizeLinear", value, *self.grid(context, source), name=f"{name}/dequantize")
         return self.store(context, real, out, out.qmin, high=out.qmax)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        """Write the integers of a constant that is stored like an activation."""
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
 
     def session_options(self, context: Context) -> Mapping[str, str]:
+        """Return no options: a default session runs the form as it is meant."""
         return {}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Return a graph input as it is."""
         return value
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Return a graph output as it is."""
         return value
 
     def grid(self, context: Context, q: Quantizer) -> tuple[ir.Value, ir.Value]:
@@ -83,6 +90,18 @@ class Stored:
         return self.clip(context, stored, q, low, high=high) if tight else stored
 
     def clip(self, context: Context, stored: ir.Value, q: Quantizer, low: int, *, high: int) -> ir.Value:
+        """Write a clip of stored integers to `low`..`high`; 16-bit ones are clipped in int32.
+
+        Args:
+            context: the graph in the making.
+            stored: the integers.
+            q: how the tensor is stored.
+            low: least integer.
+            high: greatest integer.
+
+        Returns:
+            The clipped integers, in the same type.
+        """
         long = q.dtype.bits == 16  # onnxruntime clips no 16-bit integers
         dtype = np.dtype(np.int32) if long else q.dtype.numpy
         bounds = [
@@ -133,9 +152,12 @@ class Stored:
         return self.clip(context, stored, q, low, high=high)
 
     def weight(self, context: Context, weight: WeightTensor, values: NDArray[Any] | None = None) -> ir.Value:
-        """Integer weights (`values`: in another layout). Four bits are stored as such, two to the byte, and cast to
-        a byte each, which the runtime does once at load: its integer kernels read no int4, and a DequantizeLinear of
-        int4 would leave the convolution behind it in float. Weights that lie in a file stay there, a byte each."""
+        """Write integer weights; `values`: the same weights in another layout.
+
+        Four bits are stored as such, two to the byte, and cast to a byte each, which the runtime does once at load: its
+        integer kernels read no int4, and a DequantizeLinear of int4 would leave the convolution behind it in float.
+        Weights that lie in a file stay there, a byte each.
+        """
         array = weight.values if values is None else values
         if weight.dtype.bits > 4 or is_mapped(array):
             return self.constant(context, f"{weight.tensor}_q", array)
@@ -169,8 +191,11 @@ PADS = frozenset({"Pad"})
 
 
 def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
-    """The forms that run in onnxruntime's own kernels narrow as those do, and hold 8 bits. Raises HardwareError for
-    anything else."""
+    """Refuse what onnxruntime's own integer kernels cannot narrow to: they hold 8 bits and narrow in one way.
+
+    Raises:
+        HardwareError: for anything else.
+    """
     if q.dtype.bits > 8:
         raise HardwareError(
             f"it stores {q.dtype}; onnxruntime has no 16-bit integer kernels behind the qdq and qoperator forms, it "
@@ -188,8 +213,13 @@ def kernels_only(output: Requantize, q: Quantizer, where: str) -> None:
 
 
 def exact_pairs_only(plan: Accumulate) -> None:
-    """Raises HardwareError where pairs of products can saturate: the kernels behind these forms do so on some CPUs and
-    not on others, so that equality could not be shown here."""
+    """Refuse an accumulating kernel of which pairs of products can saturate.
+
+    The kernels behind these forms saturate on some CPUs and not on others, so that equality could not be shown here.
+
+    Raises:
+        HardwareError: where the plan has such pairs.
+    """
     if plan.pairs is not None:
         raise HardwareError(
             f"{len(plan.pairs.owner)} pairs of its products can saturate in int16 on avx2. The qdq and qoperator forms "
@@ -201,8 +231,13 @@ def exact_pairs_only(plan: Accumulate) -> None:
 
 
 def refuse_without_kernel(context: Context, kernel: Kernel, plan: Accumulate) -> None:
-    """Raises HardwareError for int8 activations times uint8 weights: onnxruntime has no such kernel, and would compute
-    the qdq form in float32."""
+    """Refuse int8 activations times uint8 weights.
+
+    onnxruntime has no such kernel, and would compute the qdq form in float32.
+
+    Raises:
+        HardwareError: where the kernel multiplies these types.
+    """
     data, weight = context.plan.quantizers[kernel.operands[0].tensor], context.plan.weights[plan.weight]
     if data.dtype.signed and not weight.dtype.signed:
         raise HardwareError(

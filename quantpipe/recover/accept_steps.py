@@ -1,8 +1,8 @@
-"""The steps of recovery, one on top of the other, each measured on samples it was not fitted to and kept only if it
-helps: an ablation of the method on the model at hand.
+"""Try the steps of recovery one on top of the other, and keep only those that help.
 
-The measure is what the outputs lose against the float model's (KL of class scores), without labels. A step that is not
-kept leaves nothing behind; the next one works on what the last kept one left.
+Each is measured on samples it was not fitted to, which makes an ablation of the method on the model at hand. The
+measure is what the outputs lose against the float model's (KL of class scores), without labels. A step that is not kept
+leaves nothing behind; the next one works on what the last kept one left.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from quantpipe.types import (
 
 @dataclass(frozen=True, eq=False)
 class RecoveryResult:
-    """What the ladder ended with: the overrides of the kept steps (none when no step helped), and the table of
-    steps."""
+    """Hold the overrides of the kept steps (none when no step helped), and the table of steps."""
 
     overrides: Overrides
     steps: tuple[StepRow, ...]

@@ -30,11 +30,14 @@ class StepItem:
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """`steps` in the order in which they are tried (none: no recovery): names, or mappings of a name and parameters.
-    `rows`, `rounding`, `ridge`, `damping`, `shrinkage_factor`: those of every step that walks and does not say
-    otherwise. `kl_target`: the KL at which no walk is repeated in other units. `holdout`: the share of the search
-    samples that judge the steps, and that a search does not see whose candidates have recovered weights. `when`:
-    `always`, or `missed` for recovery only where the search missed its objective."""
+    """State which steps of recovery are tried, in which order, and with what.
+
+    `steps`: names, or mappings of a name and parameters (none: no recovery). `rows`, `rounding`, `ridge`, `damping`,
+    `shrinkage_factor`: those of every step that walks through the layers and does not say otherwise. `kl_target`: the
+    KL at which no walk is repeated in other units. `holdout`: the share of the search samples that judge the steps, and
+    that a search does not see whose candidates have recovered weights. `when`: `always`, or `missed` for recovery only
+    where the search missed its objective.
+    """
 
     steps: Sequence[str | Mapping[str, Any]] = ()
     rows: int = 16384
@@ -76,6 +79,7 @@ class RecoverOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Return the names of the steps, in order."""
         return tuple(item.name for item in self.items())
 
     def layer(self, step: str) -> LayerOptions:

@@ -19,20 +19,24 @@ def at_least(name: str, value: float, least: float) -> None:
 
 
 def whole(name: str, value: int, least: int) -> None:
+    """Refuse a parameter that is not a whole number of at least `least`, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"has {name}={value!r}; legal are whole numbers, {least} and above", where=KEY)
 
 
 def share(name: str, value: float) -> None:
+    """Refuse a parameter that is not a number from 0 to less than 1, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise ConfigError(f"has {name}={value!r}; legal is 0 to less than 1", where=KEY)
 
 
 def one_of(name: str, value: object, legal: Sequence[str]) -> None:
+    """Refuse a parameter that is none of the legal values, by ConfigError."""
     if value not in legal:
         raise ConfigError(f"has {name}={value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where=KEY)
 
 
 def flag(name: str, value: object) -> None:
+    """Refuse a parameter that is neither true nor false, by ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"has {name}={value!r}; legal are true and false", where=KEY)

@@ -25,8 +25,11 @@ SHARES = (0.8, 0.9, 1.1, 1.25)
 
 @dataclass(frozen=True)
 class Ranges:
-    """`evaluations`: most candidates that are tried. `samples`: of the calibration split, to measure KL on.
-    `tolerance`: how much larger a candidate's own squared error may be than the present one's, as a factor."""
+    """State how a step searches for better ranges.
+
+    `evaluations`: most candidates that are tried. `samples`: of the calibration split, to measure KL on. `tolerance`:
+    how much larger a candidate's own squared error may be than the present one's, as a factor.
+    """
 
     evaluations: int = 24
     samples: int = 32

@@ -20,10 +20,13 @@ from quantpipe.types import Granularity
 
 @dataclass(frozen=True)
 class Walk:
-    """`rows`: most sampled rows per layer. `rounding`: gptq | coordinate_descent. `ridge`, `damping`: regularization of
+    """State how a step walks through the layers.
+
+    `rows`: most sampled rows per layer. `rounding`: gptq | coordinate_descent. `ridge`, `damping`: regularization of
     regression and rounding, as shares of the mean second moment; `shrinkage_factor`: how both grow where samples are
     few for a layer (0: not at all). `shortcuts`: where a walk regresses, whether a layer of few bits answers for the
-    error of what its result is added to."""
+    error of what its result is added to.
+    """
 
     rows: int = 16384
     rounding: str = "gptq"

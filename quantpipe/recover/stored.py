@@ -16,9 +16,13 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def overrides_arrays(overrides: Overrides) -> Arrays:
-    """`weight/T`, `scale/T`, `bits/T`, and `zero/T` where some is not 0, per weight tensor T; `bias/N` per node N;
-    `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where they are the
-    change's own, `limits/T` per tensor whose channels are changed; `rotation/T` per stream that begins with T."""
+    """Return overrides as named arrays.
+
+    Per weight tensor T these are `weight/T`, `scale/T`, `bits/T`, and `zero/T` where some zero point is not 0; `bias/N`
+    per node N; `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where
+    they are the change's own, `limits/T` per tensor whose channels are changed; `rotation/T` per stream that begins
+    with T.
+    """
     found: Arrays = {}
     for tensor, weight in overrides.weights.items():
         found |= {

@@ -60,8 +60,11 @@ class NotApplicable(Exception):
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """`graph`, `topology` with all channels changed as the overrides say. `walk`: how the integer weights were made,
-    if they were; `rows` then are its sampled rows. `note`: what the step that led here did, for the report."""
+    """Hold what the kept steps have led to.
+
+    `graph`, `topology` have all channels changed as the overrides say. `walk`: how the integer weights were made, if
+    they were; `rows` then are its sampled rows. `note`: what the step that led here did, for the report.
+    """
 
     graph: Graph
     topology: Topology
@@ -73,8 +76,11 @@ class State:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What does not change from step to step. `samples` are those that steps are fitted to; `fitted` measures on the
-    first few of them (None: on all). `profile`: the statistics behind the strategy, where known."""
+    """Hold what does not change from step to step.
+
+    `samples` are those that steps are fitted to; `fitted` measures on the first few of them (None: on all). `profile`:
+    the statistics behind the strategy, where known.
+    """
 
     graph: Graph
     topology: Topology
@@ -115,8 +121,10 @@ class Work:
         return replace(state, overrides=overrides, walk=(layer, rows), layers=found.layers)
 
     def ranges_for(self, state: State, changes: Mapping[str, ChannelChange]) -> dict[str, Range]:
-        """Ranges of the scale groups that changes of channels touch, estimated from the calibration samples; what the
-        search had made of the estimates is made of these, too."""
+        """Return ranges of the scale groups that changes of channels touch, estimated from the calibration samples.
+
+        What the search had made of the estimates is made of these, too.
+        """
         network = rescale_channels(self.graph, self.topology, _composed(state, changes), state.overrides.rotations)
         return self._ranges(*network, {t for c in changes for t in self.links[0][c].tensors})
 
@@ -141,8 +149,10 @@ class Work:
         return self._renewed(state, graph, topology, overrides, nodes=nodes, ranges=ranges)
 
     def rotated(self, state: State, rotations: Mapping[str, NDArray[np.float64]]) -> State:
-        """Streams rotated, behind what they were rotated by already, with new ranges and thresholds, and the last walk
-        repeated."""
+        """Return the state with streams rotated, after what they were rotated by already.
+
+        Ranges and thresholds are new, and the last walk is repeated.
+        """
         before, known = state.overrides.rotations, self.streams[0]
         composed = {**before, **{name: m @ before[name] if name in before else m for name, m in rotations.items()}}
         graph, topology = rescale_channels(self.graph, self.topology, state.overrides.channels, composed)
@@ -178,9 +188,11 @@ class Work:
         return replace(found, overrides=replace(overrides, biases=self._answers(found)))
 
     def _answers(self, state: State) -> dict[str, NDArray[np.float64]]:
-        """Biases with what the *integer* weights make of the offsets. The float weights' answer would leave
-        (Ŵ - W)·offset behind, the same for every sample, which is more than absorption gains. (A walk corrects biases
-        anyhow.)"""
+        """Return biases with what the *integer* weights make of the offsets.
+
+        The float weights' answer would leave (Ŵ - W)·offset behind, the same for every sample, which is more than
+        absorption gains. A walk corrects biases in any case.
+        """
         found: dict[str, NDArray[np.float64]] = {}
         moved = {t: c for t, c in state.overrides.channels.items() if np.any(c.offset)}
         stored = self.plan(state).weights if moved else {}

@@ -42,6 +42,8 @@ def render_html(report: RunReport) -> str:
         plotted="Cost of the best candidate so far" if by_cost else "Best value found so far",
         front=pareto_front(search.get("front"), search.get("picked")),
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
+        precision=precision if (precision := report.get("precision") or {}).get("trials") else None,
+        decided=text.precision(precision) if precision.get("trials") else None,
         recover=_rows(report.get("recover")),
         gained=text.recovery_gain(gain) if (gain := report.get("recovery")) else None,
         choices=_rows(report.get("choices")),

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from quantpipe.report import text
 from quantpipe.types import (
+    PrecisionRecord,
     RecoveryGain,
     RunReport,
 )
@@ -19,13 +20,17 @@ _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
 def summary_table(report: RunReport) -> Table | Group:
-    """Float, simulated and realized side by side: accuracy, agreement, size, cost, latency; below it the steps of
-    recovery, where there were any; above it what speaks against the samples. Tolerates missing keys."""
+    """Return float, simulated and realized model side by side: accuracy, agreement, size, cost, latency.
+
+    Below follow the steps of recovery, where there were any; above stands what speaks against the samples. Missing keys
+    are left out.
+    """
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
+        *([_precision(decided)] if (decided := report.get("precision")) and decided.get("trials") else []),
         *([_recovery(steps, report.get("recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)
@@ -86,9 +91,25 @@ def _candidates(search: Mapping[str, Any]) -> str:
     return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
 
 
+def _precision(decided: PrecisionRecord) -> Table:
+    """A row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
+    table = Table(title="precision, decided before the search", caption_justify="left")
+    table.caption = Text(text.precision(decided))
+    table.add_column("in float")
+    table.add_column("nodes", justify="right")
+    table.add_column("of the MACs", justify="right")
+    table.add_column("why")
+    for row in decided.get("roles") or ():
+        _add(table, str(row["role"]), text.number(row["nodes"]), text.percent(row["share"]), str(row["why"]))
+    return table
+
+
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
-    """A row per step: the loss before and after, the gain, whether it was kept, seconds, and what it changed or why
-    not; below them what all of it cost and gained, where it ran for a missed objective."""
+    """Return a table with a row per step of recovery.
+
+    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed or why not;
+    below it stands what all of it cost and gained, where it ran for a missed objective.
+    """
     table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
     table.caption = Text(text.recovery_gain(gain)) if gain else None
     table.add_column("step")

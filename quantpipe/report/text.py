@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quantpipe.types import (
+    PrecisionRecord,
     RecoveryGain,
     RunReport,
 )
@@ -50,6 +51,7 @@ def interval(value: Any) -> str:
 
 
 def decibel(value: Any) -> str:
+    """Return a number of decibels as text."""
     return f"{value:.1f} dB" if _is_number(value) else _other(value)
 
 
@@ -60,8 +62,10 @@ def several_outputs(rows: Any) -> list[dict[str, Any]]:
 
 
 def squared_error(report: RunReport) -> float | None:
-    """The realized model's squared error at the output that metrics are about, as a share of its variance, where that
-    is what the output was judged by; None where it holds class scores."""
+    """Return the realized model's squared error at the output that metrics are about, as a share of its variance.
+
+    The result is None where the output was judged by something else, such as class scores.
+    """
     losses = {row["output"]: row.get("kind") for row in _named(_mapping(report.get("search")).get("losses"))}
     rows = {row["output"]: row for row in _named(report.get("outputs"))}
     name = _mapping(report.get("run")).get("output")
@@ -99,6 +103,7 @@ def size(value: Any) -> str:
 
 
 def seconds(value: Any) -> str:
+    """Return a time as text, in seconds, minutes or hours."""
     if not _is_number(value):
         return _other(value)
     if value < 120:
@@ -108,10 +113,12 @@ def seconds(value: Any) -> str:
 
 
 def milliseconds(value: Any) -> str:
+    """Return a number of milliseconds as text."""
     return f"{value:.3g} ms" if _is_number(value) else _other(value)
 
 
 def yes(value: Any) -> str:
+    """Return a truth value as `yes` or `no`."""
     return ("yes" if value else "no") if isinstance(value, bool) else _other(value)
 
 
@@ -155,8 +162,10 @@ def _rounded(agreement: dict[str, Any]) -> str:
 
 
 def sessions(agreement: Any) -> str | None:
-    """The sessions that the realized model was compared in, and what differs in each: one sentence; None where they are
-    not known."""
+    """Return one sentence about the sessions that the realized model was compared in, and what differs in each.
+
+    The result is None where they are not known.
+    """
     found = agreement.get("sessions") if isinstance(agreement, dict) else None
     rows = [row for row in found or () if isinstance(row, dict) and _is_number(row.get("differing"))]
     if not rows:
@@ -214,4 +223,15 @@ def recovery_gain(gain: RecoveryGain) -> str:
     return (
         f"{made} ({'objective met' if gain['met'] else 'objective still missed'}, allowed is {least}){points}; "
         f"{gain['seconds']:.1f} s, {gain['evaluations']} evaluations"
+    )
+
+
+def precision(record: PrecisionRecord) -> str:
+    """Return in words what was decided to stay in float before the search."""
+    count, loss = len(record["float"]), f"loss {record['loss_before']:.3g}"
+    if not count:
+        return f"{loss}, and nothing that was tried in float mends that ({record['evaluations']} evaluations)"
+    return (
+        f"{count} node{'s' if count > 1 else ''} stay{'' if count > 1 else 's'} in float: {loss} to "
+        f"{record['loss_after']:.3g} ({record['evaluations']} evaluations)"
     )

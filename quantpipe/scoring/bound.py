@@ -56,6 +56,7 @@ class PartialScoreBound:
         self._done += len(main)
 
     def best(self) -> float:
+        """Return the best value that the samples seen so far still allow."""
         if self._sums:
             losses = [total.least() for total in self._sums.values()]
             return -math.nan if any(map(math.isnan, losses)) else -max(losses) if any(losses) else 0.0

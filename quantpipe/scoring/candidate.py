@@ -185,8 +185,10 @@ class CandidateMeasure:
         return found if len(found) > 1 else next(iter(found.values()))
 
     def _running(self, candidate: Candidate, batches: _Batches) -> Generator[Future[State], None, None]:
-        """The batches' outputs in order, each while the next ones are under way. Whoever stops early waits for those
-        that have begun."""
+        """Yield the batches' outputs in order, each while the next ones are under way.
+
+        A caller that stops early waits for those that have begun.
+        """
         under_way: deque[Future[State]] = deque()
         try:
             for number in batches.numbers():
@@ -265,15 +267,20 @@ def _timed(chain: Chain, plan: QuantPlan, batches: _Batches, lanes: int) -> tupl
 
 
 def _batch_size(graph: Graph) -> int:
-    """Half of a float pass's where memory decides it: a simulated tensor is written and read several times between two
-    layers, a tenth faster where it stays nearer to the cores (measured on efficientnet_lite0)."""
+    """Return half of a float pass's batch size where memory decides it.
+
+    A simulated tensor is written and read several times between two layers, a tenth faster where it stays nearer to the
+    cores (measured on efficientnet_lite0).
+    """
     few = graph.fixed_batch is None and 1 < graph.batch_size < MAX_BATCH
     return graph.batch_size // 2 if few else graph.batch_size
 
 
 class _Batches:
-    """The samples by batch number, read in order and at need; those that fit the memory are read once. Several threads
-    may ask, for batches near one another."""
+    """Hold the samples by batch number, read in order and at need.
+
+    Those that fit the memory are read once. Several threads may ask, for batches near one another.
+    """
 
     def __init__(self, samples: Samples, size: int, cache: TensorCache) -> None:
         self._samples, self._size, self._cache = samples, size, cache

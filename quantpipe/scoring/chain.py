@@ -42,9 +42,11 @@ class Ready:
 
 
 class Chain:
-    """Runs plans on the batches of one list of samples. `backend`: the realized form for the sections that are integers
-    throughout; None: every section is simulated. Both give the same. `cache` None: nothing is kept. Several threads may
-    run batches of one candidate."""
+    """Run plans on the batches of one list of samples.
+
+    `backend`: the realized form for the sections that are integers throughout; None: every section is simulated. Both
+    give the same. `cache` None: nothing is kept. Several threads may run batches of one candidate.
+    """
 
     def __init__(
         self, parts: Sequence[Section], cache: TensorCache | None, backend: str | None, threads: int | None = None

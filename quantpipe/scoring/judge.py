@@ -9,8 +9,10 @@ from quantpipe.types import QuantPlan, Samples, Topology
 
 
 class Judge:
-    """Simulated outputs and what they lose against the reference's. Sessions are kept for the graph that was measured
-    last. `evaluations`: how many plans were run."""
+    """Measure simulated outputs and what they lose against the reference's.
+
+    Sessions are kept for the graph that was measured last. `evaluations`: how many plans were run.
+    """
 
     def __init__(self, reference: Reference, samples: Samples) -> None:
         self.reference = reference

@@ -49,6 +49,7 @@ class Section:
 
     @property
     def stored(self) -> frozenset[str]:
+        """Return the tensors that are stored integers where the section begins or ends."""
         return frozenset((*self.reads, *self.makes))
 
     @cached_property

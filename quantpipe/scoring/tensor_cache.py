@@ -54,6 +54,7 @@ class TensorCache:
         self._seen.update(keys)
 
     def get(self, key: bytes, batch: int) -> State | None:
+        """Return the state of one batch under a key, or None where it is not kept."""
         with self._lock:
             states = self._protected.get(key) or self._probation.get(key) or {}
             return states.get(batch)

@@ -36,6 +36,7 @@ class TimedMeasure:
         self._runs, self._max_seconds = runs, max_seconds
 
     def __call__(self, points: Sequence[Point]) -> list[Score]:
+        """Score the points, with a measured latency as the cost: the realized model's over the float model's."""
         scores = list(self._measure(points))  # to the end: no worker may compute beside what is timed
         return [self._timed(point, score) for point, score in zip(points, scores, strict=True)]
 

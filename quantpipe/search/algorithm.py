@@ -37,6 +37,12 @@ class Algorithm(Protocol):
     so that the least budget has an answer.
     """
 
-    def __call__(
-        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator
-    ) -> None: ...
+    def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Walk the space and evaluate points until there is no more to ask.
+
+        Args:
+            space: the choices.
+            evaluate: scores a list of points, in their order; it raises where the budget ends.
+            objective: which of two scores is better.
+            rng: the only source of chance.
+        """

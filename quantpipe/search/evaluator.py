@@ -31,6 +31,7 @@ class Hopeless:
     rival: Score
 
     def __call__(self, still_possible: Score) -> bool:
+        """Return whether a candidate that can reach `still_possible` at best cannot beat its rival."""
         return not self.objective.better(still_possible, self.rival)
 
 

@@ -45,8 +45,11 @@ class _DamagedLine(ValueError):
 
 @dataclass
 class _Parsed:
-    """A log as it was found. `kept`: its good lines; `header`: whether the first is one of them, so that it can stay
-    (None: there is no file yet, or an empty one); `intact`: whether nothing has to be dropped."""
+    """Hold a log as it was found.
+
+    `kept`: its good lines. `header`: whether the first is one of them, so that it can stay (None: there is no file yet,
+    or an empty one). `intact`: whether nothing has to be dropped.
+    """
 
     trials: list[Trial] = field(default_factory=list)
     kept: list[bytes] = field(default_factory=list)
@@ -75,9 +78,11 @@ class JsonlLog:
         self._ready = False
 
     def read(self) -> list[Trial]:
+        """Return the trials of the log, in the order of their numbers."""
         return sorted(self._parse().trials, key=lambda trial: trial.number)
 
     def append(self, trial: Trial) -> None:
+        """Write one trial at the end of the log."""
         if not self._ready:
             self._prepare()
         self._write(_sealed(_line(trial, self.space), self.origin))

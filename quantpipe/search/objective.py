@@ -43,6 +43,8 @@ LOSSES = (Metric.AUTO, Metric.KL, Metric.MSE)
 
 
 class Form(StrEnum):
+    """Name what a search looks for: least cost, best value, a weighted sum of both, or a front."""
+
     LEAST_COST_WITHIN_TOLERANCE = "least_cost_within_tolerance"
     BEST_VALUE_WITHIN_COST = "best_value_within_cost"
     WEIGHTED = "weighted"
@@ -79,9 +81,13 @@ class ObjectiveOptions:
 
 @dataclass(frozen=True)
 class FloatFigures:
-    """What an objective compares with, as far as it is known: the float model's `accuracy` (asked for by the metric
-    accuracy only) and its `value` by a callable (its kl and mse are 0), and `start_cost`, the cost of the most precise
-    point, in units of the cost."""
+    """Hold what an objective compares with, as far as it is known.
+
+    Attributes:
+        accuracy: The float model's; only the metric accuracy asks for it.
+        value: The float model's by a callable (its kl and mse are 0).
+        start_cost: The cost of the most precise point, in units of the cost.
+    """
 
     accuracy: float | None = None
     value: float | None = None
@@ -90,11 +96,11 @@ class FloatFigures:
 
 @dataclass(frozen=True)
 class Objective:
-    """An order over scores. `metric`, `target`, `outputs` (their weights), `all_outputs` and `cost` say what the caller
-    measures; only the log's origin depends on them.
+    """Define an order over scores.
 
-    `tolerance`, `weight` and `reference_value` are in units of the value, `cost_limit` and `cost_unit` in units of the
-    cost.
+    `metric`, `target`, `outputs` (their weights), `all_outputs` and `cost` say what the caller measures; only the log's
+    origin depends on them. `tolerance`, `weight` and `reference_value` are in units of the value, `cost_limit` and
+    `cost_unit` in units of the cost.
     """
 
     metric: Metric = Metric.ACCURACY
@@ -191,8 +197,10 @@ class Objective:
 
     @property
     def bounded(self) -> bool:
-        """Whether some of the samples bound the value, so that a candidate can be given up. Nothing is known of a
-        user's function, and where cost and value are weighed every exact score is of use."""
+        """Return whether some of the samples bound the value, so that a candidate can be given up early.
+
+        Nothing is known of a user's function, and where cost and value are weighed every exact score is of use.
+        """
         return not self.open_ended and self.metric is not Metric.CALLABLE
 
     @property
@@ -201,7 +209,7 @@ class Objective:
         return (self.tolerance or 1.0) if self.weight is None else self.weight
 
     def utility(self, score: Score) -> float:
-        """value - trade · cost / unit: what open-ended forms maximize."""
+        """Return value - trade · cost / unit, which open-ended forms maximize."""
         return _value(score) - self.trade * score.cost / self.cost_unit
 
     def feasible(self, score: Score) -> bool:
@@ -245,9 +253,11 @@ class Objective:
         return 1 + max(0.0, _squash(loss - self.tolerance / unit))
 
     def reaches(self, score: Score, target: float) -> bool:
-        """Whether the score is so good that a search may stop. `target`: the cost of a feasible point (a share of the
-        most precise point's, up to 1) where cost is what is minimized; else an accuracy or a callable's value to reach,
-        or a KL or a squared error to stay under."""
+        """Return whether the score is so good that a search may stop.
+
+        `target` is the cost of a feasible point (a share of the most precise point's, up to 1) where cost is what is
+        minimized; else an accuracy or a callable's value to reach, or a KL or a squared error to stay under.
+        """
         if not self.feasible(score):
             return False
         if self.form is Form.LEAST_COST_WITHIN_TOLERANCE:

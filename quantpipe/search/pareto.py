@@ -66,8 +66,11 @@ class Pick:
 
 
 def _knee(points: Sequence[Trial]) -> Trial:
-    """Farthest from the line between the two ends, both axes scaled to [0, 1] (Satopää et al., "Finding a Kneedle in a
-    Haystack", 2011); the cheaper one of equals. Fewer than three points have no knee: then the greatest value."""
+    """Return the trial farthest from the line between the two ends, both axes scaled to [0, 1].
+
+    Of equals it is the cheaper one. Fewer than three points have no knee: then it is the one of greatest value. Source:
+    Satopää et al., "Finding a Kneedle in a Haystack", 2011.
+    """
     low, high = points[0].score, points[-1].score
     if len(points) < 3:
         return points[-1]

@@ -17,8 +17,10 @@ from quantpipe.types import ChoiceSpace, Point, Score, Trial
 
 
 class Stopped(StrEnum):
-    """Why a search ended: the algorithm had no more to ask, the budget was used up, the target was reached, or the user
-    stopped it."""
+    """Name why a search ended.
+
+    The algorithm had no more to ask, the budget was used up, the target was reached, or the user stopped it.
+    """
 
     DONE = "done"
     BUDGET = "budget"

@@ -1,5 +1,8 @@
-"""The arithmetic of the simulated graph: requantization, shifts, clips and overflow on integer-valued floats, in
-float32 where that is exact and in float64 where it is not; and the numbers, which are graph inputs."""
+"""Write the arithmetic of the simulated graph.
+
+It is requantization, shifts, clips and overflow on integer-valued floats, in float32 where that is exact and in float64
+where it is not. The numbers of the plan are graph inputs.
+"""
 
 from __future__ import annotations
 
@@ -126,8 +129,10 @@ class Arithmetic:
         return context.builder.op("Sub", clipped, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
 
     def _shift(self, context: Context, value: ir.Value, shift: int, name: str, *, rounding: str) -> ir.Value:
-        """v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on. Such quotients are
-        exact in float. shift <= 0 multiplies by 2^-shift; nothing is left to round."""
+        """Write v / 2^shift, rounded: (v + 2^(shift-1)) >> shift is floor(v·2^-shift + 1/2), and so on.
+
+        Such quotients are exact in float. shift <= 0 multiplies by 2^-shift; then nothing is left to round.
+        """
         b, wide = context.builder, self._is_wide(value)
         dtype: type[Any] = np.float64 if wide else np.float32
         suffix = "64" if wide else ""

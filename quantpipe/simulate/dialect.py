@@ -41,9 +41,11 @@ from quantpipe.types import (
 
 
 class Simulated(Arithmetic):
-    """The dialect. While a graph is rendered, the values of the inputs it declares are collected:
-    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: what those of the
-    weights are made of that are integer weights less their zero points."""
+    """Write the simulated form, and collect the values of the inputs that the graph declares.
+
+    `weights` change with weight bits and thresholds only, `scalars` with everything else. `centred`: the weights that
+    are fed as integers less their zero points.
+    """
 
     name = "simulated"
     integer_accumulators = True
@@ -73,38 +75,44 @@ class Simulated(Arithmetic):
         return self._clip(context, rounded, q.low, q.high, name=tensor)
 
     def dequantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the real values of a stored tensor, float32."""
         scale = self._scalar(context, f"{tensor}.scale", context.plan.quantizers[tensor].scale)
         return context.builder.op("Mul", value, scale, name=f"{tensor}/real", output=tensor, claim=True)
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the narrowing of an accumulator to its stored integers."""
         return self._requantize(context, context.plan.narrowings[tensor], value, tensor)
 
     def widen(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
+        """Write the real values of an accumulator, float32."""
         scale = fr.along_channels(context.plan.raw_scales[tensor], context.graph, tensor)
         parameter = self._scalar(context, f"{tensor}.acc_scale", scale)
         single = self._single(context, value, tensor)
         return context.builder.op("Mul", single, parameter, name=f"{tensor}/real", output=tensor, claim=True)
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
+        """Write a stored tensor in the scale of another one, `target`."""
         return functions.rescaled(self, context, tensor, target, value=value)
 
     def stored_constant(self, context: Context, tensor: str) -> ir.Value:
+        """Write q - z of a constant that is stored like an activation, as float32."""
         q = context.plan.quantizers[tensor]
         centred = context.plan.constants[tensor].astype(np.float32) - np.float32(q.zero_point)
         return self._weight(context, f"{tensor}.q", centred)
 
     def session_options(self, context: Context) -> Mapping[str, str]:
+        """Return no options: the simulated graph has no integer kernels."""
         return {}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """q - z."""
+        """Write q - z of integers from outside the graph, as float32."""
         q = context.plan.quantizers[tensor]
         single = context.builder.op("Cast", value, name=f"{tensor}/single", to=int(ir.DataType.FLOAT))
         zero = self._scalar(context, f"{tensor}.zero", np.float32(q.zero_point))
         return context.builder.op("Sub", single, zero, name=f"{tensor}/centre", output=f"{tensor}_q")
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
-        """q in the NumPy type that holds it."""
+        """Write q in the NumPy type that holds it."""
         q = context.plan.quantizers[tensor]
         zero = self._scalar(context, f"{tensor}.zero", np.float32(q.zero_point))
         shifted = context.builder.op("Add", value, zero, name=f"{tensor}/uncentre")
@@ -249,8 +257,11 @@ class Simulated(Arithmetic):
         return context.builder.copy(node, inputs, [f"{node.outputs[0]}_acc"])[0]
 
     def _float_weight(self, context: Context, weight: WeightTensor) -> ir.Value:
-        """q_w - z_w as float32; weights that lie in a file are bound as they are and cast in every run, so that
-        a model whose weights do not fit into memory needs one of them at a time."""
+        """Write q_w - z_w as float32.
+
+        Weights that lie in a file are bound as they are and cast in every run, so that a model whose weights do not fit
+        into memory needs one of them at a time.
+        """
         if not is_mapped(weight.values):
             found = self._weight(context, f"{weight.tensor}.q", weight.centred().astype(np.float32))
             self.centred[found.name or ""] = weight

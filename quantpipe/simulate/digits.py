@@ -30,8 +30,11 @@ BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Digits:
-    """`count` digits, each `bits` wide but for the first, which holds the rest. Digit j (the last one is 0) is a whole
-    number times 2^(j·bits); but for the first they are at most 2^(bits-1) in magnitude."""
+    """Split whole numbers into `count` digits, each `bits` wide but for the first, which holds the rest.
+
+    Digit j (the last one is 0) is a whole number times 2^(j·bits); but for the first they are at most 2^(bits-1) in
+    magnitude.
+    """
 
     count: int
     bits: int

@@ -46,8 +46,17 @@ class Simulation:
 
 
 def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:
-    """Render the simulated graph of a plan. Its inputs are the graph's own (those in `stored` carry integers), then
-    every number of the plan by name."""
+    """Render the simulated graph of a plan.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number.
+        stored: graph inputs that carry integers.
+
+    Returns:
+        The graph, whose inputs are the model's own and then every number of the plan by name, with the values of those.
+    """
     dialect = Simulated()
     rendered = render(graph, topology, plan, dialect, stored=stored)
     return Simulation(rendered, dialect.weights, dialect.scalars, dialect.limits, dialect.centred)

@@ -92,8 +92,11 @@ def check_reachable(address: Address) -> None:
 
 
 def _check_answer(uri: str, parts: SplitResult, host: tuple[str, int]) -> None:
-    """ConfigError where the server takes the connection and says nothing. Whatever it says is an answer: nothing is
-    asked for that would need a password, so its certificate is not asked for, either."""
+    """Raise ConfigError where the server takes the connection and says nothing.
+
+    Whatever it says is an answer: nothing is asked for that would need a password, so its certificate is not asked for,
+    either.
+    """
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     secure = parts.scheme == "https"

@@ -82,19 +82,27 @@ class MlflowTracker:
 
     @property
     def run_id(self) -> str | None:
+        """Return the id of the run, or None before it is open."""
         return None if self._run is None else str(self._run.info.run_id)
 
     @property
     def experiment(self) -> str | None:
+        """Return the name of the experiment, or None before it is open."""
         return self._experiment
 
     @property
     def ui_command(self) -> str | None:
+        """Return the command that shows the store in a browser, or None where there is none."""
         return (self._address or address.resolve(self.config.uri, self.config.launch_folder)).ui_command
 
     # ------------------------------------------------------------ the run
 
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Open a run in the store; a store that cannot be reached later is warned of.
+
+        Raises:
+            ConfigError: where the store is not there, gives no answer, or refuses.
+        """
         self._address = address.resolve(self.config.uri, self.config.launch_folder)
         address.check_reachable(self._address)
         all_tags = _standard_tags() | {key: clean.text(value, clean.MAX_TAG) for key, value in tags.items()}
@@ -168,6 +176,7 @@ class MlflowTracker:
         return str(found.experiment_id)
 
     def end(self, status: str = "FINISHED") -> None:
+        """Close the run with a status of MLflow, and the sweep's parent with it where that is due."""
         if status not in _STATUSES:
             raise ValueError(f"status '{status}': one of {', '.join(_STATUSES)}")
         if self._run is None or self._ended:
@@ -194,6 +203,7 @@ class MlflowTracker:
     # ------------------------------------------------------------ what is logged
 
     def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log parameters; a parameter that is known with another value keeps it, with a warning."""
         new = {clean.name(key): clean.text(value) for key, value in params.items()}
         for key in [key for key in new if self._params.get(key, new[key]) != new[key]]:
             _log.warning("MLflow: parameter '%s' stays '%.80s' (parameters cannot change)", key, self._params[key])
@@ -201,17 +211,21 @@ class MlflowTracker:
         self._attempt("logging parameters", lambda: self._send_params(new))
 
     def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
+        """Log metrics at a step (None: 0)."""
         self._attempt("logging metrics", lambda: self._send_metrics([(step or 0, metrics)]))
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
+        """Log the metrics of trials, each as (step, metrics)."""
         self._attempt("logging the trials", lambda: self._send_metrics(trials))
 
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
+        """Copy a folder to the run's artifacts."""
         self._attempt(f"copying {folder}", lambda: self._send_folder(Path(folder)))
 
     def log_model(
         self, onnx_path: str | os.PathLike[str], input_example: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
+        """Log the ONNX model with an example of its inputs, where the settings ask for it."""
         store = self._address
         if self.config.log_model and store is not None:
             self._attempt(

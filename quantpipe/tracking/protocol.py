@@ -43,7 +43,8 @@ class Tracker(Protocol):
         """More parameters. They are immutable: a second value for a name is refused with a warning."""
         ...
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None: ...
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
+        """Log metrics at a step."""
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
         """The candidates of a search: (step, metrics) each."""
@@ -71,8 +72,10 @@ class Tracker(Protocol):
 
 
 class NullTracker:
-    """`tracking=none`: everything stays in the run folder. It takes what the app gives every tracker, and has no
-    options of its own."""
+    """Track nothing (`tracking=none`): everything stays in the run folder.
+
+    It takes what the app gives every tracker, and has no options of its own.
+    """
 
     run_id: str | None = None
     experiment: str | None = None
@@ -80,21 +83,28 @@ class NullTracker:
 
     def __init__(self, launch_folder: str | os.PathLike[str] = ".", parent_key: str | None = None) -> None: ...
 
-    def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None: ...
+    def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Open nothing."""
 
-    def log_params(self, params: Mapping[str, Any]) -> None: ...
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log nothing."""
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None: ...
+    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
+        """Log nothing."""
 
-    def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None: ...
+    def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
+        """Log nothing."""
 
-    def log_artifacts(self, folder: str | os.PathLike[str]) -> None: ...
+    def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
+        """Copy nothing."""
 
     def log_model(
         self, onnx_path: str | os.PathLike[str], input_example: Mapping[str, NDArray[Any]] | None = None
-    ) -> None: ...
+    ) -> None:
+        """Log nothing."""
 
-    def end(self, status: str = "FINISHED") -> None: ...
+    def end(self, status: str = "FINISHED") -> None:
+        """Close nothing."""
 
     def __enter__(self) -> Self:
         return self

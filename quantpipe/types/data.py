@@ -35,21 +35,25 @@ class Batch:
 
 
 class Samples(Protocol):
-    """One split of a data set (calibrate, search or evaluate): a fixed, ordered list of samples, read as often as
-    needed.
+    """Give one split of a data set (calibrate, search or evaluate) as a fixed, ordered list of samples.
 
-    `digest` names the content and the preprocessing, so that artifacts made from it can be recognized.
+    A split is read as often as needed. `digest` names the content and the preprocessing, so that artifacts made from it
+    can be recognized.
     """
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Return a text that is equal for equal content and equal preprocessing."""
 
     @property
-    def labelled(self) -> bool: ...
+    def labelled(self) -> bool:
+        """Return whether every batch carries a label per sample."""
 
     def __len__(self) -> int: ...
 
     def batches(self, size: int) -> Iterator[Batch]:
-        """The samples in order, at most `size` at a time: the last batch may be smaller, and a batch holds samples of
-        one shape, so others may be smaller, too."""
+        """Yield the samples in order, at most `size` at a time.
+
+        The last batch may be smaller. A batch holds samples of one shape, so other batches may be smaller, too.
+        """
         ...

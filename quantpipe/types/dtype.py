@@ -24,14 +24,17 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
+        """Return whether the type holds real numbers."""
         return self is DType.FLOAT32
 
     @property
     def signed(self) -> bool:
+        """Return whether the type holds negative values."""
         return not self.value.startswith("u")
 
     @cached_property
     def bits(self) -> int:
+        """Return the width of the type in bits, the sign bit included."""
         return int("".join(c for c in self.value if c.isdigit()))
 
     @property

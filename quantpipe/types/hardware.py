@@ -12,13 +12,18 @@ from quantpipe.types.schema import Granularity
 
 
 class Scales(StrEnum):
+    """Name the scales that a device can work with: any positive number, or powers of two alone."""
+
     ANY = "any"
     POWER_OF_TWO = "power_of_two"
 
 
 class Unify(StrEnum):
-    """How operands of an addition come to one scale: the larger (no overflow, loses low bits), the smaller (needs
-    head-room in the accumulator), or `free`: the kernel rescales inside, in float."""
+    """Name the way in which the operands of an addition come to one scale.
+
+    They take the larger scale (no overflow, but low bits are lost), the smaller one (which needs head-room in the
+    accumulator), or `free`: the kernel rescales inside, in float.
+    """
 
     MAX_SCALE = "max_scale"
     MIN_SCALE = "min_scale"
@@ -43,16 +48,21 @@ class Rounding(StrEnum):
 
 
 class FixedRounding(StrEnum):
-    """How a fixed-point product is rounded: twice (gemmlowp: after the multiplication, then after the shift) or
-    once."""
+    """Name how often a fixed-point product is rounded.
+
+    `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once.
+    """
 
     DOUBLE = "double"
     SINGLE = "single"
 
 
 class AddInputs(StrEnum):
-    """What of an element-wise addition is quantized: both operands; only the one that does not come straight from a
-    convolution or dense layer (that one hands on its accumulator); nothing, the addition runs in float."""
+    """Name the operands of an element-wise addition that are quantized.
+
+    `both`: both operands. `residual_only`: the one that does not come straight from a convolution or dense layer; the
+    other one hands on its accumulator. `none`: neither, the addition runs in float.
+    """
 
     BOTH = "both"
     RESIDUAL_ONLY = "residual_only"
@@ -60,16 +70,21 @@ class AddInputs(StrEnum):
 
 
 class BiasScale(StrEnum):
-    """A bias is stored at the scale of the products it is added to, or at a power of two of its own, from which the
-    device shifts it there."""
+    """Name the scale at which a bias is stored.
+
+    `product`: the scale of the products that it is added to. `own`: a power of two of its own, from which the device
+    shifts it to the scale of the products.
+    """
 
     PRODUCT = "product"
     OWN = "own"
 
 
 class Isa(StrEnum):
-    """What happens inside a sum of uint8 x int8 products: exact (`vnni`), or pairs of products are added in int16 with
-    saturation first (`avx2`: x86 without VNNI)."""
+    """Name what the CPU does inside a sum of uint8 x int8 products.
+
+    `vnni`: the sum is exact. `avx2` (x86 without VNNI): pairs of products are added in int16 with saturation first.
+    """
 
     VNNI = "vnni"
     AVX2 = "avx2"
@@ -114,14 +129,18 @@ class OpSignature:
 
     @property
     def is_integer(self) -> bool:
+        """Return whether all inputs are integers."""
         return not any(d.is_float for d in self.inputs)
 
     def input(self, port: int) -> DType:
+        """Return the type of the input at `port`; ports beyond the list have the type of its last entry."""
         return self.inputs[min(port, len(self.inputs) - 1)]
 
 
 @dataclass(frozen=True)
 class WeightLimits:
+    """State which quantized weights a device takes: symmetry, granularity, bits and range."""
+
     symmetric: bool = True
     granularity: tuple[Granularity, ...] = (Granularity.PER_TENSOR,)
     bits: int = 8
@@ -132,6 +151,8 @@ class WeightLimits:
 
 @dataclass(frozen=True)
 class ActivationLimits:
+    """State which quantized activations a device takes: symmetry, bits, range and sign."""
+
     symmetric: bool = True
     bits: int = 8
     narrow: bool = True
@@ -167,14 +188,19 @@ class RequantizeSpec:
 
 @dataclass(frozen=True)
 class Accumulator:
+    """State the type that sums are formed in and what happens to sums that it cannot hold."""
+
     dtype: DType = DType.INT32
     overflow: Overflow = Overflow.WRAP
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What running costs. `macs_per_cycle` by operand width; `channel_block`: channels are padded to multiples of
-    it. `launch_cycles`: what starting a node costs; `clock_hz` turns cycles into seconds (None: not known)."""
+    """State what running a model costs on the device.
+
+    `macs_per_cycle` is given by operand width; channels are padded to multiples of `channel_block`; `launch_cycles` is
+    what starting a node costs; `clock_hz` turns cycles into seconds (None: not known).
+    """
 
     macs_per_cycle: Mapping[str, float] = field(default_factory=lambda: {"int8": 1.0, "float32": 1.0})
     bytes_per_cycle: float = 1.0

@@ -39,13 +39,17 @@ class Quantizer:
 
     @property
     def high(self) -> int:
+        """Return the greatest centred value q - zero_point."""
         return self.qmax - self.zero_point
 
 
 @dataclass(frozen=True, eq=False)
 class WeightTensor:
-    """Integer weights: real = scale · (q - zero_point). `values` are q, in the float weight's shape and the NumPy type
-    of `dtype`; `zero_point` is int64, in the shape of `scale` or `()`."""
+    """Hold the integers of a weight: real = scale · (q - zero_point).
+
+    `values` are q, in the float weight's shape and the NumPy type of `dtype`; `zero_point` is int64, in the shape of
+    `scale` or `()`.
+    """
 
     tensor: str
     values: NDArray[Any] = field(repr=False)
@@ -75,7 +79,10 @@ class WeightTensor:
         return digest.digest()
 
     def centred(self, rows: slice = slice(None)) -> NDArray[Any]:
-        """q - zero_point of some rows along axis 0, in a signed type that holds it (`values` where all are 0)."""
+        """Return q - zero_point of some rows along axis 0, in a signed type that holds it.
+
+        Where all zero points are 0, the result is a view of `values`.
+        """
         values = self.values[rows]
         if not self.has_zero_point:
             return values
@@ -90,8 +97,10 @@ class WeightTensor:
 
 @dataclass(frozen=True, eq=False)
 class FixedPoint:
-    """A real multiplier as integers: `multiplier` · 2^(`shift` - 31), int64 each, `()` or `[C]`; the multiplier is 0 or
-    in [2^30, 2^31)."""
+    """Hold a real multiplier as integers: `multiplier` · 2^(`shift` - 31).
+
+    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31).
+    """
 
     multiplier: NDArray[np.int64]
     shift: NDArray[np.int64]
@@ -176,8 +185,10 @@ class Accumulate:
 
 @dataclass(frozen=True, eq=False)
 class Contract:
-    """MatMul of two stored tensors: acc = Σ (q_a - z_a)·(q_b - z_b). `bound`, `acc_scale` and `output` as in
-    Accumulate."""
+    """Describe a MatMul of two stored tensors: acc = Σ (q_a - z_a)·(q_b - z_b).
+
+    `bound`, `acc_scale` and `output` mean the same as in `Accumulate`.
+    """
 
     node: str
     acc_scale: Scale
@@ -193,9 +204,12 @@ class Contract:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """An element-wise function as a table `[rows, codes]` of stored integers, codes ascending from the least that the
-    input's storage holds. Rows are channels along `axis` (one row where it is None). `low`, `high` bound
-    its entries, clamps of swallowed nodes included. `defined`: the function has a value for every code."""
+    """Describe an element-wise function as a table `[rows, codes]` of stored integers.
+
+    Codes ascend from the least that the input's storage holds. Rows are channels along `axis` (one row where it is
+    None). `low` and `high` bound the entries, clamps of swallowed nodes included. `defined`: the function has a value
+    for every code.
+    """
 
     node: str
     table: NDArray[Any] = field(repr=False)
@@ -224,8 +238,11 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class Sum:
-    """Add. `scale` is the common scale of the integer form; None: the kernel rescales inside, in float32, and `offset`
-    is the constant of its formula. `rounding` is that of shifted terms."""
+    """Describe an addition.
+
+    `scale` is the common scale of the integer form; where it is None, the kernel rescales inside, in float32, and
+    `offset` is the constant of its formula. `rounding` is that of shifted terms.
+    """
 
     node: str
     terms: tuple[Term, ...]

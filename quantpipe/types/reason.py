@@ -7,8 +7,10 @@ from enum import StrEnum
 
 
 class ReasonKind(StrEnum):
-    """What a reason comes from. The first ones say why a node stays in float, the last two why a kernel is not one
-    kernel of the runtime."""
+    """Say what a reason comes from.
+
+    The first ones say why a node stays in float, the last two why a kernel is not one kernel of the runtime.
+    """
 
     KEPT = "kept"
     """The user or the hardware file keeps it in float."""

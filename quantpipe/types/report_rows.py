@@ -150,6 +150,33 @@ class SessionRow(TypedDict):
     watched: bool
 
 
+class RoleRow(TypedDict):
+    """Nodes of one role that stay in float: how many, which share of the multiplications, and why."""
+
+    role: str
+    nodes: int
+    share: float
+    why: str
+
+
+class FindingRow(TypedDict):
+    """What the ranges say of a node before anything is measured."""
+
+    kind: str
+    node: str
+    tensor: str
+    note: str
+
+
+class PrecisionTrialRow(TypedDict):
+    """A measured set of nodes in float."""
+
+    what: str
+    loss: float
+    cost: float
+    nodes: int
+
+
 class LoadedPart(TypedDict):
     """The file that statistics were loaded from."""
 

@@ -12,17 +12,20 @@ from typing import Annotated, Literal, NotRequired, TypedDict, cast
 from quantpipe.types.report_rows import (
     ChoiceRow,
     FinalistRow,
+    FindingRow,
     FloatNodeRow,
     LayerRow,
     LoadedPart,
     LossRow,
     OutputRow,
     OverflowRow,
+    PrecisionTrialRow,
     RaisedRow,
     ReasonRow,
     RecoveredLayerRow,
     RectifiedRow,
     RescaleRow,
+    RoleRow,
     SessionRow,
     StepRow,
     WithoutKernelRow,
@@ -32,6 +35,24 @@ Finite = Annotated[float, "finite"]
 """A number that is never null in a file."""
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
+
+
+class PrecisionRecord(TypedDict, total=False):
+    """What stays in float, decided before the search, and what was measured for that; or `why_not`."""
+
+    mode: str
+    why_not: str
+    loss_before: float
+    loss_after: float
+    cost_before: float
+    cost_after: float
+    evaluations: int
+    seconds: float
+    roles: list[RoleRow]
+    findings: list[FindingRow]
+    trials: list[PrecisionTrialRow]
+    notes: list[str]
+    float: list[str]
 
 
 class SearchReport(TypedDict):
@@ -68,6 +89,7 @@ class SearchReport(TypedDict):
     picked: NotRequired[int]
     pick: NotRequired[str]
     trial: NotRequired[int]
+    precision: NotRequired[PrecisionRecord]
 
 
 class FrontPart(TypedDict, total=False):
@@ -131,6 +153,7 @@ class RunPart(TypedDict):
     search: NotRequired[str | None]
     objective: NotRequired[str | None]
     recover: NotRequired[str]
+    precision: NotRequired[str]
     realize: str
     executor: NotRequired[str]
     tracking: NotRequired[str]
@@ -266,8 +289,12 @@ class ProofPart(TypedDict):
 
 
 class OptionalParts(TypedDict, total=False):
-    """What not every report has. `free_running`: the realized model with states of its own, where state is carried;
-    `proof`: of the certificate, in all reports of a run that has one."""
+    """Hold what not every report has.
+
+    Attributes:
+        free_running: The realized model with states of its own, where state is carried.
+        proof: What the certificate says.
+    """
 
     free_running: ModelMetrics
     proof: ProofPart
@@ -286,6 +313,7 @@ class RunReport(OptionalParts):
     data: dict[str, DataPart]
     generalization: GeneralizationPart | None
     calibrate: CalibratePart
+    precision: PrecisionRecord | None
     search: SearchReport | ReplayedSearch
     model: ModelPart
     cost: CostPart

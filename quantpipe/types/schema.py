@@ -7,6 +7,8 @@ from enum import StrEnum
 
 
 class Symmetry(StrEnum):
+    """Name where the zero point lies: at 0, anywhere, or at the least code where no value is negative."""
+
     SYMMETRIC = "symmetric"
     ASYMMETRIC = "asymmetric"
     SYMMETRIC_UNSIGNED = "symmetric_with_uint8"
@@ -29,6 +31,8 @@ class PowerOfTwo(StrEnum):
 
 
 class Granularity(StrEnum):
+    """Name what shares one scale: a whole tensor, or each channel of it."""
+
     PER_TENSOR = "per_tensor"
     PER_CHANNEL = "per_channel"
 

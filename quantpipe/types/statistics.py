@@ -70,6 +70,7 @@ class TensorStats:
 
     @property
     def absolute_maximum(self) -> float:
+        """Return the greatest magnitude that was seen, in real units."""
         return max(abs(self.minimum), abs(self.maximum))
 
 

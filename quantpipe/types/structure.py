@@ -30,6 +30,7 @@ class Structure:
 
     @cached_property
     def by_key(self) -> Mapping[str, str]:
+        """Return the decisions as a mapping: key of the choice -> option."""
         return dict(self.decided)
 
     def floats(self, node: str) -> bool:

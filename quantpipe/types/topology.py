@@ -31,6 +31,7 @@ class Edge:
 
     @property
     def key(self) -> str:
+        """Return the edge as one text, `producer->consumer:port`."""
         return f"{self.producer}->{self.consumer}:{self.port}"
 
 
@@ -88,8 +89,11 @@ class ScaleGroup:
 
 @dataclass(frozen=True)
 class WeightSite:
-    """A constant that is multiplied: its users, storage type, output-channel axis, and the axis along which it has
-    scales of its own (None: one scale for the tensor)."""
+    """Describe a constant that is multiplied: its users, storage type and channel axes.
+
+    `channel_axis` is the axis of output channels; `axis` is the one along which the weight has scales of its own (None:
+    one scale for the tensor).
+    """
 
     tensor: str
     nodes: tuple[str, ...]

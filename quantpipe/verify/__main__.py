@@ -1,5 +1,8 @@
-"""`python -m quantpipe.verify FOLDER`: exit code 0 when every claim holds, 3 with the first line that is wrong, 2 when
-the folder's files cannot be read."""
+"""Check a run folder: `python -m quantpipe.verify FOLDER`.
+
+The exit code is 0 when every claim holds, 3 with the first line that is wrong, 2 when the folder's files cannot be
+read.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from quantpipe.verify import verify_folder
 
 
 def main(arguments: list[str]) -> int:
+    """Check the folder that the arguments name, and return the exit code."""
     if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
         sys.stderr.write("usage: python -m quantpipe.verify FOLDER (a run folder, or a copy of one)\n")
         return 2

@@ -27,6 +27,11 @@ class Addition(Written):
     """One Add or Sub, written out."""
 
     def check(self) -> None:
+        """Check that the model adds as plan.json says, for all values of the operands.
+
+        Raises:
+            Wrong: naming what differs.
+        """
         if self.plan["scale"] is None:
             self._free()
             return
@@ -237,6 +242,18 @@ class Addition(Written):
 
 
 def rounded(values: Array, rounding: str) -> Array:
+    """Return real numbers as integers, rounded as an addition in float32 is.
+
+    Args:
+        values: real numbers of any shape.
+        rounding: `half_even` or `floor`.
+
+    Returns:
+        The integers, int64.
+
+    Raises:
+        Wrong: for any other rounding.
+    """
     whole = {"half_even": np.rint, "floor": np.floor}.get(rounding)
     if whole is None:
         raise Wrong("plan.json", f"the rounding {rounding!r} of an addition in float32 is not followed")
@@ -244,8 +261,17 @@ def rounded(values: Array, rounding: str) -> Array:
 
 
 def addition(plan: Mapping[str, Any], codes: list[Array]) -> Array:
-    """The specification of an addition in float32: two multiply-adds that round once each. Both are exact in float64
-    before that (see `expect_exact`)."""
+    """Return what the specification of an addition in float32 gives: two multiply-adds that round once each.
+
+    Both are exact in float64 before that (see `expect_exact`).
+
+    Args:
+        plan: the addition's entry of plan.json.
+        codes: q of both operands.
+
+    Returns:
+        The stored integers.
+    """
     total: Array = np.asarray(plan["offset"], np.float64)
     for number in (1, 0):
         ratio = np.asarray(plan["terms"][number]["ratio"], np.float64).reshape(-1, 1)
@@ -255,8 +281,13 @@ def addition(plan: Mapping[str, Any], codes: list[Array]) -> Array:
 
 
 def expect_exact(plan: Mapping[str, Any], peaks: list[int], where: str) -> None:
-    """Wrong unless float64 rounds nothing of q_a·r_a + (q_b·r_b + offset): then one cast to float32 is the one rounding
-    of a fused multiply-add, for all operands."""
+    """Check that float64 rounds nothing of q_a·r_a + (q_b·r_b + offset).
+
+    Then one cast to float32 is the one rounding of a fused multiply-add, for all operands.
+
+    Raises:
+        Wrong: where float64 may round.
+    """
     ratios = [np.abs(np.asarray(t["ratio"], np.float64)) for t in plan["terms"]]
     most = sum(p * float(np.max(r)) for p, r in zip(peaks, ratios, strict=True)) + abs(float(plan["offset"]))
     values = np.concatenate([*(r.reshape(-1) for r in ratios), [float(plan["offset"])]])

@@ -129,8 +129,10 @@ def _summed_up(certificate: Mapping[str, Any]) -> Verdict:
 
 
 def _all_seen(model: Model, floats: set[str]) -> None:
-    """Every node belongs to a kernel, to a way in or out, or to what is said to stay in float; every number that such
-    nodes read was compared."""
+    """Check that every node belongs to a kernel, to a way in or out, or to what is said to stay in float.
+
+    Every number that such nodes read must have been compared.
+    """
     for node in model.nodes:
         seen = id(node) in model.seen_nodes
         name = node.name or str(node.output[0])

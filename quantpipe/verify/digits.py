@@ -1,5 +1,7 @@
-"""Sums that float32 cannot hold at once: the simulated model adds them up by digits or by parts. Each piece must stay
-below 2^24."""
+"""Check sums that float32 cannot hold at once, which the simulated model adds up by digits or by parts.
+
+Each piece must stay below 2^24.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,21 @@ def _round_half_even(value: int, count: int) -> int:
 def expect_parts(
     weight: Array, peaks: Array, peak: int, parts: Sequence[Sequence[int]], *, half: int, where: str
 ) -> None:
-    """A transposed convolution whose input channels are cut into parts: they are all of them, and each one's sums (with
-    the bias, where there is one part) are below 2^24."""
+    """Check a transposed convolution whose input channels are cut into parts.
+
+    The parts must be all of the channels, and each one's sums (with the bias, where there is one part) below 2^24.
+
+    Args:
+        weight: integers less their zero points, `[Cin, ...]`.
+        peaks: greatest magnitude of the whole sum per output channel.
+        peak: greatest magnitude of the input.
+        parts: first and last channel of each part.
+        half: what rounding adds.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where that is not so.
+    """
     edges = [0, *(int(p[1]) for p in parts)]
     whole = [[a, b] for a, b in itertools.pairwise(edges)]
     expect(bool(parts) and [list(p) for p in parts] == whole and edges[-1] == len(weight), where,

@@ -96,8 +96,10 @@ def _captured(node: onnx.NodeProto) -> list[str]:
 
 
 def _exit(numbers: Numbers, value: str) -> None:
-    """(q - z) · s of one stored tensor, or an accumulator times its scale; a fused kernel that gives real numbers was
-    looked at with its kernel."""
+    """Check the real values of one stored tensor, (q - z) · s, or of an accumulator, times its scale.
+
+    A fused kernel that gives real numbers is checked with its kernel.
+    """
     model = numbers.model
     names = {v: t for t, v in numbers.certificate["values"].items()}
     handed_on = {k["result"]["tensor"] for k in numbers.kernels.values() if k["result"]["form"] == "raw"}

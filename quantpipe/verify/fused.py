@@ -42,8 +42,11 @@ class Operand:
 
 @dataclass(eq=False)
 class Fused:
-    """One kernel. `out`: scale and zero point of its result (None: real numbers leave); `clip`: bounds of a clip behind
-    it. `bias`: its integers, and its scale and zero point where it has such."""
+    """Hold one fused kernel.
+
+    `out`: scale and zero point of its result (None: real numbers leave); `clip`: bounds of a clip behind it. `bias`:
+    its integers, and its scale and zero point where it has such.
+    """
 
     node: onnx.NodeProto
     op: str

@@ -1,5 +1,7 @@
-"""Whether the nodes of a kernel have the attributes that the certificate says: how windows move over a map (pads,
-strides, dilations), and what an op that only moves values says of how it moves them."""
+"""Check that the nodes of a kernel have the attributes that the certificate states.
+
+They say how windows move over a map (pads, strides, dilations), and how an op that only moves values does so.
+"""
 
 from __future__ import annotations
 

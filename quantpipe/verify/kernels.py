@@ -1,5 +1,8 @@
-"""The checks of one kernel, by the kind that plan.json gives it: its numbers in the model are those of the plan, its
-bounds follow from its weights, and each claim of the certificate holds."""
+"""Check one kernel, by the kind that plan.json gives it.
+
+Its numbers in the model must be those of the plan, its bounds must follow from its weights, and each claim of the
+certificate must hold.
+"""
 
 from __future__ import annotations
 

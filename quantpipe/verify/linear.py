@@ -36,6 +36,7 @@ class Linear:
     dtype: np.dtype[Any]
 
     def same(self, other: Linear) -> bool:
+        """Return whether two linear values have the same constant and the same factors."""
         if set(self.factors) != set(other.factors):
             return False
         pairs = [(self.constant, other.constant), *((f, other.factors[n]) for n, f in self.factors.items())]
@@ -43,8 +44,11 @@ class Linear:
 
 
 class Sums:
-    """The linear values behind `result`. `heads`: the products' values and types; `wraps`: the type whose overflow the
-    device models by wrapping, so that a cast to it is no part of the sum."""
+    """Hold the linear values behind `result`.
+
+    `heads`: the products' values and types; `wraps`: the type whose overflow the device models by wrapping, so that a
+    cast to it is no part of the sum.
+    """
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Sums:
         return found
 
     def of(self, value: str) -> Linear | None:
+        """Return a value as a linear one, or None where it is not."""
         if value not in self._known:
             self._known[value] = self._of(value)
         return self._known[value]

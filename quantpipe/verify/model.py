@@ -40,6 +40,7 @@ class Model:
 
     @property
     def initializers(self) -> frozenset[str]:
+        """Return the names of all initializers."""
         return frozenset(self._protos)
 
     @cached_property
@@ -48,8 +49,10 @@ class Model:
         return self.initializers - {i for n in self.nodes for i in n.input}
 
     def is_constant(self, value: str) -> bool:
-        """Whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are). A constant
-        that a kernel reads as data is an operand like any other, and no constant here."""
+        """Return whether a value is an initializer, or made of initializers alone (as unpacked 4-bit weights are).
+
+        A constant that a kernel reads as data is an operand like any other, and no constant here.
+        """
         if value in self.stops:
             return False
         if value in self._protos:
@@ -75,11 +78,23 @@ class Model:
         return apply(node, inputs)
 
     def see(self, node: onnx.NodeProto) -> None:
+        """Remember that a node has been checked."""
         self.seen_nodes.add(id(node))
 
     def run(self, value: str, feeds: Mapping[str, Array], rows: slice = ALL) -> Array:
-        """A value as a function of others, element by element; of some channels only, where the fed values are theirs.
-        Wrong where something else than element-wise ops lies between them."""
+        """Return a value as a function of others, element by element.
+
+        Args:
+            value: the value to compute.
+            feeds: the values that are given.
+            rows: some channels only, where the fed values are theirs.
+
+        Returns:
+            The value, in the shape that the feeds broadcast to.
+
+        Raises:
+            Wrong: where something else than element-wise ops lies between them.
+        """
         done = dict(feeds)
         return self._run(value, done, rows)
 

@@ -18,8 +18,10 @@ Array = NDArray[Any]
 
 
 class Course(Enum):
-    """How a whole-numbered value goes with its source. STRICT: rises with each step; UP: never falls; DOWN: never
-    rises; BIT: 0 or 1."""
+    """Name how a whole-numbered value moves with its source.
+
+    STRICT: it rises with each step; UP: it never falls; DOWN: it never rises; BIT: it is 0 or 1.
+    """
 
     CONSTANT = 0
     STRICT = 1
@@ -104,8 +106,10 @@ class _Walk:
     # --- no wrap: both ends in whole numbers -----------------------------------------------------------------------
 
     def _follow(self, node: onnx.NodeProto, value: str) -> None:
-        """The exact value at both ends; Wrong where its type cannot hold it. Unsigned numbers may wrap as long as they
-        are only added to; before they are shifted they must be in place."""
+        """Compute the exact value at both ends; Wrong where its type cannot hold it.
+
+        Unsigned numbers may wrap as long as they are only added to; before they are shifted they must be in place.
+        """
         types = [self._types[i] for i in node.input if i]
         kind = target(node) if node.op_type == "Cast" else types[-1] if node.op_type == "QuantizeLinear" else types[0]
         if node.op_type == "DequantizeLinear":

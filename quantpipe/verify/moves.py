@@ -22,6 +22,11 @@ class Moved(Written):
     """One kernel that keeps the scale."""
 
     def check(self) -> None:
+        """Check that an op which only moves values does so as plan.json says.
+
+        Raises:
+            Wrong: naming what differs.
+        """
         raw = self.plan["result"]["form"] == "raw"
         if raw:
             tensor = self.plan["reads"][0]["tensor"]
@@ -56,8 +61,10 @@ class Moved(Written):
         raise Wrong(self.node, f"no {self.plan['op']} leads to its result")
 
     def _through(self, value: str, node: Any, read: Any = None) -> None:
-        """From one operand to the result: each integer is the same behind it as before, or clamped or rescaled as the
-        plan says."""
+        """Check one operand on its way to the result.
+
+        Each integer is the same behind the op as before, or clamped or rescaled as the plan says.
+        """
         read = read or self.plan["reads"][0]
         codes = self._codes(read)
         found = self.model.run(value, {self.numbers.value(read["tensor"], read["form"]): codes})

@@ -46,6 +46,11 @@ class Numbers:
         return name
 
     def quantizer(self, tensor: str) -> Mapping[str, Any]:
+        """Return the entry of a stored tensor in plan.json.
+
+        Raises:
+            Wrong: where there is none.
+        """
         found = self.plan["quantizers"].get(tensor)
         if found is None:
             raise Wrong("plan.json", f"it has no quantizer of {tensor}")
@@ -58,7 +63,7 @@ class Numbers:
         return np.arange(low, high + 1).astype(storage(q["dtype"])).reshape(1, -1)
 
     def centred(self, tensor: str) -> Ints:
-        """q - z of all of them."""
+        """Return q - z of all integers that a tensor can hold, int64."""
         return self.codes(tensor).astype(np.int64) - int(self.quantizer(tensor)["zero_point"])
 
     def peak(self, tensor: str, form: str = "quantized") -> int:
@@ -70,6 +75,7 @@ class Numbers:
         return int(np.max(np.abs(self.centred(tensor))))
 
     def grid(self, tensor: str) -> tuple[np.float32, int]:
+        """Return scale and zero point of a stored tensor."""
         q = self.quantizer(tensor)
         return np.float32(q["scale"]), int(q["zero_point"])
 
@@ -90,8 +96,21 @@ def limits(name: str) -> tuple[int, int]:
 
 
 def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | None, *, stored: Array | None) -> Array:
-    """Integer weights less their zero points, int64, in the layout of the float weight. Given as they lie in the model
-    (`stored`), or with the zero points taken off already (`centred`). Wrong where they are not those of plan.json."""
+    """Return the integers of a weight less their zero points, int64, in the layout of the float weight.
+
+    Args:
+        numbers: what plan.json and the certificate say.
+        name: the weight.
+        where: the kernel, as errors name it.
+        centred: the integers with the zero points taken off already, or None.
+        stored: the integers as they lie in the model, or None.
+
+    Returns:
+        The integers.
+
+    Raises:
+        Wrong: where they are not those of plan.json.
+    """
     entry = numbers.plan["weights"].get(name)
     if entry is None:
         raise Wrong("plan.json", f"it has no weight {name}")

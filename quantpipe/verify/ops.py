@@ -16,6 +16,7 @@ Array = NDArray[Any]
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    """Return the value of a node's attribute, or `default` where it is not set."""
     for found in node.attribute:
         if found.name == name:
             return onnx.helper.get_attribute_value(found)
@@ -37,6 +38,7 @@ def apply(node: onnx.NodeProto, inputs: Sequence[Array | None]) -> Array:
 
 
 def is_elementwise(node: onnx.NodeProto) -> bool:
+    """Return whether this program can follow the op element by element."""
     return node.op_type in _OPS and node.domain in ("", "ai.onnx")
 
 

@@ -28,8 +28,19 @@ def expect_multiplier(numbers: Mapping[str, Any], scale: Array, out: np.float32,
 
 
 def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
-    """Wrong unless q31 · 2^(left_shift - 31) is the fixed-point number nearest to `real`, and `multiplier` (or `ratio`)
-    what that stands for."""
+    """Check fixed-point multipliers.
+
+    q31 · 2^(left_shift - 31) must be the fixed-point number nearest to `real`, and `multiplier` (or `ratio`) what that
+    stands for.
+
+    Args:
+        numbers: the entry of plan.json.
+        real: the real multipliers, `()` or `[C]`.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where that is not so.
+    """
     pairs = [fixed_point(float(v)) for v in np.asarray(real, np.float64).reshape(-1)]
     for key, found in (("q31", [m for m, _ in pairs]), ("left_shift", [s for _, s in pairs])):
         expect(column(numbers[key]).reshape(-1).tolist() == found, where, f"its {key} is not what its scales give")
@@ -81,8 +92,17 @@ def addition_offset(terms: Any, zero_point: int) -> np.float32:
 
 
 def fits_double(values: Array, most: float) -> bool:
-    """Whether sums of whole multiples of `values` up to `most` are exact in float64: all are multiples of the least of
-    their last bits."""
+    """Return whether sums of whole multiples of `values` up to `most` are exact in float64.
+
+    They are where all values are multiples of the least of their last bits, and the sums have at most 53 bits above it.
+
+    Args:
+        values: real numbers of any shape.
+        most: greatest magnitude of a sum.
+
+    Returns:
+        True where nothing is rounded.
+    """
     lowest = 0
     for value in np.asarray(values, np.float64).reshape(-1):
         if value:

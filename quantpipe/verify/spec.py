@@ -1,5 +1,7 @@
-"""The specifications of narrowing (docs/numerics.md), in integers only: from an accumulator to a stored integer before
-its clamp. No float takes part: a float32 is a whole number times a power of two here, and rounding is shifting."""
+"""Specify narrowing from an accumulator to a stored integer before its clamp (docs/numerics.md), in integers only.
+
+No float takes part: a float32 is a whole number times a power of two here, and rounding is shifting.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def _times(acc: Ints, whole: Ints, power: Ints) -> tuple[Ints, Ints]:
 
 
 def _single(value: Ints, exponent: Ints) -> tuple[Ints, Ints]:
-    """value · 2^exponent rounded to the 24 bits of a float32, halves to even."""
+    """Return value · 2^exponent rounded to the 24 bits of a float32, halves to even."""
     size = np.frexp(np.abs(value).astype(np.float64))[1].astype(np.int64)
     drop = np.maximum(size - 24, 0)
     if not np.any(drop):
@@ -120,7 +122,7 @@ def _moved(product: Ints, exponent: Ints, zero: int, rounding: str) -> Ints:
 
 
 def _fixed(acc: Ints, multiplier: Ints, shift: Ints, rounding: str) -> Ints:
-    """gemmlowp's product: `single` rounds once, `double` at 2^31 and again at the shift."""
+    """Return the product as gemmlowp forms it: `single` rounds once, `double` at 2^31 and again at the shift."""
     if rounding == "single":
         return _int32(scaled(acc * multiplier, shift - 31, "half_up"))
     if rounding != "double":

@@ -1,5 +1,8 @@
-"""A step function of whole numbers that never falls is known by its steps: the least argument of each value. Two such
-functions are equal everywhere where they are equal on both sides of each step and at both ends."""
+"""Compare step functions of whole numbers that never fall.
+
+Such a function is known by its steps: the least argument of each value. Two are equal everywhere where they are equal
+on both sides of each step and at both ends.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,18 @@ BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
 def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDArray[np.float64]) -> Ints:
-    """The least argument in [low, high] at which a rising function reaches each level (high + 1 where it does not).
-    `low`, `high`: `[C, 1]`; `levels`: `[K]`; `near`: where to look first, `[C or 1, K]`."""
+    """Return the least argument in [low, high] at which a rising function reaches each level.
+
+    Args:
+        function: the function, of arguments `[C, K]`.
+        levels: the levels, `[K]`.
+        low: least argument, `[C, 1]`.
+        high: greatest argument, `[C, 1]`.
+        near: where to look first, `[C or 1, K]`.
+
+    Returns:
+        The arguments, `[C, K]`; high + 1 where a level is not reached.
+    """
     shape = (len(low), len(levels))
 
     def reached(at: Ints) -> NDArray[np.bool_]:
@@ -85,8 +98,10 @@ class Narrowing:
         return np.concatenate([*beside, self.low, self.high], axis=1)
 
     def equals(self, found: Function) -> bool:
-        """Whether a rising function is the specification on every accumulator: it is on both sides of each step, and at
-        both ends."""
+        """Return whether a rising function is the specification on every accumulator.
+
+        It is where both agree on both sides of each step, and at both ends.
+        """
         at, before = (np.clip(self.steps + offset, self.low, self.high) for offset in (0, -1))
         rises = np.all((found(at) >= self.levels) | (self.steps > self.high))
         rises = rises and np.all((found(before) < self.levels) | (self.steps <= self.low))

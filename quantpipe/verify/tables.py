@@ -23,8 +23,18 @@ SLACK = 2.0**-19
 
 def expect_table(table: Array, function: Mapping[str, Any], data: tuple[Array, float], out: tuple[float, int, int, int],
                  *, where: str) -> None:  # fmt: skip
-    """Wrong unless `[rows, codes]` holds the function of each code. `data`: q - z of each code, and its scale; `out`:
-    scale, zero point, least and greatest entry."""
+    """Check that a table holds the function of each code.
+
+    Args:
+        table: the entries, `[rows, codes]`.
+        function: its definition in plan.json.
+        data: q - z of each code, and its scale.
+        out: scale, zero point, least and greatest entry.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where an entry is another.
+    """
     scale, zero, low, high = out
     real = (data[0].astype(np.float32) * np.float32(data[1])).astype(np.float64)
     exact = value_of(function, real, len(table))

@@ -1,5 +1,7 @@
-"""Kernels that the model writes out in integer ops: their sums are read off the graph, and what follows is run on every
-accumulator beside a step of the specification."""
+"""Check kernels that the model writes out in integer ops.
+
+Their sums are read off the graph, and what follows is run on every accumulator beside a step of the specification.
+"""
 
 from __future__ import annotations
 
@@ -232,8 +234,23 @@ def narrowing_equal(
     claim: Mapping[str, Any],
     where: str,
 ) -> None:
-    """Wrong unless `result`, as a function of the accumulators `types`, equals a `requantize` entry on all of [low,
-    high], `[C]` each, first saturated to the bounds of `reach`, and departs from the exact product as claimed."""
+    """Check that `result`, as a function of accumulators, equals a `requantize` entry on all of [low, high].
+
+    The accumulators are first saturated to the bounds of `reach`. The result must depart from the exact product as
+    claimed.
+
+    Args:
+        model: the realized model.
+        result: the narrowed value.
+        types: accumulators and their NumPy types.
+        numbers: the entry of plan.json.
+        reach: least and greatest accumulator, `[C]` each, and the bounds.
+        claim: what the certificate says of departures.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where that is not so.
+    """
     bounds = reach.bounds
     low, high = (np.asarray(v, np.int64).reshape(-1) for v in (reach.low, reach.high))
     inside = (low, high) if bounds is None else (np.maximum(low, bounds[0]), np.minimum(high, bounds[1]))
@@ -266,8 +283,20 @@ def _block_equal(
 
 
 def expect_constants(model: Model, result: str, sources: set[str], numbers: Mapping[str, Any], *, where: str) -> None:
-    """Wrong where the model narrows by another multiplier than plan.json names, even if no accumulator that can be
-    reached shows it."""
+    """Check that the model narrows by the multiplier that plan.json names.
+
+    Another one is wrong even if no accumulator that can be reached shows it.
+
+    Args:
+        model: the realized model.
+        result: the narrowed value.
+        sources: the accumulators.
+        numbers: the entry of plan.json.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where the model has another multiplier.
+    """
     key, dtype = {"fixed_point": ("q31", np.int64), "float_multiplier": ("multiplier", np.float32)}.get(
         numbers["kind"], (None, None)
     )

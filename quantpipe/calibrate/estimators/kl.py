@@ -53,6 +53,7 @@ class KL:
             raise ConfigError(f"kl stride={self.stride} is illegal; legal: 1 or more")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range whose threshold gives the least divergence between real and quantized magnitudes."""
         counts = magnitudes(stats.histogram).astype(np.float64)
         width = stats.limit / len(counts)
         levels = 1 << (bits if one_sided(stats, schema) else bits - 1)

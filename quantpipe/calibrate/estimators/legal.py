@@ -15,12 +15,15 @@ class Estimator(Protocol):
     """
 
     @property
-    def needs_histogram(self) -> bool: ...
+    def needs_histogram(self) -> bool:
+        """Return whether the estimator reads the histogram of a tensor."""
 
     @property
-    def needs_batches(self) -> bool: ...
+    def needs_batches(self) -> bool:
+        """Return whether the estimator reads the extremes of each batch."""
 
-    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range: ...
+    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range of a tensor, in real units, for so many bits."""
 
 
 def one_sided(stats: TensorStats, schema: TensorSchema) -> bool:

@@ -20,6 +20,7 @@ class MeanRange:
     needs_batches: ClassVar[bool] = True
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range between the means of the batches' minima and maxima."""
         low, high = stats.batch_minimum, stats.batch_maximum
         # A tensor of one sign has both means on one side; the magnitude that counts is the larger one.
         return legal_range(min(low, 0.0), max(high, 0.0), stats, schema)

@@ -31,6 +31,7 @@ class MovingAverage:
             raise ConfigError(f"moving_average momentum={self.momentum} is no weight; legal: 0 < momentum <= 1")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range between the moving averages of the batches' minima and maxima."""
         count = len(stats.batch_extremes)
         weights = self.momentum * (1.0 - self.momentum) ** np.arange(count - 1.0, -1.0, -1.0)
         weights[:1] = (1.0 - self.momentum) ** max(count - 1, 0)

@@ -40,6 +40,7 @@ class MSE:
             raise ConfigError("mse needs per_octave, octaves and refine of 1 or more")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range of least squared error among shrunken ones, by the histogram."""
         low, high = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
         if stats.count == 0 or low == high:
             return legal_range(low, high, stats, schema)

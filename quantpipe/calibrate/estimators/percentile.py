@@ -31,6 +31,7 @@ class Percentile:
             raise ConfigError(f"percentile p={self.p} keeps nothing or too much; legal: 0 < p <= 100")
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range that keeps `p` percent of the values seen."""
         edges = borders(stats.limit, len(stats.histogram))
         half = len(stats.histogram) // 2
         width = float(edges[-1]) / half

@@ -22,6 +22,7 @@ class Power2Range:
     needs_batches: ClassVar[bool] = False
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the range up to the power of two at or above the largest magnitude."""
         threshold = _power_above(stats.absolute_maximum)
         return legal_range(-threshold if stats.minimum < 0.0 else 0.0, threshold, stats, schema)
 

@@ -39,13 +39,16 @@ class Searched:
 
     @property
     def needs_histogram(self) -> bool:
+        """Return whether the estimator of the base range reads the histogram."""
         return self.base.needs_histogram
 
     @property
     def needs_batches(self) -> bool:
+        """Return whether the estimator of the base range reads the extremes of each batch."""
         return self.base.needs_batches
 
     def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
+        """Return the base range, from which a search starts."""
         return self.base(stats, bits, schema)
 
 

@@ -22,6 +22,7 @@ ENOUGH = 512
 
 
 def is_glow(text: str) -> bool:
+    """Return whether a text is a profile of Glow."""
     return "GlowToolsVersion" in text or "GraphPreLowerHash" in text
 
 

@@ -48,6 +48,7 @@ def _number(value: Any) -> float:
 
 
 def is_text_table(text: str) -> bool:
+    """Return whether every line of a text is a name and a number, as in onnxruntime's text tables."""
     lines = [line.rpartition(" ") for line in text.splitlines() if line.strip()]
     return bool(lines) and all(name and name[-1] != ":" and _is_number(value) for name, _, value in lines)
 

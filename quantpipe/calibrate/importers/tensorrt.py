@@ -18,6 +18,7 @@ STEPS = 127.0
 
 
 def is_tensorrt(text: str) -> bool:
+    """Return whether a text is a calibration cache of TensorRT."""
     return _HEADER.match(text.partition("\n")[0]) is not None
 
 

@@ -84,10 +84,12 @@ class ArrayFile:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape that the file's header states."""
         return self._header.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Return the NumPy type that the file's header states."""
         return self._header.dtype
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[Any]:

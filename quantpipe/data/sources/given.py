@@ -64,22 +64,25 @@ class ArraysSource:
         return len(next(iter(self._arrays.values())))
 
     def name(self, index: int) -> str:
+        """Return the name of a sample, as errors show it."""
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return the rows of these samples, by field."""
         return {name: array[indices] for name, array in self._arrays.items()}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include these samples in a digest."""
         hash_arrays(hasher, self, indices)
 
 
 @dataclass(frozen=True, eq=False)
 class GivenDataset(Options):
-    """A data set of samples in memory; the options are those of conf/dataset/callable.yaml, which say the same of what
-    a function gives.
+    """Hold a data set of samples in memory.
 
-    An array is `[N, …]` with a row per sample; a mapping holds one for each model input; an iterable gives samples one
-    by one. A tuple of two is (samples, labels).
+    The options are those of conf/dataset/callable.yaml, which say the same of what a function gives. An array is `[N,
+    …]` with a row per sample; a mapping holds one for each model input; an iterable gives samples one by one. A tuple
+    of two is (samples, labels).
     """
 
     given: Any = None

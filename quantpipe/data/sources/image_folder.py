@@ -44,12 +44,19 @@ class PictureSource:
         return len(self._files)
 
     def name(self, index: int) -> str:
+        """Return the path of a picture, as errors show it."""
         return str(self._files[index])
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return these pictures, decoded."""
         return {SINGLE: [_decode(self._files[int(i)], self._mode) for i in indices]}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include mode, relative path and content of these pictures in a digest.
+
+        Raises:
+            DataError: where a file cannot be read.
+        """
         hasher.update(self._mode.encode())
         for index in indices:
             path = self._files[int(index)]

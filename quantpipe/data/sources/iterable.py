@@ -105,9 +105,11 @@ class IterableSource:
         return len(self._spool)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample, as errors show it."""
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return these samples, by field."""
         found = [self._sample(int(index)) for index in indices]
         return {name: [sample[name] for sample in found] for name in self.fields}
 
@@ -117,6 +119,7 @@ class IterableSource:
         return self._spool.read(index)
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include these samples in a digest."""
         hash_arrays(hasher, self, indices)
 
     def fingerprints(self) -> set[int]:

@@ -26,18 +26,22 @@ class MemorySource:
 
     @property
     def fields(self) -> Mapping[str, SourceLayout]:
+        """Return the layout of the one field."""
         return {SINGLE: self.layout}
 
     def __len__(self) -> int:
         return len(self.images)
 
     def name(self, index: int) -> str:
+        """Return the name of a sample, as errors show it."""
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return the rows of these samples."""
         return {SINGLE: self.images[indices]}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include type, shape and content of these samples in a digest."""
         chosen = self.images[indices]
         hasher.update(f"{chosen.dtype.str}{chosen.shape}".encode())
         hasher.update(np.ascontiguousarray(chosen).tobytes())

@@ -80,12 +80,15 @@ class ArraySource:
         return next(iter(self._arrays.values())).shape[0]
 
     def name(self, index: int) -> str:
+        """Return the name of a sample, as errors show it."""
         return f"sample {index} of {next(iter(self._arrays.values())).where if SINGLE in self._arrays else self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return the rows of these samples, by field."""
         return {name: file.rows(indices) for name, file in self._arrays.items()}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include type, shape and content of these samples in a digest, field by field."""
         for name, file in sorted(self._arrays.items()):
             hasher.update(f"{name}{file.dtype.str}{file.shape[1:]}".encode())
             rows = max(1, HASH_BYTES // max(1, prod(file.shape[1:]) * file.dtype.itemsize))

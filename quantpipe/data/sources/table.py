@@ -105,9 +105,15 @@ class TableSource:
         return next(iter(self._columns.values())).rows
 
     def name(self, index: int) -> str:
+        """Return the name of a row, as errors show it."""
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return these rows by field, in the fields' shapes.
+
+        Raises:
+            DataError: for a row with a value that is missing or no number.
+        """
         for index in indices if self._bad else ():
             if int(index) in self._bad:
                 raise DataError(
@@ -121,6 +127,7 @@ class TableSource:
         }
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include type, shape and content of these rows in a digest, field by field."""
         for name, columns in sorted(self._columns.items()):
             hasher.update(f"{name}{columns.dtype.str}{self._shapes[name]}".encode())
             for start in range(0, len(indices), HASH_ROWS):

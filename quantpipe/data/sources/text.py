@@ -136,9 +136,15 @@ class TextSource:
         return len(self._texts)
 
     def name(self, index: int) -> str:
+        """Return the name of a text, as errors show it."""
         return f"sample {index} of {self.where}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return the arrays that the tokenizer gives for these texts, by field.
+
+        Raises:
+            DataError: where it gives other fields than for the first text.
+        """
         found = [self._arrays(int(index)) for index in indices]
         for index, arrays in zip(indices, found, strict=True):
             if set(arrays) != set(self.fields):
@@ -150,6 +156,7 @@ class TextSource:
         return {name: [arrays[name] for arrays in found] for name in self.fields}
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include the arrays of these texts in a digest."""
         hash_arrays(hasher, self, indices)
 
 

@@ -158,10 +158,16 @@ class SoundSource:
         return len(self._file_of)
 
     def name(self, index: int) -> str:
+        """Return the path of a recording, with the number of the frame where it is cut into frames."""
         path = self._files[self._file_of[index]]
         return str(path) if self._waveform.frame is None else f"frame {self._number_of[index]} of {path}"
 
     def read(self, indices: NDArray[np.int64]) -> Mapping[str, Rows]:
+        """Return the arrays of these recordings or frames, by field.
+
+        Raises:
+            DataError: where the function of features gives other fields than for the first recording.
+        """
         found = [self._sample(int(index)) for index in indices]
         for index, arrays in zip(indices, found, strict=True):
             if set(arrays) != set(self.fields):
@@ -188,6 +194,7 @@ class SoundSource:
         return arrays_of(called(self._feature or _none, where, KEY, *self._wave(index)), where)
 
     def hash_into(self, hasher: Hasher, indices: NDArray[np.int64]) -> None:
+        """Include the arrays of these samples in a digest."""
         hash_arrays(hasher, self, indices)
 
 

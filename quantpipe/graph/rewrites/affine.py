@@ -9,7 +9,7 @@ from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_const
 
 
 def constant_difference(graph: ir.Graph, node: ir.Node) -> None:
-    """x - c is x + (-c)."""
+    """Write x - c as x + (-c)."""
     values = constant(node.inputs[1]) if is_op(node, "Sub") else None
     if values is None or values.dtype != np.float32 or constant(node.inputs[0]) is not None:
         return
@@ -20,7 +20,7 @@ def constant_difference(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def constant_quotient(graph: ir.Graph, node: ir.Node) -> None:
-    """x / c is x · (1/c), up to the last bit of float32."""
+    """Write x / c as x · (1/c), which is equal up to the last bit of float32."""
     values = constant(node.inputs[1]) if is_op(node, "Div") else None
     if values is None or values.dtype != np.float32 or constant(node.inputs[0]) is not None:
         return

@@ -1,5 +1,8 @@
-"""x · (1 + erf(x / √2)) / 2, written out in several nodes, is the op Gelu: a function of one value, so one table. So is
-its tanh form, x · (1 + tanh(√(2/π) · (x + 0.044715·x³))) / 2, in whatever order the products are written."""
+"""Write the nodes of x · (1 + erf(x / √2)) / 2 as the op Gelu: a function of one value, so one table.
+
+The tanh form, x · (1 + tanh(√(2/π) · (x + 0.044715·x³))) / 2, becomes Gelu, too, in whatever order the products are
+written.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ INSIDE = {
 
 
 def gelu(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the Erf or Tanh. The factors x and 1/2 may come in any order, and may be multiplied with each other
-    first."""
+    """Replace the Gelu around an Erf or Tanh by one node.
+
+    The factors x and 1/2 may come in any order, and may be multiplied with each other first.
+    """
     if not is_op(node, *INSIDE):
         return
     inside, attributes = INSIDE[node.op_type]

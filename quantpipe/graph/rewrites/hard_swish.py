@@ -12,8 +12,11 @@ from quantpipe.graph.rewrites.tools import attribute, is_op, new_node, only_user
 
 
 def hard_swish(graph: ir.Graph, node: ir.Node) -> None:
-    """Starts at the Mul of x by its gate: (x·clip(x + 3, 0, 6))/6, (x/6)·clip(x + 3, 0, 6), or x·HardSigmoid(x; 1/6,
-    1/2), which `hard_sigmoid` makes of x·(clip(x + 3, 0, 6)/6)."""
+    """Replace the HardSwish that ends in this Mul of x by its gate.
+
+    The forms are (x·clip(x + 3, 0, 6))/6, (x/6)·clip(x + 3, 0, 6), and x·HardSigmoid(x; 1/6, 1/2), which `hard_sigmoid`
+    makes of x·(clip(x + 3, 0, 6)/6).
+    """
     if not is_op(node, "Mul") or len(node.inputs) != 2:
         return
     for port in (0, 1):
@@ -48,6 +51,6 @@ def _is_hard_sigmoid(node: ir.Node | None, data: ir.Value) -> bool:
 
 
 def _gated(value: ir.Value) -> ir.Value | None:
-    """x where a value is clip(x + 3, 0, 6)."""
+    """Return x where a value is clip(x + 3, 0, 6), else None."""
     found = clamped(value)
     return argument(found[0], {1: 1.0, 0: 3.0}) if found is not None and found[1:] == (0.0, 6.0) else None

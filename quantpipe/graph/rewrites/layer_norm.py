@@ -1,8 +1,8 @@
-"""(x - mean) / √(variance + ε) · gain + offset over the last axis, written out in several nodes as models before opset
-17 have it, is the op LayerNormalization: one node in real numbers, whose gain and offset accuracy recovery can change.
+"""Write the nodes of (x - mean) / √(variance + ε) · gain + offset over the last axis as LayerNormalization.
 
-Exporters of PyTorch divide the deviation by the root and multiply by the gain; JAX multiplies the reciprocal root by
-the gain first; TensorFlow multiplies x by that product and takes the mean times it off the offset.
+Models before opset 17 have it in several nodes. The op is one node in real numbers, whose gain and offset accuracy
+recovery can change. Exporters of PyTorch divide the deviation by the root and multiply by the gain; JAX multiplies the
+reciprocal root by the gain first; TensorFlow multiplies x by that product and takes the mean times it off the offset.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ MOST_VIEWS = 4
 
 
 def producer(value: ir.Value | None) -> ir.Node | None:
+    """Return the node that makes a value; None for inputs, constants and an absent value."""
     return None if value is None else value.producer()
 
 
@@ -24,8 +25,10 @@ def number(value: ir.Value | None) -> float | None:
 
 
 def bare(value: ir.Value | None) -> ir.Value | None:
-    """A value without the views above it that add a last axis of length one, or repeat along it, as JAX writes a mean
-    that keeps its axis."""
+    """Return a value without the views above it that add a last axis of length one, or repeat along it.
+
+    JAX writes a mean that keeps its axis with such views.
+    """
     for _ in range(MOST_VIEWS):
         node = producer(value)
         if node is None or not is_op(node, *VIEWS) or not _keeps_rows(node):
@@ -63,7 +66,7 @@ def is_column(value: ir.Value | None, data: ir.Value) -> bool:
 
 
 def averaged(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is the mean of x over its last axis alone."""
+    """Return x where a value is the mean of x over its last axis alone, else None."""
     value = bare(value)
     node = producer(value)
     if node is None:
@@ -95,7 +98,7 @@ def _width(value: ir.Value | None) -> int | None:
 
 
 def squared(value: ir.Value | None) -> ir.Value | None:
-    """v where a value is v²."""
+    """Return v where a value is v², else None."""
     node = producer(value)
     if is_op(node, "Mul") and node is not None and bare(node.inputs[0]) is bare(node.inputs[1]):
         return node.inputs[0]
@@ -105,7 +108,7 @@ def squared(value: ir.Value | None) -> ir.Value | None:
 
 
 def centred(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is x - mean(x)."""
+    """Return x where a value is x - mean(x), else None."""
     node = producer(value)
     if node is None or not is_op(node, "Sub"):
         return None
@@ -115,8 +118,10 @@ def centred(value: ir.Value | None) -> ir.Value | None:
 
 
 def varied(value: ir.Value | None) -> ir.Value | None:
-    """x where a value is the variance of x over its last axis: mean((x - mean)²), or mean(x²) - mean², which may be
-    held at zero."""
+    """Return x where a value is the variance of x over its last axis, else None.
+
+    The forms are mean((x - mean)²) and mean(x²) - mean², which may be clamped at zero.
+    """
     value = bare(value)
     squares = averaged(value)
     if squares is not None:

@@ -30,6 +30,7 @@ def scalar(value: ir.Value | None) -> float | None:
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """Return the value of a node's attribute, or `default` where it is not set."""
     found = node.attributes.get(name)
     return default if found is None else found.value
 

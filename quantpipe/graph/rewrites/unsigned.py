@@ -32,8 +32,14 @@ Zero = tuple[ir.Node, int]
 
 
 def unsigned_weights(model: ir.Model) -> ir.Model:
-    """A copy of the model in which int8 weights in files are uint8 ones in files, where all that reads them multiplies
-    uint8 data by them; the model itself where there are none. Raises StorageError where the disk has no room."""
+    """Return a copy of the model in which int8 weights in files are uint8 ones in files.
+
+    Only weights change of which every reader multiplies uint8 data by them. The model itself is returned where there
+    are none.
+
+    Raises:
+        StorageError: where the disk has no room.
+    """
     if not any(_zeros_of(value) for value in model.graph.initializers.values()):
         return model
     model = copied(model)
@@ -62,8 +68,11 @@ def _zeros_of(value: ir.Value) -> list[Zero]:
 
 
 def _zero_of(node: ir.Node, port: int) -> Zero | None:
-    """Of one reader, by the port where it reads the weight; None where it does not multiply uint8 data by it, or where
-    the zero point is no constant."""
+    """Return the place of one reader's zero point, by the port where it reads the weight.
+
+    The result is None where the reader does not multiply uint8 data by the weight, or where the zero point is no
+    constant.
+    """
     if node.op_type == DEQUANTIZE:
         users = list(node.outputs[0].uses())
         fits = port == 0 and bool(users) and all(_multiplies_uint8(*user) for user in users)

@@ -1,3 +1,4 @@
-"""Layer-wise reconstruction: integer weights and biases that give back
-a layer's float output (GPTQ on second moments).
+"""Reconstruct layers: find integer weights and biases that give back a layer's float output.
+
+The method is GPTQ on second moments of the layer's input.
 """

@@ -16,8 +16,10 @@ Array = NDArray[Any]
 
 
 class ActivationStore:
-    """Keyed by (tensor, batch). What does not fit into `limit` bytes goes to files that vanish with the spool. Several
-    threads may put and get."""
+    """Keep arrays by (tensor, batch), up to `limit` bytes in memory and the rest in files.
+
+    The files vanish with the store. Several threads may put and get.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
@@ -44,6 +46,7 @@ class ActivationStore:
         self._folder.cleanup()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
+        """Keep the array of one tensor and batch."""
         with self._lock:
             self._elements[tensor, batch] = array.size
             if self._used + array.nbytes <= self._limit:
@@ -56,6 +59,7 @@ class ActivationStore:
         self._files[tensor, batch] = path
 
     def get(self, tensor: str, batch: int) -> Array:
+        """Return the array of one tensor and batch."""
         found = self._memory.get((tensor, batch))
         return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
 

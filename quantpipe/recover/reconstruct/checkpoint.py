@@ -26,25 +26,30 @@ Arrays = Mapping[str, NDArray[Any]]
 class Kept(Protocol):
     """Where solved layers are left between two runs of the program."""
 
-    def read(self, key: str) -> Arrays | None: ...
+    def read(self, key: str) -> Arrays | None:
+        """Return the arrays of a finished layer, or None."""
 
-    def write(self, key: str, layer: Arrays) -> None: ...
+    def write(self, key: str, layer: Arrays) -> None:
+        """Keep the arrays of a finished layer."""
 
 
 class NoCheckpoint:
     """Nothing is left."""
 
     def read(self, key: str) -> Arrays | None:
+        """Return None: nothing is kept."""
         return None
 
     def write(self, key: str, layer: Arrays) -> None:
-        pass
+        """Keep nothing."""
 
 
 @dataclass(frozen=True)
 class LayerCheckpoint:
-    """Files in a folder. One of another origin is passed over and replaced; so is a damaged one, of which `damaged` is
-    told."""
+    """Keep finished layers as files in a folder.
+
+    A file of another origin is ignored and replaced; so is a damaged one, which is reported to `damaged`.
+    """
 
     folder: Path
     origin: Origin
@@ -55,6 +60,7 @@ class LayerCheckpoint:
         return any(read_origin(path) == self.origin for path in self.folder.glob("*.npz") if damage(path) is None)
 
     def read(self, key: str) -> Arrays | None:
+        """Return the arrays of a finished layer, or None where there is no valid file."""
         path = self._path(key)
         if not path.is_file():
             return None
@@ -67,6 +73,7 @@ class LayerCheckpoint:
             return None
 
     def write(self, key: str, layer: Arrays) -> None:
+        """Write the arrays of a finished layer to its file."""
         write_npz(self._path(key), layer, self.origin)
 
     def clear(self) -> None:

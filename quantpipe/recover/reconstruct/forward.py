@@ -32,11 +32,11 @@ what stays with it until then is little beside what a layer needs."""
 
 
 class Forward:
-    """Both models' tensors at the cut that has been reached, for all batches of `samples`. A quarter of `memory_mb` is
-    what they may take in memory together: the rest is for what runs on them, and files cost little (the system caches
-    them).
+    """Compute both models' tensors at the cut that has been reached, for all batches of `samples`.
 
-    Batches run side by side, with the cores divided among them: layers are too short for threads to share each.
+    A quarter of `memory_mb` is what they may take in memory together: the rest is for what runs on them, and files cost
+    little (the system caches them). Batches run side by side, with the cores divided among them: layers are too short
+    for threads to share each.
     """
 
     def __init__(self, graph: Graph, topology: Topology, samples: Samples, memory_mb: int) -> None:
@@ -86,8 +86,10 @@ class Forward:
         return tensor in self._real
 
     def grow_alike(self, first: str, second: str) -> bool:
-        """Whether two tensors are as many times as large in every batch as in the one sample that the graph's shapes
-        are of. A table that serves all samples of a batch does not grow with them."""
+        """Return whether the sizes of two tensors have the same ratio in every batch as in the graph's one sample.
+
+        A table that serves all samples of a batch does not grow with them.
+        """
         one, other = (max(1, prod(self._graph.shapes[t])) for t in (first, second))
         return all(
             self._real.elements(first, batch) * other == self._real.elements(second, batch) * one

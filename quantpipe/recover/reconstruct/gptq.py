@@ -68,8 +68,17 @@ def gptq(hessian: Floats) -> Rounding:
 
 
 def coordinate_descent(hessian: Floats) -> Rounding:
-    """From the nearest integers on, each weight in turn to the integer that is best while all others stay, until none
-    moves (at most `SWEEPS` times through). With e = w - s·q that is q_k + (e H)_k / (s·H_kk), rounded."""
+    """Return a rounding that moves each weight in turn to the integer that is best while all others stay.
+
+    It starts from the nearest integers and ends when none moves (at most `SWEEPS` times through). With e = w - s·q that
+    is q_k + (e H)_k / (s·H_kk), rounded.
+
+    Args:
+        hessian: second moments of the input, `[G, K, K]` float64.
+
+    Returns:
+        A function from weights, scales and bounds to integers and errors.
+    """
     order = _falling(hessian)
     ordered = _ordered(hessian, order)
     diagonal = np.einsum("gkk->gk", ordered)
@@ -110,13 +119,23 @@ ROUNDINGS: dict[str, Callable[[Floats], Rounding]] = {
 
 
 def row_errors(difference: Floats, hessian: Floats) -> Floats:
-    """d H dᵀ per row of weights: the expected squared error of one output. `[…, G, O, K]` -> `[…, G, O]`."""
+    """Return d H dᵀ per row of weights, the expected squared error of one output.
+
+    Args:
+        difference: d = ŵ - w, `[…, G, O, K]`.
+        hessian: H, `[G, K, K]`.
+
+    Returns:
+        The errors `[…, G, O]`.
+    """
     return np.asarray(np.einsum("...gok,...gok->...go", difference @ hessian, difference))
 
 
 def _gains(steps: Floats, pull: Floats, scale: Floats, diagonal: Floats) -> NDArray[np.bool_]:
-    """Whether moving by `steps` lowers the error, by more than float64 can be wrong about (so that no two weights
-    trade places for ever)."""
+    """Return whether moving by `steps` lowers the error by more than float64 can be wrong about.
+
+    Otherwise two weights could trade places for ever.
+    """
     move = steps * scale
     change = move * (move * diagonal - 2 * pull)
     return np.asarray(change < -1e-12 * diagonal * scale**2)

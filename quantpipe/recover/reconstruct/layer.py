@@ -34,11 +34,14 @@ SHARES = np.linspace(1.0, 0.35, 28)
 
 @dataclass(frozen=True)
 class LayerOptions:
-    """`propagate`: regress the float output on the quantized input. `rounding`: nearest | gptq | coordinate_descent.
+    """State how the weights of a layer are found.
+
+    `propagate`: regress the float output on the quantized input. `rounding`: nearest | gptq | coordinate_descent.
     `ridge`, `damping`: of the mean diagonal of H, for the regression and for the rounding; both are multiplied by
     `shrinkage_factor` times what the samples leave open of H, where that is more than 1 (with the defaults the damping
     is then half of what is nearest to the true H, and the ridge ten times that). `scale_search`: candidate shares of
     the range.
+
     `correct_bias`: a bias takes up what the output's mean loses; without one, moments are taken about zero instead of
     the mean, so that the weights answer for it. `own_bias`: the bias answers for what rounding does to this layer, not
     for what earlier layers did to the mean of its input. `shortcuts`: with `propagate`, a layer of few bits whose
@@ -63,8 +66,11 @@ class LayerOptions:
 
 @dataclass(frozen=True, eq=False)
 class WeightGrid:
-    """The integers that a weight may have: `bounds` are the least and the greatest of them less the zero point (which
-    stays as it is), scalars or `[G, O]`. `per_channel`: whether each output channel has a scale of its own."""
+    """State the integers that a weight may have.
+
+    `bounds` are the least and the greatest of them less the zero point (which stays as it is), scalars or `[G, O]`.
+    `per_channel`: whether each output channel has a scale of its own.
+    """
 
     bits: int
     bounds: tuple[Any, Any]
@@ -79,8 +85,11 @@ class WeightGrid:
 
 @dataclass(frozen=True, eq=False)
 class Solved:
-    """`integers` `[G, O, K]` as float64, `scale` `[G, O]` float32, `bias_shift` `[G, O]` to add to the float bias;
-    errors are (ŵ - w)·H·(ŵ - w) summed over outputs, for nearest rounding of the float weights and for the result."""
+    """Hold the weights that were found for a layer.
+
+    `integers` `[G, O, K]` as float64, `scale` `[G, O]` float32, `bias_shift` `[G, O]` to add to the float bias; errors
+    are (ŵ - w)·H·(ŵ - w) summed over outputs, for nearest rounding of the float weights and for the result.
+    """
 
     integers: Floats
     scale: NDArray[np.float32]
@@ -130,8 +139,10 @@ def solve(
 def _best(
     target: Floats, scales: Floats, bounds: tuple[Floats, Floats], rounded: Rounding, *, per_channel: bool
 ) -> tuple[Floats, NDArray[np.int64]]:
-    """Integers at the scales of least error, and which of the `[S, G, O]` scales these are, `[G, O]`: of each channel,
-    or of the tensor."""
+    """Return integers at the scales of least error, and which of the `[S, G, O]` scales these are, `[G, O]`.
+
+    The scale is chosen for each channel, or for the tensor.
+    """
     integers, errors = [], np.empty(scales.shape)
     for rows in _parts(target.shape, len(scales)):
         found, errors[:, :, rows] = rounded(
@@ -157,8 +168,16 @@ def _parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
 
 
 def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
-    """W* = (Y + λW)(H + λI)^-1, Y = E[yᵀx̂]: the weights that reproduce the wanted output from the quantized input.
-    `ridge`: λ per group `[G]`."""
+    """Return the weights that reproduce the wanted output from the quantized input: W* = (Y + λW)(H + λI)^-1.
+
+    Args:
+        weight: the float weights W, `[G, O, K]`.
+        moments: H and Y = E[yᵀx̂] over the samples.
+        ridge: λ per group, `[G]`.
+
+    Returns:
+        The weights W*, `[G, O, K]` float64; W itself where a layer answers for its own rounding alone.
+    """
     if moments.output is None:
         return weight  # x̂ is the float input itself
     left = moments.output.cross + ridge[:, None, None] * weight
@@ -179,8 +198,11 @@ def _candidates(
     start: NDArray[np.float32],
     grid: WeightGrid,
 ) -> list[NDArray[np.float32]]:
-    """Scales to try: powers of two around the full range, or the one that minimizes Σ H_kk (ŵ_k - w_k)², where bits are
-    few with its neighbours: that sum does not see how the rounding of one weight makes up for another's."""
+    """Return scales to try.
+
+    They are powers of two around the full range, or the one that minimizes Σ H_kk (ŵ_k - w_k)², where bits are few with
+    its neighbours: that sum does not see how the rounding of one weight makes up for another's.
+    """
     schema, bits, per_channel = grid.schema, grid.bits, grid.per_channel
     if schema.symmetry is Symmetry.ASYMMETRIC:
         low, high = grid.bounds

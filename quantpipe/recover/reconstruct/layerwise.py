@@ -45,8 +45,11 @@ Read = tuple[Array, Array | None]
 
 @dataclass(frozen=True, eq=False)
 class Recovery:
-    """The better weights and biases; per layer the expected squared output error before and after, and what the samples
-    left open of its moments."""
+    """Hold the better weights and biases.
+
+    Per layer it also holds the expected squared output error before and after, and what the samples left open of its
+    moments.
+    """
 
     overrides: Overrides
     layers: tuple[RecoveredLayerRow, ...] = field(repr=False)
@@ -127,8 +130,11 @@ class _Walk:
     def _solved(
         self, kernel: Kernel, layer: Layer, before: WeightTensor, bias: NDArray[np.float64] | None
     ) -> Mapping[str, Array]:
-        """`values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after, and
-        the `uncertainty` of the moments."""
+        """Return what a layer's solution consists of, as named arrays.
+
+        They are `values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after,
+        and the `uncertainty` of the moments.
+        """
         moments = self._moments(kernel, layer)
         input_scale = float(self.plan.quantizers[kernel.operands[0].tensor].scale)
         floor = layer.floor(input_scale, bias)
@@ -176,9 +182,11 @@ class _Walk:
         return collector.finish()
 
     def _shortcut(self, kernel: Kernel) -> tuple[str, int] | None:
-        """What the layer's result is added to (or, sign -1, subtracted from), if it is known by now: its error is then
-        regressed together with the layer's own, for all that follows sees their sum. With many bits it is the rounding
-        of stored tensors, which nothing foretells."""
+        """Return what the layer's result is added to (or, sign -1, subtracted from), if it is known by now.
+
+        Its error is then regressed together with the layer's own, for all that follows sees their sum. With many bits
+        the error is the rounding of stored tensors, which nothing predicts.
+        """
         graph, made = self.problem.graph, kernel.output
         wanted = self.options.propagate and self.options.shortcuts
         if not wanted or self.plan.weights[kernel.weight or ""].bits > FEW_BITS:

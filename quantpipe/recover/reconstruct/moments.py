@@ -27,8 +27,10 @@ SHARES = 4
 
 @dataclass(frozen=True, eq=False)
 class OutputMoments:
-    """Of the wanted output y at the same rows, which is W x, or that and a shortcut's error: `cross` `[G, O, K]` is
-    E[yᵀx̂] about the means, `mean` `[G, O]` that of y."""
+    """Hold moments of the wanted output y at the same rows, which is W x, or W x and a shortcut's error.
+
+    `cross` `[G, O, K]` is E[yᵀx̂] about the means, `mean` `[G, O]` that of y.
+    """
 
     cross: Floats = field(repr=False)
     mean: Floats
@@ -36,8 +38,11 @@ class OutputMoments:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """`hessian` `[G, K, K]`, `mean` `[G, K]` of x̂, over `rows`; `uncertainty` is what these leave open of H, as a share
-    of its mean diagonal. `output` is None where a layer answers for its own rounding alone."""
+    """Hold moments of a layer's quantized input x̂ over `rows` rows.
+
+    `hessian` is `[G, K, K]`, `mean` `[G, K]`; `uncertainty` is what the samples leave open of H, as a share of its mean
+    diagonal. `output` is None where a layer answers for its own rounding alone.
+    """
 
     hessian: Floats = field(repr=False)
     mean: Floats
@@ -57,12 +62,13 @@ class Moments:
 
 
 class MomentCollector:
-    """Sums rows, as they differ from the first batch's mean: large means cost no precision, constants leave exactly
-    0. The state has the size of one layer's moments. The output counts where the float `weight` `[G, O, K]` is given;
-    `shortcut`: and what it is added to.
+    """Sum rows of a layer's input, as they differ from the first batch's mean.
 
-    Products of one batch are made in float32 by one thread each, so that the sums do not depend on how many
-    cores there are; `pool` shares the products among threads.
+    So large means cost no precision, and constants leave exactly 0. The state has the size of one layer's moments. The
+    output counts where the float `weight` `[G, O, K]` is given; `shortcut`: and what it is added to.
+
+    Products of one batch are made in float32 by one thread each, so that the sums do not depend on how many cores there
+    are; `pool` shares the products among threads.
     """
 
     def __init__(
@@ -86,17 +92,31 @@ class MomentCollector:
         self._map: Callable[..., Iterable[Any]] = pool.map if pool is not None else map
 
     def seen(self, x: Rows, shortcut: Rows | None = None) -> Rows:
-        """What `add` takes of rows x `[G, K, n]` of the float input: the output where that is narrow, as W x and its
-        product with x̂ are less work then than the product of x with x̂; else x. With `shortcut` `[G, O, n]` it is the
-        output and that."""
+        """Return what `add` takes of rows of the float input.
+
+        It is the output where that is narrow, as W x and its product with x̂ are less work then than the product of x
+        with x̂; else x.
+
+        Args:
+            x: rows of the float input, `[G, K, n]`.
+            shortcut: what the output is added to, `[G, O, n]`; the result is then the sum.
+
+        Returns:
+            Rows `[G, O, n]`, or x.
+        """
         if self._projection is None:
             return x
         output = np.asarray(self._projection @ x)
         return output if shortcut is None else output + shortcut
 
     def add(self, quantized: Rows, seen: Rows | None = None, parts: int = 1) -> None:
-        """Include rows `[G, K, n]` of x̂, and what is `seen` of x, which are overwritten. The rows stand in the order of
-        their samples; `parts`: into how many they are cut to see how they differ."""
+        """Include rows of the quantized input, and what is `seen` of the float input. Both are overwritten.
+
+        Args:
+            quantized: rows x̂, `[G, K, n]`, in the order of their samples.
+            seen: what the method `seen` returns for the same rows.
+            parts: into how many parts the rows are cut to see how they differ.
+        """
         if not quantized.shape[2]:
             return
         inputs = [rows for rows in (quantized, seen) if rows is not None]
@@ -112,6 +132,7 @@ class MomentCollector:
         self._counts += [cut.stop - cut.start for cut in cuts]
 
     def finish(self) -> Moments:
+        """Return the moments of all rows that were added."""
         rows = sum(self._counts)
         n = max(rows, 1)
         off = [sums / n for sums in self._sums]

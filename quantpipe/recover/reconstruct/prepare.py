@@ -24,8 +24,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """`weight`, in the model's own form; `bias` `[C]` in real units, or None where the layer has none; `channels` is
-    C; `takes_bias` tells whether its op could have one."""
+    """Describe a layer whose weight is to be found.
+
+    `weight` is in the model's own form; `bias` `[C]` is in real units, or None where the layer has none; `channels` is
+    C; `takes_bias` tells whether its op could have one.
+    """
 
     node: Node
     form: MatrixForm
@@ -46,8 +49,15 @@ class Layer:
         return self.site.axis is not None
 
     def floor(self, input_scale: float, bias: Floats | None) -> Floats:
-        """The least weight scale per output channel at which a bias `[C]` in real units still fits, `[C]`; all are
-        equal where the tensor has one scale."""
+        """Return the least weight scale per output channel at which a bias still fits.
+
+        Args:
+            input_scale: real units per step of the input.
+            bias: the bias `[C]` in real units, or None.
+
+        Returns:
+            The scales `[C]`; all are equal where the tensor has one scale.
+        """
         if bias is None:
             return np.zeros(self.channels)
         steps = MOST_BIAS_STEPS if self.per_channel else MOST_BIAS_STEPS * 2**8
@@ -57,8 +67,18 @@ class Layer:
     def solved(
         self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, *, options: LayerOptions
     ) -> tuple[WeightTensor, Solved]:
-        """The weight with other integers and another scale (at least `floor` `[C]`) in place of those of `before`, and
-        the whole solution."""
+        """Return the weight with other integers and scale in place of those of `before`, and the whole solution.
+
+        Args:
+            before: the weight as the plan has it.
+            moments: moments of the layer's input.
+            floor: least scales, `[C]`.
+            schema: how ranges become scales.
+            options: how the weights are found.
+
+        Returns:
+            The weight and the solution.
+        """
         groups, outs, _ = self.matrix.shape
 
         def spread(array: Array) -> Array:

@@ -32,11 +32,19 @@ def parts_of(batch: int, samples: int) -> int:
 
 
 def uncertainty(hessian: Floats, product: Floats, squares: Floats, counts: NDArray[np.int64]) -> float:
-    """ρ / (1 - ρ): what to add to H `[G, K, K]`, as a share of its mean diagonal h̄; one number for all groups, each
-    counted in units of its own h̄. 0 where there is one part alone, or nothing varies.
+    """Return ρ / (1 - ρ): what to add to H, as a share of its mean diagonal h̄.
 
-    `product`: sum of xᵀx over all rows, `squares` `[G]`: sum over the parts of ‖their sum of xᵀx‖², both about the same
-    constant; `counts`: rows of each part.
+    It is one number for all groups, each counted in units of its own h̄. It is 0 where there is one part alone, or
+    nothing varies.
+
+    Args:
+        hessian: H, `[G, K, K]`.
+        product: sum of xᵀx over all rows, `[G, K, K]`.
+        squares: sum over the parts of ‖their sum of xᵀx‖², `[G]`; both sums are about the same constant.
+        counts: rows of each part.
+
+    Returns:
+        The share.
     """
     parts, width, rows = len(counts), hessian.shape[1], counts.sum()
     mean = np.einsum("gkk->g", hessian) / width

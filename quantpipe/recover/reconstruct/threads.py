@@ -11,8 +11,10 @@ from quantpipe.graph.execute import available_cores
 
 @contextmanager
 def one_thread_each() -> Iterator[ThreadPoolExecutor]:
-    """Threads for the algebra, each with a linear algebra library of one thread: small products do not wait for one
-    another, and sums are made in the same order however many cores there are."""
+    """Yield threads for the algebra, each with a linear algebra library of one thread.
+
+    Small products then do not wait for one another, and sums are made in the same order however many cores there are.
+    """
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(limits=1, user_api="blas"), ThreadPoolExecutor(available_cores()) as pool:

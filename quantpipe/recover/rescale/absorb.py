@@ -1,10 +1,10 @@
-"""Bias absorption: a constant per channel that the layers behind a tensor can add themselves is taken off the tensor,
-so that it needs a smaller range.
+"""Absorb biases: take off a tensor a constant per channel that the layers behind it can add themselves.
 
-Where a clamp can have the limits that go with it, the function stays the same, and each tensor is centred: a symmetric
-schema then spends no codes on the side that a Relu leaves empty. Where it cannot, only what a channel always exceeds
-is taken off: max(0, least value, or mean - 3 deviations if that is less) (high-bias absorption, Nagel et al. 2019,
-section 4.1.3, with measured figures). Pure: takes links and their channels' extremes, gives changes of channels.
+The tensor then needs a smaller range. Where a clamp can have the limits that go with it, the function stays the same,
+and each tensor is centred: a symmetric schema then spends no codes on the side that a Relu leaves empty. Where it
+cannot, only what a channel always exceeds is taken off: max(0, least value, or mean - 3 deviations if that is less)
+(high-bias absorption, Nagel et al. 2019, section 4.1.3, with measured figures). Pure: takes links and their channels'
+extremes, gives changes of channels.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ def _offset(
     options: Absorption,
     step: float,
 ) -> tuple[Floats, tuple[float, float] | None]:
-    """Offsets `[C]`, and the limits of the clamp where they are not simply those of T moved along; `there`: extremes
-    where the clamp stands."""
+    """Return offsets `[C]`, and the limits of the clamp where they are not simply those of T moved along.
+
+    `there`: extremes where the clamp stands.
+    """
     centre = _whole_steps((seen.minimum + seen.maximum) / 2, step)
     whole = _whole_steps(np.full(link.channels, (seen.minimum.min() + seen.maximum.max()) / 2), step)
     clamp = None if link.clamp is None else graph.by_name[link.clamp]

@@ -26,8 +26,19 @@ ORTHOGONAL = 1e-6
 
 
 def mixed(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> Graph:
-    """The graph with rotations by stream; the topology stays as it is. Raises ArtifactError for one that the network
-    has no place for."""
+    """Return the graph with rotations by stream; the topology stays as it is.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        rotations: stream -> orthogonal matrix `[C, C]` float64.
+
+    Returns:
+        The graph with other constants.
+
+    Raises:
+        ArtifactError: for a rotation that the network has no place for.
+    """
     known, _ = streams(graph, topology)
     made: dict[str, Floats] = {}
     read: dict[str, Floats] = {}

@@ -1,7 +1,7 @@
-"""Where the channels of a tensor can be changed without changing the network: the layer that makes them, what lies
-between, and the layers that read them.
+"""Find where the channels of a tensor can be changed without changing the network.
 
-Takes graph and topology; gives every such link, and the reason of every layer's result that is none.
+That takes the layer that makes them, what lies between, and the layers that read them. The input is graph and topology;
+the result is every such link, and for every other layer's result the reason why it is none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from quantpipe.types import Form, Topology
 
 @dataclass(frozen=True)
 class Link:
-    """`tensor` is what the `readers` read; `channels` are those of the `maker`'s result, each of which is `repeats`
+    """Describe a tensor whose channels can be changed.
+
+    `tensor` is what the `readers` read; `channels` are those of the `maker`'s result, each of which is `repeats`
     channels of the tensor (a map flattened into features).
 
     `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
@@ -125,8 +127,10 @@ class _Finder:
         )
 
     def _reads(self, node: Node, tensor: str, axis: int) -> bool:
-        """Whether the node is a layer in integers that reads the tensor as its data, its channels along `axis`, and as
-        nothing else."""
+        """Return whether the node is a layer in integers that reads the tensor as its data and as nothing else.
+
+        The tensor's channels must lie along `axis`.
+        """
         kernel = self._topology.kernel_of.get(node.name)
         if kernel is None or kernel.weight is None or node.op not in COLUMNS:
             return False

@@ -22,8 +22,10 @@ IMAGES = 2
 
 @dataclass(frozen=True, eq=False)
 class ChannelExtremes:
-    """`[C]` float64 each, over all samples and places; C are the channels of the link's maker. `mean` and `deviation`
-    are NaN where they were not asked for."""
+    """Hold statistics per channel, `[C]` float64 each, over all samples and places.
+
+    C are the channels of the link's maker. `mean` and `deviation` are NaN where they were not asked for.
+    """
 
     minimum: Floats
     maximum: Floats
@@ -34,8 +36,17 @@ class ChannelExtremes:
 def channel_extremes(
     graph: Graph, found: Sequence[Link], samples: Samples, *, moments: bool = True
 ) -> Mapping[str, ChannelExtremes]:
-    """By tensor: of what each link's readers read, and of what its clamp gives. `moments`: with mean and deviation,
-    which take several times as long as extremes."""
+    """Return statistics of what each link's readers read, and of what its clamp gives, by tensor.
+
+    Args:
+        graph: the graph.
+        found: the links.
+        samples: the samples to run.
+        moments: whether mean and deviation are measured, which take several times as long as extremes.
+
+    Returns:
+        Tensor -> its statistics.
+    """
     if not found:
         return {}
     sums = {tensor: _Sums(link, moments) for link in found for tensor in (link.tensor, link.clamped)}

@@ -1,10 +1,12 @@
-"""Cross-layer equalization: channels of a tensor in units in which the rows of the layer that makes them and the
-columns of the layers that read them have the same range (Nagel et al. 2019, section 4.1).
+"""Equalize across layers: give a tensor's channels units in which maker and readers have the same range.
+
+The ranges are those of the rows of the layer that makes the channels and of the columns of the layers that read them
+(Nagel et al. 2019, section 4.1):
 
     factor = sqrt(range of the maker's row / range of the readers' column)
 
-pair after pair, until nothing moves. Takes links, their channels' extremes and the weights; gives changes of channels.
-Pure: no graph is run or written.
+This is done pair after pair, until nothing moves. Takes links, their channels' extremes and the weights; gives changes
+of channels. Pure: no graph is run or written.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ STILL = 1e-3
 
 @dataclass(frozen=True)
 class Equalization:
-    """`iterations`: most rounds over all pairs. `factors`: `real`, or `power_of_two` for factors 2^k only. `margin`:
-    how far below a clamp that cannot move the channels that it must not meet stay, as a share of its limit.
-    `per_channel`: also where weights have scales per channel."""
+    """State how channels are equalized.
+
+    `iterations`: most rounds over all pairs. `factors`: `real`, or `power_of_two` for factors 2^k only. `margin`: how
+    far below a clamp that cannot move the channels that it must not meet stay, as a share of its limit. `per_channel`:
+    also where weights have scales per channel.
+    """
 
     iterations: int = 20
     factors: str = "real"
@@ -59,8 +64,19 @@ def equalized(
     channel_bounds: bool,
     options: Equalization,
 ) -> dict[str, ChannelChange]:
-    """A change per link whose channels are better off in other units; offsets are 0. `channel_bounds`: whether the
-    device can bound each channel by itself."""
+    """Return a change per link whose channels are better off in other units; offsets are 0.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        found: the links.
+        extremes: statistics of the links' tensors.
+        channel_bounds: whether the device can bound each channel by itself.
+        options: how channels are equalized.
+
+    Returns:
+        Tensor -> its change.
+    """
     made = [link for link in found if not link.affine]
     pairs = [_Pair(graph, link, extremes, channel_bounds, options=options) for link in made]
     weights = {n: _weight(graph, topology, n) for p in pairs for n in (p.link.maker, *p.link.readers)}

@@ -35,16 +35,20 @@ STILL = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """A weight as the channels of a stream meet it: `values` `[S, T, C]`, the last axis being the stream's channels;
-    those along the axes `shared` have one scale."""
+    """Hold a weight as the channels of a stream meet it.
+
+    `values` is `[S, T, C]`, the last axis being the stream's channels; those along the axes `shared` have one scale.
+    """
 
     values: Floats = field(repr=False)
     shared: tuple[int, ...]
 
 
 def crest(faces: Iterable[Face]) -> float:
-    """Mean over the faces of the squared crest factor, each scale's weighted by the squares that it holds; 1 where all
-    weights are 0."""
+    """Return the mean over the faces of the squared crest factor.
+
+    Each scale's is weighted by the squares that it holds; 1 where all weights are 0.
+    """
     found = [1.0]
     for face in faces:
         squares = face.values**2
@@ -66,9 +70,19 @@ def flattest(
     iterations: int,
     apply: Callable[..., Iterable[Any]] = map,
 ) -> Floats:
-    """An orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the rotated faces small: steps
-    against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's transform. From
-    the identity on, so the same faces give the same matrix. `apply` shares the work on single faces among threads.
+    """Return an orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the faces small.
+
+    It takes steps against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's
+    transform, from the identity on; so the same faces give the same matrix.
+
+    Args:
+        faces: the weights around the stream.
+        channels: C.
+        iterations: most steps.
+        apply: shares the work on single faces among threads, as `map` would do it.
+
+    Returns:
+        M, float64.
     """
     alive = [(f, np.linalg.norm(f.values)) for f in faces]
     scaled = [Face((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]
@@ -110,10 +124,10 @@ def flattest(
 
 
 def _slope(face: Face, matrix: Rows) -> tuple[float, Rows]:
-    """The smoothed crest factor of a rotated face whose squares sum to 1, and its slope by infinitesimal rotations,
-    of which the skew part counts.
+    """Return the smoothed crest factor of a rotated face, and its slope by infinitesimal rotations.
 
-    With n values y to a scale, its share is n·(mean y^2p)^(1/p); the slope by y is 2·(mean y^2p)^(1/p - 1)·y^(2p - 1).
+    The squares of the face sum to 1. Of the slope the skew part counts. With n values y to a scale, its share is
+    n·(mean y^2p)^(1/p); the slope by y is 2·(mean y^2p)^(1/p - 1)·y^(2p - 1).
     """
     turned = face.values @ matrix.T
     squares = turned * turned

@@ -38,8 +38,20 @@ def rescale_channels(
     changes: Mapping[str, ChannelChange],
     rotations: Mapping[str, Floats] = MappingProxyType({}),
 ) -> tuple[Graph, Topology]:
-    """Graph and topology with streams rotated, then every change made. Raises ArtifactError for what the network has no
-    place for."""
+    """Return graph and topology with streams rotated, then every change made.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        changes: tensor -> the change of its channels.
+        rotations: stream -> orthogonal matrix `[C, C]` float64.
+
+    Returns:
+        The new graph and topology.
+
+    Raises:
+        ArtifactError: for what the network has no place for.
+    """
     if rotations:
         graph = mixed(graph, topology, rotations)
     if not changes:
@@ -63,8 +75,11 @@ def compose(first: ChannelChange, second: ChannelChange) -> ChannelChange:
 
 
 def clamp_limits(graph: Graph, node: Node) -> tuple[float, float] | None:
-    """Real limits of a clamp on the way; None where a change has given each channel its own already (it is a Max or a
-    Min then), as it may again."""
+    """Return the real limits of a clamp on the way.
+
+    The result is None where a change has given each channel its own already (it is a Max or a Min then), as it may
+    again.
+    """
     rule = rule_of(node)
     return rule.bounds(node, graph) if rule is not None and rule.family is Family.CLAMP else None
 

@@ -1,11 +1,11 @@
-"""Where the channels of tensors can be mixed without changing the network: tensors that only additions and other linear
-ops tie together, the layers that make them, and the layers that read them.
+"""Find where the channels of tensors can be mixed without changing the network.
 
-The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp behind them, additions, and
-the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a maker's weight becomes M W, its
-bias M b, a reader's weight W Mᵀ.
+Such a stream consists of tensors that only additions and other linear ops tie together, the layers that make them, and
+the layers that read them. The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp
+behind them, additions, and the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a
+maker's weight becomes M W, its bias M b, a reader's weight W Mᵀ.
 
-Takes graph and topology; gives every such stream, and for each layer whose result is in none why.
+The input is graph and topology; the result is every such stream, and for each layer whose result is in none why.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from quantpipe.types import Topology
 
 @dataclass(frozen=True)
 class Stream:
-    """`tensors`, `makers` and `readers` (nodes) are in graph order; the first tensor names the stream. `channels`: of
-    each of the tensors."""
+    """Describe tensors whose channels can be mixed together.
+
+    `tensors`, `makers` and `readers` (nodes) are in graph order; the first tensor names the stream. `channels`: of each
+    of the tensors.
+    """
 
     tensors: tuple[str, ...]
     makers: tuple[str, ...]
@@ -32,6 +35,7 @@ class Stream:
 
     @property
     def name(self) -> str:
+        """Return the name of the stream, which is its first tensor."""
         return self.tensors[0]
 
 
@@ -113,8 +117,10 @@ class _Finder:
         )
 
     def _carries(self, node: Node, tensor: str, reach: Callable[[str], None]) -> bool:
-        """Whether the same mixture in front of a node and behind it leaves what it does as it is; all tensors that must
-        be mixed then are reached."""
+        """Return whether the node does the same when its channels are mixed alike before it and after it.
+
+        All tensors that must be mixed then are reached.
+        """
         graph, rule, passage = self._graph, rule_of(node), PASSAGES.get(node.op)
         if rule is not None and rule.family is Family.SUM:
             ends = [*node.inputs, *node.outputs]

@@ -22,8 +22,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class RotationResult:
-    """The `matrix` `[C, C]` of one stream, and the mean squared `crest` factor of the weights around it, before and
-    after."""
+    """Hold the `matrix` `[C, C]` of one stream.
+
+    `crest`: the mean squared crest factor of the weights around it, before and after.
+    """
 
     matrix: Floats = field(repr=False)
     crest: tuple[float, float]
@@ -52,9 +54,21 @@ def rotations(
     *,
     apply: Callable[..., Iterable[Any]] = map,
 ) -> Mapping[str, RotationResult]:
-    """The rotations by stream that lower the crest factors of the weights around it; a stream that has nothing to gain
-    has none. A layer between two streams is rotated on both sides, so the crest factors are those of the network with
-    all of them."""
+    """Return the rotations by stream that lower the crest factors of the weights around it.
+
+    A stream that has nothing to gain has none. A layer between two streams is rotated on both sides, so the crest
+    factors are those of the network with all of them.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        found: the streams.
+        options: how a rotation is found.
+        apply: shares the work on single faces among threads, as `map` would do it.
+
+    Returns:
+        Stream -> its rotation.
+    """
     around = {stream: faces(graph, topology, stream) for stream in found}
     made: dict[Stream, Floats] = {}
     for stream, weights in around.items():

@@ -43,8 +43,11 @@ class Writer:
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
 
     def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
-        """Other limits for a clamp, one for each place of an axis (None: all are the same); names of nodes that were
-        put in front of it."""
+        """Give a clamp other limits, one for each place of an axis (None: all are the same).
+
+        Returns:
+            Names of the nodes that were put in front of it.
+        """
         tensor = node.outputs[0]
         rank, dtype = len(self._graph.shapes[tensor]), np.dtype(self._graph.dtypes[tensor])
         own = self._nodes[node.name]

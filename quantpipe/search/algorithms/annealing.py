@@ -37,6 +37,7 @@ class Annealing:
         whole("search.algorithm.reach", self.reach, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Walk from the first point to random neighbours, taking worse ones less and less often."""
         point = space.start
         (start,) = evaluate([point])
         energy = objective.energy(start, start)

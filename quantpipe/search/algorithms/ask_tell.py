@@ -29,7 +29,7 @@ Values = Callable[[Score], Sequence[float]]
 
 @contextmanager
 def quiet() -> Iterator[Any]:
-    """optuna without its log lines and its warnings about experimental options."""
+    """Yield optuna without its log lines and its warnings about experimental options."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -75,6 +75,7 @@ class Proposals:
 
     @property
     def exhausted(self) -> bool:
+        """Return whether every point of the space has been proposed."""
         return len(self.seen) >= self.space.size
 
     def forced(self) -> Point | None:

@@ -36,6 +36,7 @@ class Evolutionary:
         real("search.algorithm.mutation", self.mutation, above=0.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate what the evolution strategy proposes until every point has been seen."""
         (start,) = evaluate([space.start])
         best, score = space.start, start
         movable = [i for i, c in enumerate(space) if len(c.options) > 1]

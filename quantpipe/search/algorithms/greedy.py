@@ -46,6 +46,7 @@ class Greedy:
         object.__setattr__(self, "order", member("search.algorithm.order", self.order, Order))
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""
         (start,) = evaluate([space.start])
         if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
             self._while_it_holds(space, evaluate, objective, start)
@@ -90,8 +91,11 @@ class Greedy:
     def _ranks(
         self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score
     ) -> tuple[dict[int, tuple[float, float]], list[int], list[int]]:
-        """Choice -> rank, least first, for all choices that may save cost; the choices that are better for nothing; and
-        those that gain something for a cost, the most per cost first."""
+        """Return the ranks of the choices that may save cost, and the choices that gain something.
+
+        The first is choice -> rank, least first; then come the choices that are better at the same cost; then those
+        that gain something for a cost, the most per cost first.
+        """
         lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
         if self.order is Order.TOPOLOGICAL:
             return {i: (0.0, float(i)) for i in lowered}, [], []

@@ -31,6 +31,7 @@ class GreedyBackward:
         real("search.algorithm.decay", self.decay, least=1.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Start from the coarsest options and raise the choice that loses most, until the objective is met."""
         first = space.start
         (start,) = evaluate([first])
         last = {i: len(c.options) - 1 for i, c in enumerate(space) if len(c.options) > 1}

@@ -19,6 +19,7 @@ class GreedyEdge:
     """
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Go through the choices once and keep the best option of each."""
         point = space.start
         (score,) = evaluate([point])
         for i, choice in enumerate(space):

@@ -16,9 +16,10 @@ from quantpipe.types import ChoiceSpace, Point
 
 @dataclass(frozen=True)
 class Grid:
-    """Every point, `batch` at a time: the most precise one, then all that are one option coarser in sum, then two, …
+    """Evaluate every point, `batch` at a time.
 
-    A space larger than the budget is walked until the budget ends; what was seen then is its most precise corner.
+    The most precise point comes first, then all that are one option coarser in sum, then two, and so on. A space larger
+    than the budget is walked until the budget ends; what was seen then is its most precise corner.
     """
 
     batch: int = 16
@@ -27,6 +28,7 @@ class Grid:
         whole("search.algorithm.batch", self.batch, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate all points in the order of how much coarser they are in sum."""
         evaluate([space.start])
         last = [len(c.options) - 1 for c in space]
         points = itertools.chain.from_iterable(_level(last, total) for total in range(1, sum(last) + 1))

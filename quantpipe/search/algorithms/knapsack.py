@@ -56,6 +56,7 @@ class Knapsack:
         whole("search.algorithm.rounds", self.rounds, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Probe single options, plan the best combinations as if losses added up, and evaluate the plans."""
         (start,) = evaluate([space.start])
         run = _Run(space, evaluate, objective, space.start, start)
         run.levels()
@@ -73,8 +74,10 @@ class Knapsack:
 
 @dataclass
 class _Run:
-    """One search: what it may ask, what it knows, and the best combination it has seen (single probes aside, where
-    cost is what is minimized)."""
+    """Hold one search: what it may ask, what it knows, and the best combination it has seen.
+
+    Where cost is what is minimized, single probes do not count as combinations.
+    """
 
     space: ChoiceSpace
     evaluate: Evaluate
@@ -93,8 +96,11 @@ class _Run:
         self.within_cost = self.objective.cost_limit is not None
 
     def levels(self) -> None:
-        """The coarsest level that holds (of a cost limit: the most precise one), by bisection. All of them where cost
-        and value are weighed, and where nothing says that the most precise one is the best."""
+        """Find by bisection the coarsest level that is feasible; of a cost limit, the most precise one.
+
+        All levels are evaluated where cost and value are weighed, and where nothing says that the most precise one is
+        the best.
+        """
         if self.objective.open_ended or self.objective.feasible(self.start) == self.within_cost:
             points = levels(self.space)[1:]
             for index, (point, score) in enumerate(zip(points, self.evaluate(points), strict=True), start=1):
@@ -114,8 +120,10 @@ class _Run:
                 low = middle
 
     def rebase(self) -> None:
-        """Probe from a level instead, where one has a better value than the most precise point: sums that overflow can
-        do that, and what an option loses beside a broken sum says little."""
+        """Probe from a level instead, where one has a better value than the most precise point.
+
+        Sums that overflow can have this effect, and what an option loses beside a broken sum says little.
+        """
         point, score = self.best
         if self.objective.open_ended or not score.value > self.start.value:
             return
@@ -123,8 +131,11 @@ class _Run:
         self.model = Additive(self.space, point, score)
 
     def move(self) -> None:
-        """Within a cost: probe from the best point seen, once it loses less than the base. What an option loses beside
-        others that are settled is what counts, and where losses do not quite add up, that differs."""
+        """Probe from the best point seen, within a cost limit, once it loses less than the base.
+
+        What counts is what an option loses beside others that are settled. That differs where losses do not quite add
+        up.
+        """
         point, score = self.best
         if self.within_cost and score.value > self.start.value and self.objective.feasible(score):
             self.model = self.model.moved(point, score)
@@ -236,8 +247,10 @@ class _Run:
                 return
 
     def _spread(self, table: Table, rounds: int) -> Iterator[tuple[Point, Score]]:
-        """Plans where cost and value are weighed: by several prices of cost, or, for a front, by costs from the least
-        to the greatest."""
+        """Yield plans where cost and value are weighed.
+
+        They are made by several prices of cost, or, for a front, by costs from the least to the greatest.
+        """
         if self.objective.form is Form.WEIGHTED:
             price = self.objective.trade / self.objective.cost_unit
             plans = [weighed(table, price * factor) for factor in _PRICES[:rounds]]

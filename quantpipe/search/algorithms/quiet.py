@@ -12,8 +12,9 @@ _STDOUT = 1
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Drops what is written to standard output's descriptor meanwhile, by C code or by other threads: for short calls
-    only. Python's own text and what C code wrote before are not lost. Nothing is done where the descriptor is closed.
+    """Drop what C code or other threads write to standard output's descriptor meanwhile; for short calls only.
+
+    Python's own text and what C code wrote before are not lost. Nothing is done where the descriptor is closed.
     """
     try:
         kept = os.dup(_STDOUT)

@@ -25,6 +25,7 @@ class RandomSearch:
         whole("search.algorithm.batch", self.batch, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate the first point and then random points, `batch` at a time, until all have been seen."""
         evaluate([space.start])
         seen = {space.start}
         options = np.array([len(c.options) for c in space], dtype=np.int64)

@@ -43,6 +43,7 @@ class Surrogate:
         real("search.algorithm.learning_rate", self.learning_rate, above=0.0, most=1.0)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate the levels, then neighbours of the best points, then points that a fitted model predicts as good."""
         first = levels(space)
         known = dict(zip(first, evaluate(first), strict=True))
         start = known[space.start]
@@ -133,7 +134,7 @@ def _view(objective: Objective, rng: np.random.Generator) -> Objective:
 
 
 def _scaled(loss: float) -> float:
-    """sign · log(1 + |loss|): a broken model is bad, not a million times as bad."""
+    """Return sign · log(1 + |loss|): a broken model is bad, not a million times as bad."""
     return math.log(1e9) if not math.isfinite(loss) else math.copysign(math.log1p(abs(loss)), loss)
 
 

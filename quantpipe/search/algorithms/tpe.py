@@ -36,6 +36,7 @@ class Tpe:
         whole("search.algorithm.candidates", self.candidates, least=1)
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate what optuna's tree-structured Parzen estimator proposes until every point has been seen."""
         (start,) = evaluate([space.start])
         best, score = space.start, start
         movable = [i for i, c in enumerate(space) if len(c.options) > 1]

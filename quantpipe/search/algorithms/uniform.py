@@ -16,4 +16,5 @@ class Uniform:
     """Asks for the most precise point, and nothing else."""
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
+        """Evaluate the first point alone."""
         evaluate([space.start])

@@ -1,0 +1,7 @@
+"""Which nodes stay in float before anything is searched, by what ranges and measurements say (`precision=auto`)."""
+
+from quantpipe.precision.moves import Move, moves_of, named
+from quantpipe.precision.ranges import Finding, FindingKind, findings_of
+from quantpipe.precision.selection import Selection, Tried
+
+__all__ = ["Finding", "FindingKind", "Move", "Selection", "Tried", "findings_of", "moves_of", "named"]

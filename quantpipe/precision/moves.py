@@ -1,0 +1,104 @@
+"""What may be left in float together: nodes with the same role in repeated blocks are one move.
+
+A transformer of six layers adds six masks and twelve residuals. No single one of them brings back what all six lost, so
+that a search by single nodes sees no gain anywhere; the role is the unit that measurements can tell something of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.cost import macs
+
+MOST_ROLES = 16
+"""More roles than this are taken together, by what lies nearer around a node, so that a budget can measure each."""
+
+STEPS = 2
+"""How far around a node its role looks."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """Nodes that are left in float, or not, as one. `share`: of the model's multiply-accumulates."""
+
+    nodes: tuple[str, ...]
+    op: str
+    share: float
+
+    @property
+    def heavy(self) -> bool:
+        """Whether the nodes do the multiplications that integers are there for."""
+        return self.share > 0
+
+    def halves(self) -> tuple[Move, ...]:
+        """Return the two halves in execution order; nothing of a single node."""
+        middle = len(self.nodes) // 2
+        if middle == 0:
+            return ()
+        parts = (self.nodes[:middle], self.nodes[middle:])
+        return tuple(Move(part, self.op, self.share * len(part) / len(self.nodes)) for part in parts)
+
+
+def named(move: Move) -> str:
+    """Return what a table says of a move: the op, how many, the first and the last node."""
+    if len(move.nodes) == 1:
+        return f"{move.op} {move.nodes[0]}"
+    return f"{len(move.nodes)} x {move.op}: {move.nodes[0]} to {move.nodes[-1]}"
+
+
+def moves_of(graph: Graph, nodes: Collection[str]) -> tuple[Move, ...]:
+    """Return the roles that `nodes` fall into, in execution order of their first nodes.
+
+    Two nodes have one role where they have the same op, constants of the same shapes, and neighbours of the same roles
+    up to `STEPS` away (colours of Weisfeiler and Lehman); fewer steps where that makes more than `MOST_ROLES` roles.
+    """
+    chosen = [node for node in graph.nodes if node.name in nodes]
+    total = sum(macs(node, graph) for node in graph.nodes) or 1
+    parts: Mapping[object, list[Node]] = {}
+    for steps in range(STEPS, -1, -1):
+        colour = _colours(graph, steps)
+        parts = _parted(chosen, [(node.op, macs(node, graph) > 0, colour[node.name]) for node in chosen])
+        if len(parts) <= MOST_ROLES:
+            break
+    else:
+        parts = _parted(chosen, [(node.op, macs(node, graph) > 0) for node in chosen])
+    return tuple(
+        Move(tuple(n.name for n in part), part[0].op, sum(macs(n, graph) for n in part) / total)
+        for part in parts.values()
+    )
+
+
+def _parted(nodes: Sequence[Node], keys: Sequence[object]) -> dict[object, list[Node]]:
+    parts: dict[object, list[Node]] = {}
+    for node, key in zip(nodes, keys, strict=True):
+        parts.setdefault(key, []).append(node)
+    return parts
+
+
+def _colours(graph: Graph, steps: int) -> dict[str, int]:
+    """Node -> a number that two nodes share where they look alike up to `steps` away."""
+    colour = _numbered({n.name: (n.op, _constants(graph, n), len(n.outputs)) for n in graph.nodes})
+    for _ in range(steps):
+        around: dict[str, object] = {}
+        for node in graph.nodes:
+            before = tuple(_colour_of(graph, t, colour) for t in node.inputs)
+            after = sorted(colour[r.name] for t in node.outputs for r, _ in graph.consumers.get(t, ()))
+            around[node.name] = (colour[node.name], before, tuple(after))
+        colour = _numbered(around)
+    return colour
+
+
+def _constants(graph: Graph, node: Node) -> tuple[object, ...]:
+    return tuple(graph.shapes.get(t, ()) if t and graph.is_constant(t) else None for t in node.inputs)
+
+
+def _colour_of(graph: Graph, tensor: str, colour: Mapping[str, int]) -> int:
+    producer = graph.producers.get(tensor)
+    return -1 if producer is None else colour[producer.name]
+
+
+def _numbered(keys: Mapping[str, object]) -> dict[str, int]:
+    numbers: dict[object, int] = {}
+    return {name: numbers.setdefault(key, len(numbers)) for name, key in keys.items()}

@@ -1,0 +1,158 @@
+"""What calibrated ranges alone say against integers: masks, tensors that never varied, and parts that lie far apart.
+
+A scale serves all values of a tensor. Where a mask of -3.4e38 is added to attention scores, or a Concat joins boxes of
+several hundred with probabilities, the step of the common scale is greater than every value that matters. A tensor that
+depends on an input and was constant in all calibration samples (the mask of samples that were never padded) has a range
+that says nothing of other samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.masks import ADDING, JOINING, OF_SHAPES, SELECTING
+from quantpipe.types import Kernel, Profile, TensorStats, Topology
+
+MASK_RATIO = 1e4
+"""A sentinel is so many times as large as the values it is added to: eight bits keep none of these beside it."""
+
+APART_RATIO = 100.0
+"""Parts of a Concat whose ranges differ by more leave the smaller one two levels of 255, or fewer."""
+
+
+class FindingKind(StrEnum):
+    """What a range says."""
+
+    MASK = "mask"
+    CONSTANT = "constant in calibration"
+    APART = "ranges far apart"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One statement: of `tensor`, at `node`, in words."""
+
+    kind: FindingKind
+    node: str
+    tensor: str
+    note: str
+
+
+def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[Finding, ...]:
+    """Return what the ranges of operands say, in execution order.
+
+    Args:
+        graph: The clean model.
+        topology: The kernels whose operands are looked at.
+        profile: Statistics of activations; tensors without any are passed over.
+        nodes: The kernels of the topology that could run in float.
+    """
+    found: list[Finding] = []
+    for kernel in topology.kernels:
+        if kernel.node not in nodes:
+            continue
+        node = graph.by_name[kernel.node]
+        found += _constant(graph, node, kernel, profile.tensors)
+        if node.op in (*ADDING, *SELECTING):
+            found += _mask(graph, node, kernel, profile.tensors)
+        if node.op in JOINING:
+            found += _apart(node, kernel, profile.tensors)
+    return tuple(found)
+
+
+def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+    return [
+        Finding(
+            FindingKind.CONSTANT,
+            node.name,
+            tensor,
+            f"{tensor} depends on an input and was {stats[tensor].minimum:.4g} in all calibration samples; its range "
+            "says nothing of others",
+        )
+        for tensor in dict.fromkeys(o.tensor for o in kernel.operands)
+        if tensor in stats and _never_varied(stats[tensor]) and depends_on_values(graph, tensor)
+    ]
+
+
+def _never_varied(stats: TensorStats) -> bool:
+    return stats.count > 1 and stats.minimum == stats.maximum and not stats.nonfinite
+
+
+def depends_on_values(graph: Graph, tensor: str) -> bool:
+    """Whether a tensor depends on the values of an input of the model, and not on shapes alone."""
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        name = waiting.pop()
+        if name in graph.input_names:
+            return True
+        producer = graph.producers.get(name)
+        if producer is None or producer.op in OF_SHAPES:
+            continue
+        new = {t for t in (*producer.inputs, *producer.captured) if t} - seen
+        seen |= new
+        waiting += new
+    return False
+
+
+def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+    """Find a sentinel among the operands: so large that nothing is left of the others where they share its scale."""
+    sizes = {o.tensor: _size(graph, o.tensor, stats) for o in kernel.operands}
+    sizes |= {t: _size(graph, t, stats) for t in node.inputs if graph.is_constant(t) and t not in sizes}
+    known = {tensor: size for tensor, size in sizes.items() if size is not None}
+    if len(known) < 2:
+        return []
+    mask = max(known, key=lambda tensor: known[tensor])
+    values = {t: s for t, s in known.items() if t != mask and not graph.is_constant(t) and s > 0}
+    if not values or not _is_sentinel(graph, node, mask, stats):
+        return []
+    least = min(values, key=lambda tensor: values[tensor])
+    if known[mask] < MASK_RATIO * values[least]:
+        return []
+    note = f"{mask} masks with values up to {known[mask]:.3g}, beside which {least} (up to {values[least]:.3g}) is lost"
+    return [Finding(FindingKind.MASK, node.name, mask, note)]
+
+
+def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, TensorStats]) -> bool:
+    """Return whether the large operand leaves the others as they are at some elements.
+
+    It does where the op chooses (Where, Max, Min), or where it is near zero there.
+    """
+    if node.op in SELECTING:
+        return True
+    if graph.is_constant(mask):
+        values = np.abs(graph.constant(mask)).ravel()
+        return bool(values.size and values.min() <= values.max() / MASK_RATIO)
+    found = stats[mask]
+    if not found.full:
+        return True
+    middle = len(found.histogram) // 2
+    return bool(found.histogram[middle - 1 : middle + 1].sum() > 0)
+
+
+def _apart(node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:
+    sizes = {o.tensor: stats[o.tensor].absolute_maximum for o in kernel.operands if o.tensor in stats}
+    sizes = {tensor: size for tensor, size in sizes.items() if size > 0}
+    if len(sizes) < 2:
+        return []
+    least, most = min(sizes, key=lambda t: sizes[t]), max(sizes, key=lambda t: sizes[t])
+    if sizes[most] < APART_RATIO * sizes[least]:
+        return []
+    note = f"{node.name} joins {least} (up to {sizes[least]:.3g}) and {most} (up to {sizes[most]:.3g}) under one scale"
+    return [Finding(FindingKind.APART, node.name, least, note)]
+
+
+def _size(graph: Graph, tensor: str, stats: Mapping[str, TensorStats]) -> float | None:
+    """The largest magnitude of a tensor, infinite where it holds an infinity; None where nothing is known of it."""
+    if graph.is_constant(tensor):
+        values = graph.constant(tensor)
+        real = values.size and np.issubdtype(values.dtype, np.floating)
+        return float(np.max(np.abs(values))) if real else None
+    if tensor not in stats:
+        return None
+    return math.inf if stats[tensor].nonfinite else stats[tensor].absolute_maximum

@@ -1,0 +1,155 @@
+"""Which moves into float are worth it, by measured losses, within a budget of evaluations.
+
+The order is from certain to doubtful. First what ranges say. Then, while the loss is beyond repair: all light moves at
+once, which shows what float could gain at most; each of them taken back alone, which shows what it is needed for; as
+many taken back as the loss allows, those that save most for the least harm first; what is left is split, as long as
+the budget lasts. Last, single moves of layers that multiply, each of which must mend a good part of the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from quantpipe.precision.moves import Move, named
+
+Measured = tuple[float, float]
+"""(loss, cost) of a set of nodes in float."""
+
+WORTH = 0.7
+"""A step is worth it where it leaves at most this share of the loss."""
+
+MARGIN = 1.25
+"""The loss that is accepted, in those that float could reach at best, where that is above the aim."""
+
+HEAVY_SHARE = 0.25
+"""Most of the model's multiply-accumulates that may be left in float."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One measured set of nodes in float: what was asked, and what came out."""
+
+    what: str
+    loss: float
+    cost: float
+    nodes: frozenset[str]
+
+
+@dataclass(eq=False)
+class Selection:
+    """A search over nodes in float that always holds its best answer so far.
+
+    `measure`: (loss, cost) of a set of nodes in float; it may raise what ends the search, and `floats` is the answer
+    then. `certain`: nodes whose ranges cannot be trusted, `doubted`: nodes whose ranges hold masks or parts far apart;
+    `light`, `heavy`: what else may move. `above`: the loss up to which nothing is done; `aim`: the loss to reach.
+    """
+
+    measure: Callable[[frozenset[str]], Measured]
+    certain: frozenset[str]
+    doubted: frozenset[str]
+    light: Sequence[Move]
+    heavy: Sequence[Move]
+    above: float
+    aim: float
+    floats: frozenset[str] = frozenset()
+    tried: list[Tried] = field(default_factory=list)
+
+    @property
+    def taken(self) -> Tried:
+        """What was measured of the answer."""
+        return next(t for t in reversed(self.tried) if t.nodes == self.floats)
+
+    def run(self) -> None:
+        """Measure and decide. Whatever `measure` raises passes through, with `floats` as far as they are known."""
+        found = self._try("as the device runs it", frozenset())
+        if self.certain:
+            self.floats = self.certain
+            found = self._try("constant in calibration: in float", self.floats)
+        if found[0] <= self.above:
+            return
+        if self.doubted - self.floats:
+            wider = self.floats | self.doubted
+            better = self._try("masks and parts far apart: in float", wider)
+            if better[0] <= WORTH * found[0]:
+                self.floats, found = wider, better
+            if found[0] <= self.above:
+                return
+        found = self._light(found)
+        if found[0] > self.above:
+            self._heavy(found)
+
+    def _light(self, before: Measured) -> Measured:
+        """All light moves, and then as few as the loss allows."""
+        moves = [m for m in self.light if not self.floats.issuperset(m.nodes)]
+        if not moves:
+            return before
+        kept, whole = self.floats, _with(self.floats, moves)
+        best = self._try("everything that multiplies nothing: in float", whole)
+        if best[0] > WORTH * before[0]:
+            return before
+        self.floats, goal = whole, max(self.aim, MARGIN * best[0])
+        harm: dict[Move, float] = {}
+        for move in moves:
+            back = self._try(f"{named(move)}: back to integers", whole - (set(move.nodes) - kept))
+            saved = best[1] - back[1]
+            harm[move] = max(back[0] - best[0], 0.0) / saved if saved > 0 else float("inf")
+        order = sorted((m for m in moves if harm[m] < float("inf")), key=lambda m: harm[m])
+        found, back_again = self._most(kept, whole, order, goal, best=best)
+        return self._split(kept, [m for m in moves if m not in back_again], goal, found)
+
+    def _most(
+        self, kept: frozenset[str], whole: frozenset[str], order: Sequence[Move], goal: float, *, best: Measured
+    ) -> tuple[Measured, Sequence[Move]]:
+        """As many of the first moves back in integers as the goal allows, by bisection: harm adds up, roughly."""
+        low, high, found = 0, len(order), best
+        while low < high:
+            middle = (low + high + 1) // 2
+            nodes = whole - (_with(frozenset(), order[:middle]) - kept)
+            measured = self._try(f"{middle} of {len(order)} roles: back to integers", nodes)
+            if measured[0] <= goal:
+                low, found, self.floats = middle, measured, nodes
+            else:
+                high = middle - 1
+        return found, order[:low]
+
+    def _split(self, kept: frozenset[str], moves: Iterable[Move], goal: float, found: Measured) -> Measured:
+        """What is left in float, in halves: a role of which one block needs float need not be float in all."""
+        waiting = [half for move in moves for half in move.halves()]
+        while waiting:
+            part = waiting.pop(0)
+            nodes = self.floats - (set(part.nodes) - kept)
+            if nodes == self.floats:
+                continue
+            measured = self._try(f"{named(part)}: back to integers", nodes)
+            if measured[0] <= goal and measured[1] < found[1]:
+                self.floats, found = nodes, measured
+            else:
+                waiting += part.halves()
+        return found
+
+    def _heavy(self, found: Measured) -> Measured:
+        """Layers that multiply, those that mend most first."""
+        share, gains = 0.0, []
+        for move in self.heavy:
+            if move.share <= HEAVY_SHARE and not self.floats.issuperset(move.nodes):
+                measured = self._try(f"{named(move)}: in float", self.floats | set(move.nodes))
+                if measured[0] <= WORTH * found[0]:
+                    gains.append((measured[0], move, measured))
+        for _, move, alone in sorted(gains, key=lambda gain: gain[0]):
+            if found[0] <= self.aim or share + move.share > HEAVY_SHARE:
+                continue
+            nodes = self.floats | set(move.nodes)
+            measured = self._try(f"{named(move)}: in float, too", nodes) if share else alone
+            if measured[0] <= WORTH * found[0]:
+                self.floats, found, share = nodes, measured, share + move.share
+        return found
+
+    def _try(self, what: str, nodes: frozenset[str]) -> Measured:
+        loss, cost = self.measure(nodes)
+        self.tried.append(Tried(what, loss, cost, nodes))
+        return loss, cost
+
+
+def _with(nodes: frozenset[str], moves: Iterable[Move]) -> frozenset[str]:
+    return nodes.union(*(m.nodes for m in moves))

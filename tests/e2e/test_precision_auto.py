@@ -1,0 +1,186 @@
+"""precision=auto through the whole program: what stays in float, and that a run can be ended, damaged and replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from tests.e2e.data_models import normal, write
+from tests.e2e.program import Program
+
+pytestmark = pytest.mark.program
+
+BLOCKS = 3
+
+
+def attention(path: Path, infinite: bool = False) -> str:
+    """x [N, 6, 8], keep [N, 1, 6] -> y [N, 6, 8]: blocks of attention with (1 - keep) · -1e9 on the scores; `infinite`:
+    with minus infinity where keep is 0.
+    """
+    nodes, constants = [], {"one": np.float32(1.0), "low": np.float32(-1e9)}
+    nodes += [
+        helper.make_node("Sub", ["one", "keep"], ["away"], name="away"),
+        helper.make_node("Mul", ["away", "low"], ["mask"], name="mask"),
+    ]
+    if infinite:
+        constants |= {"half": np.float32(0.5), "never": np.float32(-np.inf), "zero": np.float32(0.0)}
+        nodes = [
+            helper.make_node("Greater", ["keep", "half"], ["kept"], name="kept"),
+            helper.make_node("Where", ["kept", "zero", "never"], ["mask"], name="mask"),
+        ]
+    x = "x"
+    for block in range(BLOCKS):
+        for part in "qkv":
+            constants[f"w{part}{block}"] = normal(10 * block + ord(part), 8, 8)
+            name = f"{part}{block}"
+            nodes.append(helper.make_node("MatMul", [x, f"w{part}{block}"], [name], name=name))
+        nodes += [
+            helper.make_node("Transpose", [f"k{block}"], [f"t{block}"], name=f"t{block}", perm=[0, 2, 1]),
+            helper.make_node("MatMul", [f"q{block}", f"t{block}"], [f"s{block}"], name=f"scores{block}"),
+            helper.make_node("Add", [f"s{block}", "mask"], [f"m{block}"], name=f"apply{block}"),
+            helper.make_node("Softmax", [f"m{block}"], [f"p{block}"], name=f"softmax{block}", axis=-1),
+            helper.make_node("MatMul", [f"p{block}", f"v{block}"], [f"o{block}"], name=f"mix{block}"),
+            helper.make_node("Add", [x, f"o{block}"], [f"x{block}"], name=f"residual{block}"),
+        ]
+        x = f"x{block}"
+    nodes[-1].output[0] = "y"
+    inputs = [("x", ["N", 6, 8], "float32"), ("keep", ["N", 1, 6], "float32")]
+    return write(path, nodes, inputs, [("y", ["N", 6, 8], "float32")], constants)
+
+
+def data(program: Program, padded: bool = True) -> tuple[str, ...]:
+    keep = np.ones((160, 1, 6), np.float32)
+    if padded:
+        keep[np.arange(160) % 2 == 0, :, 4:] = 0.0
+    np.savez(program.cwd / "x.npz", x=normal(7, 160, 6, 8, scale=1.0), keep=keep)
+    return "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", attention(program.cwd / "net.onnx")
+
+
+def decided(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "precision" / "precision.json").read_text())
+    return found
+
+
+def test_masks_stay_in_float_and_are_named(program: Program) -> None:
+    given = data(program)
+    lost = program.run(*given, "precision=none", folder="none")
+    found = program.run(*given)
+    assert found.code == 0, found.err
+    rows = [run.report["outputs"][0]["sqnr_db"] for run in (lost, found)]
+    assert rows[0] < 5 and rows[1] > 15, rows
+    precision = found.report["precision"]
+    assert set(precision["float"]) >= {f"apply{n}" for n in range(BLOCKS)}
+    assert not any(name.startswith(("q", "k", "v")) for name in precision["float"]), "layers keep their integers"
+    role = next(row for row in precision["roles"] if "apply0" in row["role"])
+    assert role["nodes"] == BLOCKS and role["why"] == "mask"
+    assert "apply0" in found.out and "loss" in found.out
+    assert "apply0 to apply2" in (found.folder / "evaluate" / "report.html").read_text()
+    assert found.report["agreement"]["differing"] == 0
+
+
+def test_masks_of_minus_infinity_do_as_well(program: Program) -> None:
+    given = data(program)[:2]
+    found = program.run(*given, attention(program.cwd / "infinite.onnx", infinite=True))
+    assert found.code == 0, found.err
+    assert found.report["outputs"][0]["sqnr_db"] > 15 and found.report["agreement"]["differing"] == 0
+    assert set(found.report["precision"]["float"]) >= {f"apply{n}" for n in range(BLOCKS)}
+
+
+def test_an_unpadded_mask_is_warned_of_and_not_frozen(program: Program) -> None:
+    given = data(program, padded=False)
+    found = program.run(*given)
+    assert found.code == 0, found.err
+    said = [text for text in found.report["warnings"] if "constant in all calibration samples" in text]
+    assert len(said) == 1 and "padded" in said[0]
+    assert {f"apply{n}" for n in range(BLOCKS)} <= set(found.report["precision"]["float"])
+    # The model that was never shown a padded sample runs padded ones as the float model does.
+    import onnxruntime as ort
+
+    x = normal(9, 4, 6, 8, scale=1.0)
+    keep = np.ones((4, 1, 6), np.float32)
+    keep[:, :, 3:] = 0.0
+    feeds = {"x": x, "keep": keep}
+    expected = ort.InferenceSession(str(program.cwd / "net.onnx")).run(None, feeds)[0]
+    got = ort.InferenceSession(str(found.folder / "realize" / "model.onnx")).run(None, feeds)[0]
+    assert 10 * np.log10(np.var(expected) / np.mean((expected - got) ** 2)) > 15
+
+
+def test_a_model_that_loses_little_is_left_as_it_was(program: Program) -> None:
+    with_it = program.run(folder="auto")
+    without = program.run("precision=none", folder="none")
+    assert with_it.strategy == without.strategy
+    assert with_it.report["precision"]["evaluations"] == 1 and not with_it.report["precision"]["float"]
+    assert without.report["precision"]["why_not"] == "precision=none"
+
+
+def test_the_strategy_replays_without_the_stage(program: Program) -> None:
+    given = data(program)
+    found = program.run(*given)
+    replayed = program.run(
+        *given, "command=replay", f"strategy={found.folder / 'search' / 'strategy.json'}", folder="replay"
+    )
+    assert replayed.code == 0, replayed.err
+    assert replayed.strategy == found.strategy
+    assert replayed.report["metrics"]["realized"] == found.report["metrics"]["realized"]
+
+
+def test_what_was_decided_is_taken_from_the_folder_and_made_again_where_it_is_damaged(program: Program) -> None:
+    given = data(program)
+    first = program.run(*given)
+    place = first.folder / "precision"
+    again = program.run(*given)
+    assert "stay in float" not in again.out.split("│")[0], "nothing is decided again"
+    assert again.strategy == first.strategy
+    trials = (place / "trials.jsonl").read_text().splitlines()
+    (place / "trials.jsonl").write_text("\n".join(trials[:3]) + "\n")
+    (place / "precision.json").write_text((place / "precision.json").read_text().replace("apply1", "apply0"))
+    mended = program.run(*given)
+    assert "is damaged" in mended.err
+    assert mended.strategy == first.strategy
+    assert (place / "trials.jsonl").read_text().splitlines()[:3] == trials[:3]
+    assert decided(first.folder)["float"] == first.report["precision"]["float"]
+
+
+def test_another_objective_is_refused_where_decisions_lie(program: Program) -> None:
+    given = data(program)
+    assert program.run(*given).code == 0
+    refused = program.run(*given, "precision.loss_above=0.5")
+    assert "precision" in refused.paragraph and "another run" in refused.paragraph
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("precision.mode=often", "precision.mode"),
+        ("precision.max_evaluations=0", "precision.max_evaluations"),
+        ("precision.loss_above=-1", "precision.loss_above"),
+        ("precision.above=1", "loss_above"),
+    ],
+)
+def test_bad_options_are_named(program: Program, override: str, words: str) -> None:
+    assert words in program.run(override).paragraph
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (("annotate.choices=[bits,float]",), "annotate.choices"),
+        (("search.weights=recovered", "search.max_evaluations=2"), "search.weights"),
+    ],
+)
+def test_what_stands_against_the_stage_is_said(program: Program, given: tuple[str, ...], why: str) -> None:
+    found = program.run(*given)
+    assert found.code == 0, found.err
+    assert why in found.report["precision"]["why_not"] and not (found.folder / "precision").exists()
+
+
+def test_a_short_budget_ends_with_the_best_so_far(program: Program) -> None:
+    given = data(program)
+    found = program.run(*given, "precision.max_evaluations=2")
+    precision = found.report["precision"]
+    assert found.code == 0 and precision["evaluations"] == 2 and len(precision["trials"]) == 2
+    assert precision["loss_after"] <= precision["loss_before"]

@@ -1,0 +1,102 @@
+"""What ranges alone say, on small graphs whose statistics are those of real samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.variants import Topologies
+from quantpipe.calibrate.measure import measure
+from quantpipe.precision import FindingKind, findings_of
+from quantpipe.precision.ranges import depends_on_values
+from tests.ops.line import ArraySamples, Net, line, load
+
+RNG = np.random.default_rng(3)
+SCORES = RNG.standard_normal((16, 8)).astype(np.float32)
+HALF = np.where(RNG.random((16, 8)) < 0.5, 1.0, 0.0).astype(np.float32)
+
+
+def said(net: Net, **inputs: NDArray[Any]) -> dict[str, tuple[FindingKind, str]]:
+    """Node -> what the ranges of its operands say first, and of which tensor."""
+    samples = ArraySamples(inputs)
+    made = line(load(net, lambda graph: samples), "ort_cpu", samples=samples)
+    given = (made.graph, made.spec, made.schema, AnnotateOptions())
+    variants = Topologies(*given, floatable=Topologies(*given).may_float)
+    profile = measure(made.graph, variants.measured, samples, 1024)
+    found = findings_of(made.graph, variants.base, profile, frozenset(variants.may_float))
+    return {finding.node: (finding.kind, finding.tensor) for finding in reversed(found)}
+
+
+def masked(low: float, op: str = "Add") -> Net:
+    """Scores of a dense layer, to which (1 - keep) · low is added, in front of another layer."""
+    net = Net()
+    x, keep = net.input(None, 8), net.input(None, 8, name="keep")
+    scores = net.dense(x, 8, 8, name="scores")
+    away = net.node("Mul", keep, net.constant(np.float32(-low)), name="away")
+    mask = net.node("Add", away, net.constant(np.float32(low)), name="mask", output="mask_out")
+    kept = net.node("Softmax", net.node(op, scores, mask, name="apply"), axis=-1)
+    net.output(net.dense(kept, 8, 4, name="last"))
+    return net
+
+
+@pytest.mark.parametrize("low", [-3.4e38, -1e9, -1e5])
+def test_a_mask_is_found_by_what_it_is_added_to(low: float) -> None:
+    assert said(masked(low), x=SCORES, keep=HALF)["apply"] == (FindingKind.MASK, "mask_out")
+
+
+def test_a_bias_of_the_usual_size_is_no_mask() -> None:
+    assert "apply" not in said(masked(-100.0), x=SCORES, keep=HALF)
+
+
+def test_large_numbers_that_are_nowhere_near_zero_are_no_mask() -> None:
+    net = Net()
+    x, y = net.input(None, 8), net.input(None, 8, name="y")
+    net.output(net.dense(net.node("Add", net.dense(x, 8, 8), y, name="sum"), 8, 4))
+    far = (1e6 + 1e5 * RNG.standard_normal((16, 8))).astype(np.float32)
+    assert "sum" not in said(net, x=SCORES, y=far)
+    holes = np.where(HALF > 0, far, 0).astype(np.float32)
+    assert said(net, x=SCORES, y=holes)["sum"] == (FindingKind.MASK, "y")
+
+
+def test_a_constant_mask_is_found() -> None:
+    net = Net()
+    x = net.input(None, 8)
+    triangle = net.constant(np.float32([0, 0, 0, 0, -1e9, -1e9, -1e9, -1e9]), "triangle")
+    net.output(net.dense(net.node("Add", net.dense(x, 8, 8), triangle, name="causal"), 8, 4))
+    assert said(net, x=SCORES)["causal"] == (FindingKind.MASK, "triangle")
+
+
+def test_a_tensor_that_never_varied_is_found_where_it_depends_on_an_input() -> None:
+    found = said(masked(-1e5), x=SCORES, keep=np.ones((16, 8), np.float32))
+    assert found["apply"] == (FindingKind.CONSTANT, "mask_out"), "a mask of samples that were never padded"
+    assert not said(masked(-100.0), x=SCORES, keep=HALF)
+
+
+def test_parts_of_a_concat_that_lie_far_apart_are_found() -> None:
+    def joined(scale: float) -> dict[str, tuple[FindingKind, str]]:
+        net = Net()
+        x, y = net.input(None, 8), net.input(None, 8, name="y")
+        both = net.node(
+            "Concat", net.dense(x, 8, 8, name="small"), net.dense(y, 8, 8, name="large"), name="join", axis=1
+        )
+        net.output(net.dense(both, 16, 4))
+        return said(net, x=SCORES, y=np.float32(scale) * SCORES)
+
+    assert joined(1000.0)["join"] == (FindingKind.APART, "small_out")
+    assert "join" not in joined(10.0)
+
+
+def test_what_depends_on_a_shape_depends_on_no_value() -> None:
+    net = Net()
+    x = net.input(None, 8)
+    shape = net.node("Shape", x, output="shape")
+    size = net.node("Cast", shape, to=1, output="size")
+    net.output(net.node("Add", x, net.node("ReduceSum", size, keepdims=0), name="sum", output="y"))
+    graph = load(net)
+    if "size" in graph.producers:  # a batch that is free keeps the shape in the graph
+        assert not depends_on_values(graph, "size")
+    assert depends_on_values(graph, "y")

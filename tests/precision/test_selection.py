@@ -1,0 +1,147 @@
+"""Which moves are taken, on losses that are known exactly."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantpipe.precision import Move, Selection
+
+PARTS = tuple(Move((f"{c}1", f"{c}2", f"{c}3", f"{c}4"), c.upper(), 0.0) for c in "abcd")
+HARM = {"a": 0.5, "b": 0.001, "c": 0.0, "d": 0.002}
+
+
+class Model:
+    """A loss that is a sum over nodes in integers, and a cost that is the number of nodes in float."""
+
+    def __init__(self, harm: dict[str, float], rest: float = 0.001, dear: float = 1.0) -> None:
+        self.harm, self.rest, self.dear = harm, rest, dear
+        self.asked: list[frozenset[str]] = []
+
+    def __call__(self, nodes: frozenset[str]) -> tuple[float, float]:
+        self.asked.append(nodes)
+        lost = sum(harm for name, harm in self.harm.items() if name not in nodes)
+        return self.rest + lost, self.dear * len(nodes)
+
+
+def nodes(harm: dict[str, float], *moves: Move) -> dict[str, float]:
+    """The harm of each node, the same for all of a move."""
+    return {name: harm[name[0]] / len(move.nodes) for move in moves for name in move.nodes}
+
+
+def selection(model: Model, **changes: object) -> Selection:
+    given = {
+        "certain": frozenset(), "doubted": frozenset(), "light": PARTS, "heavy": (), "above": 0.1, "aim": 0.02,
+    }  # fmt: skip
+    return Selection(model, **(given | changes))  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_small_enough_takes_one_measurement_and_no_node() -> None:
+    model = Model({})
+    found = selection(model)
+    found.run()
+    assert model.asked == [frozenset()] and not found.floats
+
+
+def test_the_role_that_costs_the_loss_stays_in_float_and_the_others_go_back() -> None:
+    found = selection(Model(nodes(HARM, *PARTS)))
+    found.run()
+    assert found.floats == set(PARTS[0].nodes)
+    assert found.taken.loss == pytest.approx(0.001 + 0.003) and found.taken.cost == 4
+
+
+def test_of_a_role_only_the_part_that_needs_it_stays_in_float() -> None:
+    harm = nodes(HARM, *PARTS) | {"a1": 0.5, "a2": 0.0, "a3": 0.0, "a4": 0.0}
+    found = selection(Model(harm))
+    found.run()
+    assert found.floats == {"a1"}
+
+
+def test_masks_go_before_everything_else_and_may_be_enough() -> None:
+    model = Model(nodes({"a": 0.5, "b": 0.0, "c": 0.0, "d": 0.0}, *PARTS))
+    found = selection(model, doubted=frozenset(PARTS[0].nodes))
+    found.run()
+    assert found.floats == set(PARTS[0].nodes) and len(model.asked) == 2
+
+
+def test_masks_that_mend_nothing_stay_in_integers() -> None:
+    found = selection(Model(nodes(HARM, *PARTS)), doubted=frozenset(PARTS[1].nodes))
+    found.run()
+    assert found.floats == set(PARTS[0].nodes)
+
+
+def test_what_no_range_is_known_of_is_in_float_whatever_the_loss() -> None:
+    found = selection(Model({}), certain=frozenset({"b1"}))
+    found.run()
+    assert found.floats == {"b1"}
+
+
+def test_float_that_mends_nothing_is_not_taken() -> None:
+    model = Model({}, rest=1.0)
+    found = selection(model)
+    found.run()
+    assert not found.floats and len(model.asked) == 2
+
+
+def test_of_layers_that_multiply_the_one_that_mends_most_is_taken_up_to_a_share() -> None:
+    heavy = (Move(("x",), "Conv", 0.2), Move(("y",), "Conv", 0.1), Move(("z",), "Conv", 0.7))
+    model = Model({"x": 0.9, "y": 0.05, "z": 3.0}, rest=0.001)
+    found = selection(model, light=(), heavy=heavy)
+    found.run()
+    assert not found.floats, "neither x nor y mends a good part while z, which is too much, loses most"
+    model = Model({"x": 0.9, "y": 0.05, "z": 0.01}, rest=0.001)
+    found = selection(model, light=(), heavy=heavy)
+    found.run()
+    assert found.floats == {"x"}, "y gains too little once x is in float"
+    assert all("z" not in asked for asked in model.asked)
+
+
+def test_a_budget_that_ends_leaves_the_best_answer_so_far() -> None:
+    class Spent(Exception):
+        pass
+
+    inner = Model(nodes(HARM, *PARTS))
+
+    def measure(asked: frozenset[str]) -> tuple[float, float]:
+        if len(inner.asked) == 3:
+            raise Spent
+        return inner(asked)
+
+    found = selection(inner)
+    found.measure = measure
+    with pytest.raises(Spent):
+        found.run()
+    assert found.floats == frozenset().union(*(m.nodes for m in PARTS))
+    assert found.taken.loss == pytest.approx(0.001)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(0, 2), min_size=16, max_size=16),
+    st.floats(0.0, 0.5),
+    st.booleans(),
+)
+def test_the_answer_was_measured_and_is_never_worse_than_the_start(harm: list[float], rest: float, doubt: bool) -> None:
+    names = [name for move in PARTS for name in move.nodes]
+    model = Model(dict(zip(names, harm, strict=True)), rest=rest)
+    found = selection(model, doubted=frozenset(names[:2]) if doubt else frozenset())
+    found.run()
+    assert found.floats in model.asked
+    assert found.taken.loss <= found.tried[0].loss + 1e-12
+    assert len(model.asked) <= 60
+    if found.floats and not doubt:
+        whole = min(tried.loss for tried in found.tried)
+        assert found.taken.loss <= max(0.02, 1.25 * whole) + 1e-12
+
+
+def test_a_loss_that_is_infinite_is_mended_too() -> None:
+    def measure(asked: frozenset[str]) -> tuple[float, float]:
+        return (0.01 if set(PARTS[0].nodes) <= asked else math.inf), float(len(asked))
+
+    found = selection(Model({}))
+    found.measure = measure
+    found.run()
+    assert found.floats == set(PARTS[0].nodes)
