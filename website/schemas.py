@@ -1,4 +1,4 @@
-"""The JSON Schemas of report.json and strategy.json, made from the types in `quantpipe/types/reports.py`.
+"""The JSON Schemas of report.json and strategy.json, made from the types `RunReport` and `StrategyFile`.
 
 python -m website.schemas      writes quantpipe/artifacts/schemas/*.json; a test compares the files with what this makes
 """

@@ -74,29 +74,31 @@ from quantpipe.types.reports import (
     FrontPart,
     GeneralizationPart,
     LatencyPart,
-    Measured,
     Metrics,
     ModelMetrics,
     ModelPart,
-    MoreResults,
     OptionalParts,
     PrecisionRecord,
     ProofPart,
     RecoveryGain,
     RecoveryRecord,
     ReplayedSearch,
-    ResultsPart,
     RunPart,
     RunReport,
-    SchemaPart,
     SearchReport,
-    StrategyFile,
-    StrategyPart,
     by_model,
 )
 from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
+from quantpipe.types.strategy_file import (
+    Measured,
+    MoreResults,
+    ResultsPart,
+    SchemaPart,
+    StrategyFile,
+    StrategyPart,
+)
 from quantpipe.types.structure import Structure
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 

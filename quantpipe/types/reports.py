@@ -1,4 +1,4 @@
-"""What report.json and strategy.json hold, as types. docs/artifacts.md says what every key means.
+"""What report.json holds, as types. docs/artifacts.md says what every key means.
 
 They are plain dictionaries, since that is what is stored and read back. A float that is not finite is null in the file.
 The JSON Schemas in `quantpipe/artifacts/schemas` are made from these types (`python -m website.schemas`).
@@ -7,7 +7,7 @@ The JSON Schemas in `quantpipe/artifacts/schemas` are made from these types (`py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NotRequired, TypedDict, cast
+from typing import Literal, NotRequired, TypedDict, cast
 
 from quantpipe.types.report_rows import (
     ChoiceRow,
@@ -30,9 +30,6 @@ from quantpipe.types.report_rows import (
     StepRow,
     WithoutKernelRow,
 )
-
-Finite = Annotated[float, "finite"]
-"""A number that is never null in a file."""
 
 ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
 
@@ -331,77 +328,3 @@ class RunReport(OptionalParts):
     choices: list[ChoiceRow]
     host: str | None
     warnings: list[str]
-
-
-class LowHigh(TypedDict):
-    """A range that is not symmetric."""
-
-    low: Finite
-    high: Finite
-
-
-class TensorSchemaPart(TypedDict):
-    """How one kind of tensor is quantized."""
-
-    symmetry: str
-    granularity: str
-    narrow: bool
-    denominator: str
-    power_of_two: str
-
-
-class SchemaPart(TypedDict):
-    """The schema in full."""
-
-    name: str
-    activations: TensorSchemaPart
-    weights: TensorSchemaPart
-
-
-class TopologyPart(TypedDict):
-    """What runs in integers, by node and by edge."""
-
-    node_conds: dict[str, bool]
-    edge_conds: dict[str, bool]
-
-
-class StrategyPart(TypedDict):
-    """What was decided."""
-
-    model_hash: str
-    hardware: str
-    schema: SchemaPart
-    topology: TopologyPart
-    structure: dict[str, str]
-    bits: dict[str, int]
-    thresholds: dict[str, Finite | LowHigh | list[Finite | LowHigh]]
-
-
-class Measured(TypedDict, total=False):
-    """What evaluation adds to the results of a strategy."""
-
-    sim_acc: float | None
-    quant_acc: float | None
-    float_acc: float | None
-    cost: CostPart
-
-
-class MoreResults(Measured, total=False):
-    """What recovery and evaluation add."""
-
-    recover: RecoveryRecord
-
-
-class ResultsPart(MoreResults):
-    """How it was found, and what recovery and evaluation made of it."""
-
-    search: SearchReport | ReplayedSearch
-    rectified: list[RectifiedRow]
-
-
-class StrategyFile(TypedDict):
-    """strategy.json without its origin."""
-
-    version: Literal["1.0"]
-    strategy: StrategyPart
-    results: ResultsPart
