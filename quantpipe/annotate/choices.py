@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
-from quantpipe.oprules.float_ops import QUANTIZED
-from quantpipe.types import Choice, ChoiceSpace, OptionValue, ScaleGroup, Topology
+from quantpipe.types import Choice, ChoiceSpace, OptionValue, Reason, ReasonKind, ScaleGroup, Topology
 
 BITS = "bits"
 STEP = "threshold_step"
@@ -65,10 +64,10 @@ def choice_space(
 
 def _why(topology: Topology) -> str:
     """The first few reasons, one node each. That the model is quantized already explains all others."""
-    named: dict[str, str] = {}
+    named: dict[Reason, str] = {}
     for node, reason in topology.float_nodes.items():
         named.setdefault(reason, node)
-    ordered = sorted(named, key=lambda reason: reason != QUANTIZED)
+    ordered = sorted(named, key=lambda reason: reason.kind is not ReasonKind.QUANTIZED)
     return "; ".join(f"{named[reason]}: {reason}" for reason in ordered[:4])
 
 

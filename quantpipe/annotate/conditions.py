@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -19,9 +19,9 @@ from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
-from quantpipe.oprules import FLOAT_OPS, Family, float_reason, rule_of
-from quantpipe.oprules.float_ops import QUANTIZED
-from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Structure
+from quantpipe.oprules import Family, float_reason, rule_of
+from quantpipe.oprules.float_ops import QUANTIZED, QUANTIZED_OPS
+from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT_KEY
 
 REALS = ("float16", "bfloat16", "float64")
@@ -89,7 +89,7 @@ class Conditions:
     """
 
     integer: dict[str, OpSignature]
-    reasons: dict[str, str]
+    reasons: dict[str, Reason]
     additions: dict[str, AddInputs]
 
     def treatment(self, node: str, spec: HardwareSpec) -> AddInputs | None:
@@ -118,7 +118,9 @@ def decide(
         The signature of each integer node, and why each other one stays in float.
     """
     chosen = {
-        n.name: f"left in float by the choice {FLOAT_KEY}{n.name}" for n in graph.nodes if structure.floats(n.name)
+        n.name: Reason(ReasonKind.CHOSEN, f"left in float by the choice {FLOAT_KEY}{n.name}")
+        for n in graph.nodes
+        if structure.floats(n.name)
     }
     kept = _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
@@ -130,20 +132,22 @@ def decide(
         if reason is None:
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
-            signature, reason = choose_signature(
+            signature, why = choose_signature(
                 spec, node, graph, rule, treatment=found.treatment(node.name, spec), refused=refused.get(node.name, {})
             )
+            reason = Reason(ReasonKind.DEVICE, why)
             if additions.get(node.name) is AddInputs.NONE:
-                reason = f"it adds in float by the choice {ADD_KEY}{node.name}"
+                reason = Reason(ReasonKind.CHOSEN, f"it adds in float by the choice {ADD_KEY}{node.name}")
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
             alone = both and _producers_float(node, graph, found)
             if both and signature is not None and may_move(node, graph, not alone):
                 either[node.name] = signature
             if alone:
-                signature, reason = None, "all its producers are in float, and so can it be"
+                signature = None
+                reason = Reason(ReasonKind.AROUND, "all its producers are in float, and so can it be")
         if signature is None:
-            found.reasons[node.name] = reason or "unknown"
+            found.reasons[node.name] = reason
         else:
             found.integer[node.name] = signature
     free = {n: n in found.integer for n in either}
@@ -153,21 +157,27 @@ def decide(
             del found.reasons[name]
         else:
             del found.integer[name]
-            found.reasons[name] = "it moves values only, and in float the graph converts fewer tensors"
+            why = "it moves values only, and in float the graph converts fewer tensors"
+            found.reasons[name] = Reason(ReasonKind.AROUND, why)
     return found
 
 
-def _own_reason(node: Node, graph: Graph) -> str | None:
-    if FLOAT_OPS.get(node.op) == QUANTIZED:
-        return QUANTIZED
+def _own_reason(node: Node, graph: Graph) -> Reason | None:
+    if node.op in QUANTIZED_OPS:
+        return Reason(ReasonKind.QUANTIZED, QUANTIZED)
     dtype = graph.dtypes.get(node.outputs[0], "float32")
     if dtype != "float32" and not node.has_body:
-        return f"it computes {dtype}, not real values" if dtype not in REALS else f"it computes in {dtype}"
+        why = f"it computes {dtype}, not real values" if dtype not in REALS else f"it computes in {dtype}"
+        return Reason(ReasonKind.TYPE, why)
     rule = rule_of(node)
-    if rule is None and node.has_body:
+    if rule is not None:
+        refused = rule.refuse(node, graph)
+        return None if refused is None else Reason(ReasonKind.NODE, refused)
+    reason = float_reason(node)
+    if node.has_body:
         held = ", ".join(f"{op} {count}" for op, count in sorted(node.body_ops.items()))
-        return f"{float_reason(node)} (in them: {held})"
-    return rule.refuse(node, graph) if rule is not None else float_reason(node)
+        return replace(reason, text=f"{reason} (in them: {held})")
+    return reason
 
 
 def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
@@ -177,9 +187,9 @@ def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
     return all(p is None or p.name not in found.integer for p in producers)
 
 
-def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
+def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
     names = list(graph.by_name)
-    kept: dict[str, str] = {}
+    kept: dict[str, Reason] = {}
     for pattern in options.float_nodes:
         matches = fnmatch.filter(names, pattern)
         if not matches:
@@ -187,35 +197,39 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, str]:
                 f"the pattern {pattern!r} matches no node of the model{nearest(pattern, names)}",
                 where="annotate.float_nodes",
             )
-        kept |= dict.fromkeys(matches, f"kept in float by annotate.float_nodes ({pattern})")
+        kept |= dict.fromkeys(matches, _kept_by(f"annotate.float_nodes ({pattern})"))
     ops = sorted({n.op for n in graph.nodes})
     for op in options.float_ops:
         if op not in ops:
             raise ConfigError(
                 f"no node is a {op!r}{nearest(op, ops)}; the model has {', '.join(ops)}", where="annotate.float_ops"
             )
-        kept |= {n.name: "kept in float by annotate.float_ops" for n in graph.nodes if n.op == op}
+        kept |= {n.name: _kept_by("annotate.float_ops") for n in graph.nodes if n.op == op}
     for tensor, constraint in tensor_constraints(graph, options).items():
         if constraint.kind is Kind.NONE:
             around = [n for n, _ in graph.consumers.get(tensor, ())]
             around += [graph.producers[tensor]] if tensor in graph.producers else []
-            kept |= {n.name: f"kept in float by {WHERE} ({tensor} is real)" for n in around}
+            kept |= {n.name: _kept_by(f"{WHERE} ({tensor} is real)") for n in around}
     heavy = _accumulating(graph)
     if heavy and options.skip_first:
-        kept[heavy[0]] = "kept in float by annotate.skip_first"
+        kept[heavy[0]] = _kept_by("annotate.skip_first")
     if heavy and options.skip_last:
-        kept[heavy[-1]] = "kept in float by annotate.skip_last"
+        kept[heavy[-1]] = _kept_by("annotate.skip_last")
     return kept
 
 
-def _skipped(graph: Graph, spec: HardwareSpec) -> dict[str, str]:
+def _kept_by(key: str) -> Reason:
+    return Reason(ReasonKind.KEPT, f"kept in float by {key}")
+
+
+def _skipped(graph: Graph, spec: HardwareSpec) -> dict[str, Reason]:
     """What the hardware file leaves in float (`skip`)."""
-    kept = {n.name: "kept in float by hardware.skip.ops" for n in graph.nodes if n.op in spec.skip.ops}
+    kept = {n.name: _kept_by("hardware.skip.ops") for n in graph.nodes if n.op in spec.skip.ops}
     heavy = _accumulating(graph)
     if heavy and spec.skip.first:
-        kept[heavy[0]] = "kept in float by hardware.skip.first"
+        kept[heavy[0]] = _kept_by("hardware.skip.first")
     if heavy and spec.skip.last:
-        kept[heavy[-1]] = "kept in float by hardware.skip.last"
+        kept[heavy[-1]] = _kept_by("hardware.skip.last")
     return kept
 
 

@@ -18,7 +18,7 @@ from quantpipe.annotate.pins import pins_of
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import UNKNOWN, Family, rule_of
+from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
     DType,
     Edge,
@@ -29,6 +29,8 @@ from quantpipe.types import (
     Kernel,
     Operand,
     OpSignature,
+    Reason,
+    ReasonKind,
     Schema,
     Structure,
     Topology,
@@ -145,7 +147,8 @@ def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[s
         last = node
         while (follower := _only_consumer(last, graph)) is not None:
             rule = rule_of(follower)
-            kept = conditions.reasons.get(follower.name, "").startswith("kept in float")
+            reason = conditions.reasons.get(follower.name)
+            kept = reason is not None and reason.kind is ReasonKind.KEPT
             if rule is None or rule.family is not Family.CLAMP or kept or rule.refuse(follower, graph):
                 break
             if not spec.fuses(last.op, follower.op):
@@ -308,7 +311,7 @@ def _edges(graph: Graph) -> list[Edge]:
     return found
 
 
-def _forbid_float(graph: Graph, reasons: dict[str, str], spec: HardwareSpec) -> None:
+def _forbid_float(graph: Graph, reasons: dict[str, Reason], spec: HardwareSpec) -> None:
     """A device with nothing beside it that computes real numbers takes no float nodes (`check` lists them all)."""
     real = [n for n in reasons if graph.dtypes.get(graph.by_name[n].outputs[0], "float32") == "float32"]
     if spec.float_on is not FloatOn.NONE or not real:
@@ -323,8 +326,8 @@ def _forbid_float(graph: Graph, reasons: dict[str, str], spec: HardwareSpec) -> 
     )
 
 
-def _forbid_fallback(graph: Graph, reasons: dict[str, str], options: AnnotateOptions) -> None:
-    unknown = [n for n, r in reasons.items() if r.startswith(UNKNOWN)]
+def _forbid_fallback(graph: Graph, reasons: dict[str, Reason], options: AnnotateOptions) -> None:
+    unknown = [n for n, r in reasons.items() if r.kind is ReasonKind.UNKNOWN_OP]
     if options.strict and unknown:
         listed = ", ".join(f"{n} ({graph.by_name[n].op})" for n in unknown[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

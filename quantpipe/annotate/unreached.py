@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
-from quantpipe.types import Form, Kernel
+from quantpipe.types import Form, Kernel, Reason
 
 
 def refuse_unreached(
     graph: Graph,
     kernels: Sequence[Kernel],
     stored: Collection[str],
-    reasons: Mapping[str, str],
+    reasons: Mapping[str, Reason],
     *,
     constraints: Mapping[str, Constraint],
 ) -> None:
@@ -43,7 +43,7 @@ def refuse_unreached(
             raise ConfigError(f"the constraint of {pattern!r} cannot hold: {tensors[0]} {what}", where=WHERE)
 
 
-def _what(graph: Graph, kernels: Sequence[Kernel], reasons: Mapping[str, str], tensor: str) -> str:
+def _what(graph: Graph, kernels: Sequence[Kernel], reasons: Mapping[str, Reason], tensor: str) -> str:
     for kernel in kernels:
         inside = [graph.by_name[name].outputs[0] for name in (kernel.node, *kernel.fused)]
         if tensor == kernel.weight:

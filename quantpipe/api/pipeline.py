@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -18,7 +18,10 @@ from quantpipe.pipeline import SearchDecision, Steps, open_run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
-from quantpipe.types import Profile
+from quantpipe.types import (
+    Profile,
+    RunReport,
+)
 
 Value = TypeVar("Value")
 
@@ -110,7 +113,7 @@ class Pipeline:
         """Write the integer model, after recovery."""
         return Realization(self._do(lambda steps: steps.realized).plan, self._workspace)
 
-    def evaluate(self) -> Mapping[str, Any]:
+    def evaluate(self) -> RunReport:
         """Run the float, the simulated and the integer model on the samples that are kept for it, and compare them.
 
         Returns:
@@ -122,7 +125,7 @@ class Pipeline:
         """
         report = self._do(lambda steps: steps.report)
         self._end("FINISHED")
-        missed = report.get("search", {}).get("shortfall")
+        missed = report["search"].get("shortfall")
         if missed and self._settings.annotate.strict:
             raise TargetError(f"strict=True, and {missed}", stage="search")
         return report

@@ -19,7 +19,13 @@ from quantpipe.artifacts.unit import TEMP_SUFFIX
 from quantpipe.errors import ArtifactError, StorageError
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.report import summary_table
-from quantpipe.types import ChoiceSpace, QuantPlan, Strategy, Topology
+from quantpipe.types import (
+    ChoiceSpace,
+    QuantPlan,
+    RunReport,
+    Strategy,
+    Topology,
+)
 
 WIDTH = 110
 """Columns of a table as text."""
@@ -40,7 +46,7 @@ class Annotation:
     @property
     def float_nodes(self) -> Mapping[str, str]:
         """Return a mapping: node -> why it stays in float."""
-        return dict(self.topology.float_nodes)
+        return {node: reason.text for node, reason in self.topology.float_nodes.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +99,7 @@ class Result:
     """
 
     strategy: Strategy
-    report: Mapping[str, Any]
+    report: RunReport
     warnings: tuple[str, ...]
     realization: Realization
 

@@ -43,6 +43,9 @@ from quantpipe.pipeline import run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.settings import Settings
 from quantpipe.report import summary_table
+from quantpipe.types import (
+    RunReport,
+)
 from quantpipe.verify.__main__ import main as check_certificate
 
 _exit_codes: list[int] = []
@@ -175,7 +178,7 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     finally:
         console.finish()
     _show(report, settings)
-    missed = report.get("search", {}).get("shortfall")
+    missed = None if report is None else report["search"].get("shortfall")
     if missed and settings.annotate.strict:
         raise TargetError(f"strict=true, and {missed}", stage="search")
 
@@ -187,9 +190,9 @@ def _leave(code: int, hydra_config: HydraConf) -> None:
         raise SystemExit(code)
 
 
-def _show(report: dict[str, object], settings: Settings) -> None:
+def _show(report: RunReport | None, settings: Settings) -> None:
     out = plain()
-    if report:
+    if report is not None:
         out.print(summary_table(report))
     out.print(f"files   {settings.folder}", soft_wrap=True)
     tracker = settings.tracker

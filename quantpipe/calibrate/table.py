@@ -7,7 +7,7 @@ additions with equal scales need, and it is listed. Every (tensor, bits) is comp
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,18 @@ from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
-from quantpipe.types import Profile, Range, ScaleGroup, Schema, Strategy, Symmetry, TensorStats, Topology, WeightSite
+from quantpipe.types import (
+    Profile,
+    Range,
+    RectifiedRow,
+    ScaleGroup,
+    Schema,
+    Strategy,
+    Symmetry,
+    TensorStats,
+    Topology,
+    WeightSite,
+)
 from quantpipe.types.structure import DEFAULT
 
 WeightMethod = Literal["max_range", "mse", "estimator"]
@@ -109,9 +120,9 @@ class ThresholdTable:
             self._channels[tensor, axis] = channel_stats(weight, axis)
         return estimated_ranges(self._channels[tensor, axis], bits, schema, self._estimator)
 
-    def rectified(self, strategy: Strategy) -> list[dict[str, Any]]:
+    def rectified(self, strategy: Strategy) -> list[RectifiedRow]:
         """Return groups whose common range is not the one a source would have alone."""
-        found = []
+        found: list[RectifiedRow] = []
         topology = self._topology if self._variants is None else self._variants.at(strategy.structure)
         for group in topology.groups:
             for source in group.sources if len(group.sources) > 1 and group.fixed is None else ():

@@ -13,7 +13,15 @@ from quantpipe.certify.claims import Claims
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import Rendered
 from quantpipe.lowering.fragments import TRANSPOSED
-from quantpipe.types import HardwareSpec, KernelPlan, Move, QuantPlan, Topology
+from quantpipe.types import (
+    HardwareSpec,
+    KernelPlan,
+    Move,
+    ProofPart,
+    QuantPlan,
+    ReasonRow,
+    Topology,
+)
 
 WINDOW = ("auto_pad", "dilations", "kernel_shape", "pads", "strides")
 """Attributes that convolutions and pools carry in every form."""
@@ -42,7 +50,7 @@ def certificate(
         if k.node in plan.kernels
     }
     floats = [
-        {"node": n.name, "op": n.op, "reason": topology.float_nodes.get(n.name, "it runs in float")}
+        {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float"))}
         for n in graph.nodes
         if n.name not in topology.kernel_of and n.name not in topology.swallowed
     ]
@@ -75,12 +83,12 @@ def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, An
     }
 
 
-def proof_summary(claims: Mapping[str, Any], samples: int) -> dict[str, Any]:
+def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
     """Return what the report says of the certificate.
 
     That is how much is proved, on how many samples the rest is checked, and why it is not proved.
     """
-    left = [
+    left: list[ReasonRow] = [
         {"node": node, "reason": entry["reason"]} for node, entry in claims["kernels"].items() if not entry["proved"]
     ]
     departing = sum(
@@ -88,5 +96,14 @@ def proof_summary(claims: Mapping[str, Any], samples: int) -> dict[str, Any]:
         for entry in claims["kernels"].values()
         for part in ("requantize", "narrowing")
     )
-    nodes = [{"node": f["node"], "reason": f["reason"]} for f in claims["float_nodes"]]
-    return {**claims["summary"], "samples": samples, "departing": departing, "on_samples": left + nodes}
+    nodes: list[ReasonRow] = [{"node": f["node"], "reason": f["reason"]} for f in claims["float_nodes"]]
+    summary = claims["summary"]
+    return {
+        "kernels": summary["kernels"],
+        "proved": summary["proved"],
+        "checked": summary["checked"],
+        "float_nodes": summary["float_nodes"],
+        "samples": samples,
+        "departing": departing,
+        "on_samples": left + nodes,
+    }

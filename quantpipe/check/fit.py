@@ -183,7 +183,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     reals = [n for n in graph.nodes if computes_reals(graph, n.name)]
     work = {n.name: macs(n, graph) for n in graph.nodes}
     refused = tuple(
-        Refused(n.name, n.op, topology.float_nodes[n.name], work[n.name])
+        Refused(n.name, n.op, topology.float_nodes[n.name].text, work[n.name])
         for n in reals
         if n.name in topology.float_nodes
     )

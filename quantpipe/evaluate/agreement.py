@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
 
@@ -30,7 +30,12 @@ from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.simulate.simulator import Simulation
-from quantpipe.types import QuantPlan, Samples, Topology
+from quantpipe.types import (
+    AgreementPart,
+    QuantPlan,
+    Samples,
+    Topology,
+)
 
 OTHERS = 16
 """Samples that sessions with other options are compared on: they show whether kernels differ, not how often."""
@@ -84,9 +89,9 @@ class Agreement:
     real_inexact: int = 0
     sessions: tuple[SessionAgreement, ...] = field(default=())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> AgreementPart:
         """Return the figures as plain data, for the report."""
-        return asdict(self) | {"sessions": [asdict(session) for session in self.sessions]}
+        return cast("AgreementPart", asdict(self) | {"sessions": [asdict(session) for session in self.sessions]})
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Agreement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,19 @@ from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
 from quantpipe.simulate.simulator import Simulation, bind, simulate
-from quantpipe.types import Batch, Outputs, QuantPlan, Samples, Topology
+from quantpipe.types import (
+    Batch,
+    LatencyPart,
+    LayerRow,
+    Metrics,
+    ModelMetrics,
+    OutputRow,
+    Outputs,
+    OverflowRow,
+    QuantPlan,
+    Samples,
+    Topology,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,24 +51,24 @@ class Evaluation:
     `lossy`: what is to be said of those that are not near.
     """
 
-    metrics: Mapping[str, Mapping[str, float | None]]
+    metrics: Metrics
     agreement: Agreement
-    layers: Sequence[Mapping[str, Any]] = field(repr=False)
-    latency: Mapping[str, Any] = field(default_factory=dict)
+    layers: Sequence[LayerRow] = field(repr=False)
+    latency: LatencyPart = field(default_factory=lambda: LatencyPart())
     samples: int = 0
-    free_running: Mapping[str, float | None] = field(default_factory=dict)
+    free_running: ModelMetrics | None = None
     generalization: Generalization | None = None
-    overflow: Sequence[Mapping[str, Any]] = ()
+    overflow: Sequence[OverflowRow] = ()
     realized_samples: int = 0
-    alike: Mapping[str, float | None] = field(default_factory=dict)
-    outputs: Sequence[Mapping[str, Any]] = ()
+    alike: ModelMetrics | None = None
+    outputs: Sequence[OutputRow] = ()
     lossy: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[str]:
         """Return what is doubtful about the numbers, in sentences."""
         carried = self.generalization.warning if self.generalization is not None else None
-        elsewhere = float_warning(self.agreement, self.alike, self.metrics["realized"])
+        elsewhere = float_warning(self.agreement, self.alike or {}, self.metrics["realized"])
         return [said for said in (carried, elsewhere, *self.lossy, *self.agreement.warnings) if said]
 
 
@@ -80,57 +92,80 @@ PHASES = 9
 model has several outputs."""
 
 
+@dataclass(frozen=True, eq=False)
+class EvaluatedModel:
+    """Hold one quantized model.
+
+    Attributes:
+        graph: The float model, clean.
+        topology: What of it runs in integers.
+        plan: Every number of it.
+        realized: The model that was written of that.
+    """
+
+    graph: Graph
+    topology: Topology
+    plan: QuantPlan
+    realized: Rendered
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSamples:
+    """Hold what an evaluation runs on, and what is compared there.
+
+    Attributes:
+        judged: Samples that nothing was fitted to or chosen by.
+        chosen_by: Those that the strategy was chosen by, to compare its losses.
+        compared: Which outputs are compared, and how; the metrics are those of the output it names.
+        seen: The float model's reference on `chosen_by`, if it is known.
+    """
+
+    judged: Samples
+    chosen_by: Samples
+    compared: Compared
+    seen: Reference | None = None
+
+
 def evaluate(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    realized: Rendered,
+    model: EvaluatedModel,
+    data: EvaluationSamples,
     *,
-    samples: Samples,
     sizes: Sizes,
-    chosen_by: Samples,
     metric: str,
-    compared: Compared,
-    seen: Reference | None = None,
     course: Course | None = None,
     warn_sqnr_db: float | None = None,
 ) -> Evaluation:
     """Run float, simulated and realized model on samples that nothing was fitted to or chosen by.
 
-    The metrics are those of the output that `compared` names. The simulated model runs on the samples it was chosen by
-    as well, to compare its losses.
+    The simulated model runs on the samples it was chosen by as well, to compare its losses.
 
     Args:
-        graph: the clean model.
-        topology: what of it runs in integers.
-        plan: every number.
-        realized: the realized model.
-        samples: the evaluate split.
-        sizes: how much of it each part uses.
-        chosen_by: the samples that the plan was chosen by.
-        metric: the metric of the objective.
-        compared: what is compared with the float model.
-        seen: the float model's reference on `chosen_by`, if it is known.
-        course: tells how far it is, and goes on where an interrupted evaluation was.
-        warn_sqnr_db: every output whose SQNR is below so many dB is warned of (None: none is).
+        model: The quantized model, in its three forms.
+        data: What it runs on, and what is compared there.
+        sizes: How much of the samples each part uses.
+        metric: The metric of the objective.
+        course: Tells how far it is, and goes on where an interrupted evaluation was.
+        warn_sqnr_db: Every output whose SQNR is below so many dB is warned of (None: none is).
 
     Returns:
         The numbers of the report.
     """
+    graph, topology, plan = model.graph, model.topology, model.plan
+    samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     course = course or Course()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
     session = Session(graph.model, where=graph.source)
-    names = compared.names(session.outputs)
+    names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, size=graph.batch_size, names=names)
-    reference = checked_reference(*run("float model", session, samples), compared)
+    reference = checked_reference(*run("float model", session, samples), data.compared)
     if seen is None:
-        seen = checked_reference(*run("float model on search samples", session, chosen_by), compared)
+        seen = checked_reference(*run("float model on search samples", session, chosen_by), data.compared)
     simulation = simulate(graph, topology, plan)
     session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
     simulated = every[names[0]]
-    session = Session(realized.model, where="realized model")
+    session = Session(model.realized.model, where="realized model")
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
     outputs, _ = run("realized model", session, few, names=names[:1])
     found = outputs[names[0]]
@@ -142,9 +177,7 @@ def evaluate(
     carried = None
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, every))
-    inside = _compared(
-        graph, topology, plan, simulation, realized=realized, samples=samples, sizes=sizes, course=course
-    )
+    inside = _compared(model, simulation, samples, sizes, course=course)
     return Evaluation(
         {
             "float": summary(reference.outputs, reference.outputs, reference.labels),
@@ -162,12 +195,12 @@ def evaluate(
     )
 
 
-def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[dict[str, Any]]:
+def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[OutputRow]:
     """How near each output is, where there are several; of a single one the outputs are known."""
     if len(graph.outputs) == 1:
         return []
     return course.result(
-        "every output", lambda some: nearness(graph, realized, some), samples, list[dict[str, Any]]
+        "every output", lambda some: nearness(graph, realized, some), samples, list[OutputRow]
     )  # fmt: skip
 
 
@@ -192,17 +225,10 @@ def _outputs(
 
 
 def _compared(
-    graph: Graph,
-    topology: Topology,
-    plan: QuantPlan,
-    simulation: Simulation,
-    *,
-    realized: Rendered,
-    samples: Samples,
-    sizes: Sizes,
-    course: Course,
+    model: EvaluatedModel, simulation: Simulation, samples: Samples, sizes: Sizes, *, course: Course
 ) -> dict[str, Any]:
     """The parts of an evaluation that look inside the models, and the latency."""
+    graph, topology, plan, realized = model.graph, model.topology, model.plan, model.realized
 
     def first(count: int) -> Samples:
         return First(samples, whole_batches(graph, count))
@@ -218,26 +244,26 @@ def _compared(
         "errors per tensor",
         lambda some: layer_report(graph, plan, simulation, some),
         first(sizes.layer),
-        list[dict[str, Any]],
+        list[LayerRow],
     )
     release_memory()
     overflow = course.result(
         "overflows",
         lambda some: overflow_report(graph, topology, plan, simulation, samples=some),
         samples,
-        list[dict[str, Any]],
+        list[OverflowRow],
     )
     release_memory()
     shares = {entry["tensor"]: entry["share"] for entry in overflow}
     layers = [{**entry, "overflow": shares.get(entry["tensor"], 0.0)} for entry in layers]
 
-    def timed(some: Samples) -> dict[str, Any]:
+    def timed(some: Samples) -> LatencyPart:
         one = next(iter(some.batches(1))).inputs
         if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
             return {}
         return latency(graph.model, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
-    times = course.result("latency", timed, First(samples, 1), dict[str, Any])
+    times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
     return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}
 
 

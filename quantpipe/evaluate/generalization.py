@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.metrics.reference import Found, Reference, metric_of, rows_of
+from quantpipe.types import (
+    GeneralizationPart,
+)
 
 GROUPS = 20
 """Parts of a split that are left out in turn."""
@@ -40,9 +43,9 @@ class Generalization:
     search_samples: int
     report_samples: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> GeneralizationPart:
         """Return the figures as plain data, for the report."""
-        return asdict(self)
+        return cast("GeneralizationPart", asdict(self))
 
     @property
     def warning(self) -> str | None:

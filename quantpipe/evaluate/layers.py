@@ -17,7 +17,12 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import Quantizer, QuantPlan, Samples
+from quantpipe.types import (
+    LayerRow,
+    Quantizer,
+    QuantPlan,
+    Samples,
+)
 
 
 @dataclass
@@ -30,7 +35,7 @@ class _Sums:
     elements: int = 0
 
 
-def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[dict[str, Any]]:
+def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[LayerRow]:
     """Return one entry per stored tensor in graph order.
 
     `sqnr_db`: float tensor against the simulated one, all errors up to there. `rounding`, `saturation`: mean squared
@@ -76,7 +81,7 @@ def _add(sums: _Sums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) ->
     sums.elements += real.size
 
 
-def _entry(tensor: str, sums: _Sums, quantizer: Quantizer) -> dict[str, Any]:
+def _entry(tensor: str, sums: _Sums, quantizer: Quantizer) -> LayerRow:
     signal = sums.signal or 1.0
     sqnr = 10.0 * float(np.log10(signal / sums.noise)) if sums.noise > 0 and sums.signal > 0 else None
     return {

@@ -18,7 +18,13 @@ from typing import Any
 from quantpipe.evaluate.nearness import below
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import macs
-from quantpipe.types import Kernel, QuantPlan, Topology
+from quantpipe.types import (
+    Kernel,
+    LayerRow,
+    OutputRow,
+    QuantPlan,
+    Topology,
+)
 
 MOST_TENSORS = 3
 MOST_NODES = 6
@@ -61,7 +67,7 @@ class Losses:
     topology: Topology
     weight_bits: Mapping[str, int]
     """That were chosen, by weight."""
-    layers: Sequence[Mapping[str, Any]]
+    layers: Sequence[LayerRow]
 
     @cached_property
     def table(self) -> dict[str, Mapping[str, Any]]:
@@ -174,8 +180,8 @@ def loss_warnings(
     topology: Topology,
     plan: QuantPlan,
     *,
-    rows: Sequence[Mapping[str, Any]],
-    layers: Sequence[Mapping[str, Any]],
+    rows: Sequence[OutputRow],
+    layers: Sequence[LayerRow],
     limit: float | None,
 ) -> list[str]:
     """Return a sentence per output whose SQNR is under the limit: where it is lost, and what could help.

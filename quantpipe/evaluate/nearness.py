@@ -6,7 +6,7 @@ Metrics and objectives may be about one output; the device computes all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.outputs import cosines
-from quantpipe.types import Samples
+from quantpipe.types import (
+    OutputRow,
+    Samples,
+)
 
 Array = NDArray[Any]
 
@@ -58,12 +61,12 @@ class Nearness:
             self.noise += float(np.sum((here - there) ** 2))
         self.angles += cosines(here, there)
 
-    def entry(self, output: str) -> dict[str, Any]:
+    def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
 
         What is not of real numbers has the share of equal elements alone.
         """
-        row: dict[str, Any] = {"output": output, "sqnr_db": None, "mse": None, "cosine": None}
+        row: OutputRow = {"output": output, "sqnr_db": None, "mse": None, "cosine": None}
         if self.real and self.elements:
             variance = self.signal / self.elements - (self.total / self.elements) ** 2
             row["sqnr_db"] = _decibel(self.signal, self.noise)
@@ -71,10 +74,12 @@ class Nearness:
             row["cosine"] = float(np.mean(self.angles))
         elif self.elements:
             row["equal"] = self.equal / self.elements
-        return row | ({"other_shape": self.other_shape} if self.other_shape else {})
+        if self.other_shape:
+            row["other_shape"] = self.other_shape
+        return row
 
 
-def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str, Any]]:
+def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRow]:
     """Return a row per output of the model, of both models over the same samples."""
     names = [o.name for o in graph.outputs]
     real = Session(graph.model, where=graph.source)
@@ -86,7 +91,7 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[dict[str
     return [sums[name].entry(name) for name in names]
 
 
-def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> dict[str, Any]:
+def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> OutputRow:
     """Return the row of one output whose values over all samples are known.
 
     Args:
@@ -106,7 +111,7 @@ def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[
     return sums.entry(output)
 
 
-def below(rows: Sequence[Mapping[str, Any]], limit: float | None) -> list[tuple[str, float]]:
+def below(rows: Sequence[OutputRow], limit: float | None) -> list[tuple[str, float]]:
     """Return outputs whose SQNR is under the limit, with it, worst first; none where the limit is None."""
     if limit is None:
         return []

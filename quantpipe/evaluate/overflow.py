@@ -5,8 +5,6 @@ There is one entry per accumulator that some input can overflow.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from quantpipe.calibrate.passes import run_size
@@ -14,12 +12,22 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
-from quantpipe.types import Accumulate, DType, Limit, Overflow, QuantPlan, Samples, Sum, Topology
+from quantpipe.types import (
+    Accumulate,
+    DType,
+    Limit,
+    Overflow,
+    OverflowRow,
+    QuantPlan,
+    Samples,
+    Sum,
+    Topology,
+)
 
 
 def overflow_report(
     graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, samples: Samples
-) -> list[dict[str, Any]]:
+) -> list[OverflowRow]:
     """Count overflows per accumulator, in graph order.
 
     Args:
@@ -57,7 +65,7 @@ def overflow_report(
     return list(found.values())
 
 
-def _entry(node: str, tensor: str, limit: Limit, bound: int) -> dict[str, Any]:
+def _entry(node: str, tensor: str, limit: Limit, bound: int) -> OverflowRow:
     return {
         "node": node,
         "tensor": tensor,

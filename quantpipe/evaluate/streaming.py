@@ -11,10 +11,13 @@ from quantpipe.data.subset import First
 from quantpipe.graph.execute import Session, joined
 from quantpipe.metrics.outputs import summary
 from quantpipe.metrics.reference import Reference
-from quantpipe.types import Samples
+from quantpipe.types import (
+    ModelMetrics,
+    Samples,
+)
 
 
-def free_running(session: Session, samples: Samples, reference: Reference) -> dict[str, float | None]:
+def free_running(session: Session, samples: Samples, reference: Reference) -> ModelMetrics | None:
     """Return top1, kl and sqnr_db of a model with states of its own, against the float model with its own.
 
     What quantization does to a state adds up here, as it does on the device. The result is {} where the samples carry
@@ -22,6 +25,6 @@ def free_running(session: Session, samples: Samples, reference: Reference) -> di
     """
     carried = samples.samples if isinstance(samples, First) else samples
     if not isinstance(carried, Carried):
-        return {}
+        return None
     found = [np.asarray(out[reference.output]) for out in islice(carried.free_run(session.run), len(samples))]
     return summary(reference.outputs, joined(found), reference.labels)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from quantpipe.hardware.contradictions import refuse_contradictions
@@ -22,7 +25,6 @@ from quantpipe.types import (
     Granularity,
     HardwareSpec,
     Isa,
-    Narrowing,
     Overflow,
     Padding,
     PadValue,
@@ -34,6 +36,8 @@ from quantpipe.types import (
     Unify,
     WeightLimits,
 )
+
+_log = logging.getLogger(__name__)
 
 FIELDS: Mapping[str, str] = {
     "name": "text",
@@ -63,6 +67,13 @@ ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
 """Legal roundings by kind, the default first."""
 
 
+class Narrowing(StrEnum):
+    """What storing a wider integer does on a device. No number depends on it: results are clamped before."""
+
+    SATURATE = "saturate"
+    WRAP = "wrap"
+
+
 def load_hardware(data: Data) -> HardwareSpec:
     """Validate a hardware file. Raises HardwareError naming the field and what would be legal."""
     if not isinstance(data, Mapping):
@@ -77,6 +88,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         raise reader.error("source", "is empty; say where the facts come from")
     bias, bias_scale = _bias(reader, data["bias"])
     additions = _additions(reader, data.get("add_inputs"))
+    _optional(reader, Narrowing, data, "narrowing")  # describes the device; results are clamped before they are stored
     spec = HardwareSpec(
         name=name,
         description=str(data["description"]),
@@ -97,7 +109,6 @@ def load_hardware(data: Data) -> HardwareSpec:
         add_inputs=additions[0] if additions else None,
         add_variants=additions if len(additions) > 1 else (),
         isa=_optional(reader, Isa, data, "isa") or Isa.VNNI,
-        narrowing=_optional(reader, Narrowing, data, "narrowing") or Narrowing.SATURATE,
         pad=_pad(reader, data),
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
@@ -124,7 +135,7 @@ def _form_for(spec: HardwareSpec) -> str:
 
 
 def _cost(reader: Reader, data: Data) -> Cost:
-    """`align.channels` is another name of `cost.channel_block`."""
+    """What running costs. `align.channels` is the name that `cost.channel_block` had."""
     part = reader.part(
         data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
     )
@@ -137,6 +148,7 @@ def _cost(reader: Reader, data: Data) -> Cost:
                 "align.channels", f"is {given!r}, and cost.channel_block is {block!r}; legal is one of them"
             )
         block = given
+        _note_align()
     label = "align.channels" if align is not None else "cost.channel_block"
     return Cost(
         reader.rates(part.get("macs_per_cycle", {})),
@@ -146,6 +158,12 @@ def _cost(reader: Reader, data: Data) -> Cost:
         reader.optional_number(part, "cost", "launch_cycles", 0.0, default=0.0) or 0.0,
         reader.optional_number(part, "cost", "scale_bytes", 0.0, default=0.0) or 0.0,
     )
+
+
+@cache
+def _note_align() -> None:
+    """Once for all files of a process."""
+    _log.warning("the field 'align.channels' is deprecated: its name is now 'cost.channel_block'")
 
 
 def _pad(reader: Reader, data: Data) -> Padding:

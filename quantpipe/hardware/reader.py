@@ -101,13 +101,6 @@ class Reader:
             )
         return found
 
-    def integer_type(self, value: object, field: str) -> DType:
-        """Return the type named by a value, which must be an integer type."""
-        dtype = self.choice(DType, value, field)
-        if dtype.is_float:
-            raise self.error(field, f"is {dtype.value}; legal are integer types")
-        return dtype
-
     def chains(self, value: object) -> tuple[tuple[str, ...], ...]:
         """Return the chains of ops that are run as one kernel; the value must be a list of lists."""
         lists = isinstance(value, list | tuple) and all(isinstance(chain, list | tuple) for chain in value)

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import time
 from statistics import median
-from typing import Any
 
 import onnx_ir as ir
 
 from quantpipe.graph.execute import Feeds, Session
+from quantpipe.types import (
+    LatencyPart,
+)
 
 WARM_UP = 3
 
 
-def latency(
-    float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float
-) -> dict[str, Any]:
+def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float) -> LatencyPart:
     """Return the latency of both models: float_ms, realized_ms, ratio (realized / float), runs.
 
     Args:
@@ -35,7 +35,7 @@ def latency(
     return interleaved(sessions, feeds, runs, max_seconds)
 
 
-def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> dict[str, Any]:
+def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> LatencyPart:
     """Return the latency of two models whose sessions exist.
 
     Args:

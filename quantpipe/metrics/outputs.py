@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.types import Outputs
+from quantpipe.types import (
+    ModelMetrics,
+    Outputs,
+)
 
 Array = NDArray[Any]
 
@@ -190,7 +193,7 @@ def top1(outputs: Outputs, labels: NDArray[np.int64] | None) -> float | None:
     return float(np.mean(outputs.argmax(axis=1) == labels))
 
 
-def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> dict[str, float | None]:
+def summary(reference: Outputs, outputs: Outputs, labels: NDArray[np.int64] | None) -> ModelMetrics:
     """Return top1, kl, sqnr_db and cosine of one model (for the float model itself: kl 0, no noise and cosine 1).
 
     Args:

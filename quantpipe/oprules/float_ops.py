@@ -22,6 +22,14 @@ _COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
 QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
 _TYPE = "it changes the type of values, which integers of a scale do not survive"
 
+QUANTIZED_OPS = (
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
+    "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "QLinearConcat",
+    "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits",
+)  # fmt: skip
+"""What models that are quantized already are made of."""
+
 FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("Hardmax",), _REAL.format("exponentials")),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
@@ -57,13 +65,7 @@ FLOAT_OPS: Mapping[str, str] = {
          "StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch", "TfIdfVectorizer"),
         _COMPLEX,
     ),
-    **dict.fromkeys(
-        ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
-         "QLinearMatMul", "QGemm", "QLinearAdd", "QLinearMul", "QLinearGlobalAveragePool", "QLinearConcat",
-         "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearAveragePool", "DynamicQuantizeLSTM",
-         "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits"),
-        QUANTIZED,
-    ),
+    **dict.fromkeys(QUANTIZED_OPS, QUANTIZED),
     **dict.fromkeys(("Cast", "CastLike", "BitCast"), _TYPE),
     **dict.fromkeys(("Dropout", "Constant", "ConstantOfShape", "EyeLike", "Range", "OneHot", "Shape", "Size"),
                     "it makes values instead of computing with scaled ones"),

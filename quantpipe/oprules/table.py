@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
-from quantpipe.oprules.float_ops import FLOAT_OPS
+from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED_OPS
 from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
+from quantpipe.types import Reason, ReasonKind
 
 _MOVE = OpRule(Family.MOVE)
 
@@ -113,11 +114,10 @@ def rule_of(node: Node) -> OpRule | None:
     return OP_RULES.get(node.op) if node.domain in ("", "ai.onnx") else None
 
 
-UNKNOWN = "no rule knows the op"
-"""How the reason of an op begins that stands in neither table."""
-
-
-def float_reason(node: Node) -> str:
+def float_reason(node: Node) -> Reason:
     """Return why a node without a row stays in float."""
     known = FLOAT_OPS.get(node.op) if node.domain in ("", "ai.onnx", MS_DOMAIN) else None
-    return known or f"{UNKNOWN} {node.domain + '.' if node.domain else ''}{node.op}"
+    if known is None:
+        name = f"{node.domain + '.' if node.domain else ''}{node.op}"
+        return Reason(ReasonKind.UNKNOWN_OP, f"no rule knows the op {name}")
+    return Reason(ReasonKind.QUANTIZED if node.op in QUANTIZED_OPS else ReasonKind.OP, known)

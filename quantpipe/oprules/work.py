@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from quantpipe.graph.view import MS_DOMAIN, Graph, Node
-from quantpipe.oprules.table import OP_RULES, UNKNOWN, float_reason, rule_of
+from quantpipe.oprules.table import OP_RULES, float_reason, rule_of
+from quantpipe.types import ReasonKind
 
 Shape = tuple[int, ...]
 Work = Callable[[Node, Graph], int]
@@ -37,7 +38,7 @@ def is_unknown_work(node: Node) -> bool:
     if node.has_body:
         return any(op in STANDARD or op in MICROSOFT or op in _PRODUCTS for op in node.body_ops)
     counted = node.op in (MICROSOFT if node.domain == MS_DOMAIN else STANDARD)
-    return rule_of(node) is None and not counted and float_reason(node).startswith(UNKNOWN)
+    return rule_of(node) is None and not counted and float_reason(node).kind is ReasonKind.UNKNOWN_OP
 
 
 def _shape(node: Node, graph: Graph, port: int) -> Shape:

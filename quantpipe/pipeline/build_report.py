@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -14,121 +15,142 @@ from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
 from quantpipe.metrics.losses import OutputLoss
+from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
-from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.stages import Evaluation
-from quantpipe.realize.kernels import slow_warning
+from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
-from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Score, Strategy, Topology
+from quantpipe.types import (
+    CalibratePart,
+    ChoiceRow,
+    ChoiceSpace,
+    ConversionsPart,
+    CostPart,
+    DataPart,
+    LoadedPart,
+    ModelPart,
+    OptionalParts,
+    Profile,
+    QuantPlan,
+    RunPart,
+    RunReport,
+    Score,
+    SearchReport,
+    Strategy,
+    Topology,
+    by_model,
+)
 from quantpipe.types.structure import KEYS
 
 
-def build_report(
-    *,
-    settings: Settings,
-    graph: Graph,
-    topology: Topology,
-    space: ChoiceSpace,
-    plan: QuantPlan,
-    strategy: Strategy,
-    profile: Profile | None,
-    search: Mapping[str, Any],
-    rectified: Sequence[Mapping[str, Any]],
-    recovery: Mapping[str, Any],
-    model: Mapping[str, Any],
-    costs: Mapping[str, float],
-    evaluation: Evaluation,
-    data: Mapping[str, Mapping[str, Any]],
-    output: str,
-    host: str | None,
-    lacking: Sequence[Mapping[str, Any]] = (),
-    doubts: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class Evaluated:
+    """Hold what is known of the integer model at the end of a run.
+
+    Attributes:
+        plan: Every number of it.
+        evaluation: The measured numbers.
+        model: Sizes, operations and bits (`stages.describe_model`).
+        costs: The strategy by every cost measure.
+        host: What is to be known of the machine that ran it.
+        lacking: The nodes that no kernel runs as they are (`without_kernel`).
+    """
+
+    plan: QuantPlan
+    evaluation: Evaluation
+    model: ModelPart
+    costs: CostPart
+    host: str | None
+    lacking: Sequence[WithoutKernel]
+
+
+def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
     """Return the whole report as plain data.
 
     Args:
-        settings: the settings of the run.
-        graph: the clean model.
-        topology: what of it runs in integers.
-        space: what the search could choose.
-        plan: every number.
-        strategy: what the search chose.
-        profile: the statistics behind it, where known.
-        search: the search's part of the report.
-        rectified: scale groups whose common range is not the one that a source would have alone.
-        recovery: the record of recovery.
-        model: what is said of the model file.
-        costs: what the chosen bits cost.
-        evaluation: the measured numbers.
-        data: what is said of each split.
-        output: the model's output that the metrics are about.
-        host: what is to be known of the machine that ran it.
-        lacking: the nodes that no kernel runs as they are (`without_kernel`).
-        doubts: what speaks against the samples.
-        notes: further sentences for the user.
+        job: The run, with the topology of the strategy that was found.
+        found: The strategy, and how it was found.
+        evaluated: What is known of the integer model.
+        profile: The statistics behind the strategy, where this run has them.
 
     Returns:
         The report.
     """
+    settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
+    evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
+    recovery = found.recovery
     carried = evaluation.generalization
+    free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     return {
         "version": __version__,
-        "run": {
-            "model": Path(graph.source).name,
-            "model_path": graph.source,
-            "model_hash": graph.model_hash,
-            "command": settings.command,
-            "seed": settings.seed,
-            "folder": str(settings.folder),
-            **{k: v for k, v in settings.choices.items() if k != "model"},
-            "schema": settings.schema.name,
-            "realize": settings.backend,
-            "float_on": settings.spec.float_on.value,
-            "samples": evaluation.samples,
-            **_bounded(evaluation),
-            **({"output": output} if len(graph.outputs) > 1 else {}),
-            **(_replayed(search) if settings.command == "replay" else {}),
-        },
-        "metrics": {k: dict(v) for k, v in evaluation.metrics.items()},
+        "run": _run(job, found, evaluation),
+        "metrics": evaluation.metrics,
         "outputs": list(evaluation.outputs),
         "intervals": _intervals(evaluation),
-        "doubts": list(doubts),
+        "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
-        **({"free_running": dict(evaluation.free_running)} if evaluation.free_running else {}),
+        **free,
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
-        "precision": dict(search["precision"]) if search.get("precision") else None,
-        "search": {name: value for name, value in search.items() if name != "precision"},
-        "model": dict(model),
-        "cost": dict(costs),
-        "latency": dict(evaluation.latency),
-        "float_nodes": [{"node": n, "op": graph.by_name[n].op, "reason": r} for n, r in topology.float_nodes.items()],
+        "precision": found.report.get("precision") or None,
+        "search": _without_precision(found.report),
+        "model": evaluated.model,
+        "cost": evaluated.costs,
+        "latency": evaluation.latency,
+        "float_nodes": [
+            {"node": n, "op": graph.by_name[n].op, "reason": r.text} for n, r in topology.float_nodes.items()
+        ],
         "conversions": _conversions(graph, topology),
-        "without_kernel": list(lacking),
+        "without_kernel": [entry.as_dict() for entry in evaluated.lacking],
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
         "overflow": list(evaluation.overflow),
-        "rectified": list(rectified),
+        "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
         "layers": list(evaluation.layers),
-        "choices": _choices(space, topology, strategy),
-        "host": host,
+        "choices": _choices(job.space, topology, found.strategy),
+        "host": evaluated.host,
         "warnings": [
-            *doubts,
-            *notes,
+            *inputs.doubts,
+            *inputs.notes,
             *graph.notes,
             *decisions(graph, settings.spec),
             *_left_out(data),
             *_shared(data),
             *_profile_notes(profile),
-            *_search_notes(search),
+            *_search_notes(found.report),
             *evaluation.warnings,
-            *([slow] if (slow := slow_warning(lacking)) is not None else []),
+            *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
         ],
     }
+
+
+def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunPart:
+    settings, graph, inputs = job.settings, job.graph, job.inputs
+    run = {
+        "model": Path(graph.source).name,
+        "model_path": graph.source,
+        "model_hash": graph.model_hash,
+        "command": settings.command,
+        "seed": settings.seed,
+        "folder": str(settings.folder),
+        **{k: v for k, v in settings.choices.items() if k != "model"},
+        "schema": settings.schema.name,
+        "realize": settings.backend,
+        "float_on": settings.spec.float_on.value,
+        "samples": evaluation.samples,
+        **_bounded(evaluation),
+        **({"output": inputs.output} if len(graph.outputs) > 1 else {}),
+        **(_replayed(found.report) if settings.command == "replay" else {}),
+    }
+    return cast("RunPart", run)  # the options of the groups come as one mapping
+
+
+def _without_precision(search: SearchReport) -> SearchReport:
+    """The search alone: what was decided before it is a part of its own."""
+    return cast("SearchReport", {name: value for name, value in search.items() if name != "precision"})
 
 
 def _bounded(evaluation: Evaluation) -> dict[str, int]:
@@ -164,7 +186,8 @@ def _count(ranges: Sequence[Sequence[int]]) -> int:
 
 def _intervals(evaluation: Evaluation) -> dict[str, Any]:
     """The 95 % interval of each model's accuracy (Wilson), `[low, high]`; nothing without labels."""
-    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in evaluation.metrics.items()}
+    models = by_model(evaluation.metrics)
+    found = {name: wilson(metrics.get("top1"), evaluation.samples) for name, metrics in models.items()}
     return {name: list(interval) for name, interval in found.items() if interval is not None}
 
 
@@ -173,7 +196,7 @@ def _profile_notes(profile: Profile | None) -> list[str]:
     return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
 
 
-def _search_notes(search: Mapping[str, Any]) -> list[str]:
+def _search_notes(search: SearchReport) -> list[str]:
     missed = search.get("shortfall")
     return [*search.get("notes", []), *([missed] if missed else [])]
 
@@ -240,15 +263,17 @@ def shortfall(
 _LOSSES = {Metric.KL: "KL divergence", Metric.MSE: "relative squared error"}
 
 
-def _data(record: Mapping[str, Any]) -> dict[str, Any]:
+def _data(record: Mapping[str, Any]) -> DataPart:
     """The part of `data.json` that is worth reading: the indices are there, the names of all skipped samples too."""
     skipped = record.get("skipped", [])
     known = {k: v for k, v in record.items() if k not in ("indices", "skipped", "duplicates")}
     shared = _count(record.get("duplicates", []))
-    return {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": [s["name"] for s in skipped[:10]]}
+    names = [s["name"] for s in skipped[:10]]
+    part = {**known, "duplicates": shared, "skipped": len(skipped), "skipped_names": names}
+    return cast("DataPart", part)  # a data set says what it is on its own
 
 
-def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
+def _conversions(graph: Graph, topology: Topology) -> ConversionsPart:
     """Return how many tensors change their form in a run, and how many operands are rescaled.
 
     The forms are real numbers, stored integers and accumulators.
@@ -257,20 +282,28 @@ def _conversions(graph: Graph, topology: Topology) -> dict[str, int]:
     return {"ends": ends, "inside": inside, "rescales": rescales(topology)}
 
 
-def _replayed(search: Mapping[str, Any]) -> dict[str, Any]:
+def _replayed(search: SearchReport) -> dict[str, Any]:
     """A replay has the search of the strategy's own run; its objective and estimator are not known here."""
     return {"search": search.get("algorithm"), "objective": None, "threshold": None}
 
 
-def _calibrate(profile: Profile | None) -> dict[str, Any]:
-    names = ("seconds", "samples", "float_pass_seconds", "peak_rss_mb")
-    found = {name: getattr(profile, name, None) for name in names}
-    return found | ({"loaded": dict(profile.loaded)} if profile is not None and profile.loaded else {})
+def _calibrate(profile: Profile | None) -> CalibratePart:
+    if profile is None:
+        return {"seconds": None, "samples": None, "float_pass_seconds": None, "peak_rss_mb": None}
+    found: CalibratePart = {
+        "seconds": profile.seconds,
+        "samples": profile.samples,
+        "float_pass_seconds": profile.float_pass_seconds,
+        "peak_rss_mb": profile.peak_rss_mb,
+    }
+    if profile.loaded:
+        found["loaded"] = cast("LoadedPart", dict(profile.loaded))
+    return found
 
 
-def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[dict[str, Any]]:
+def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list[ChoiceRow]:
     """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
-    found: list[dict[str, Any]] = []
+    found: list[ChoiceRow] = []
     for choice in space:
         kind, _, name = choice.key.partition(":")
         edges = list(choice.edges)

@@ -19,7 +19,19 @@ from quantpipe.pipeline.settings import Console, EvaluateSettings, Settings
 from quantpipe.pipeline.strategy_file import strategy_payload
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import rescale_channels
-from quantpipe.types import ChoiceSpace, OptionValue, Strategy, Topology
+from quantpipe.types import (
+    ChoiceSpace,
+    Measured,
+    MoreResults,
+    OptionValue,
+    RecoveryRecord,
+    RectifiedRow,
+    ResultsPart,
+    SearchReport,
+    Strategy,
+    StrategyFile,
+    Topology,
+)
 
 ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
@@ -34,10 +46,10 @@ class SearchDecision:
     """What the search stage hands on: the strategy, and how it was found (nothing for a replay)."""
 
     strategy: Strategy
-    report: Mapping[str, Any]
-    rectified: list[dict[str, Any]]
+    report: SearchReport
+    rectified: list[RectifiedRow]
     overrides: Overrides = NO_OVERRIDES
-    recovery: Mapping[str, Any] = field(default_factory=dict)
+    recovery: RecoveryRecord = field(default_factory=lambda: RecoveryRecord())
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +234,7 @@ class RunContext:
             | ({"output": self.inputs.output} if another else {})
         )
 
-    def write_strategy(self, found: SearchDecision, measured: Mapping[str, Any], origin: Origin | None) -> None:
+    def write_strategy(self, found: SearchDecision, measured: Measured, origin: Origin | None) -> None:
         """Write strategy.json; `measured` is what evaluation adds to its results.
 
         `origin` None: that of the file there, whose results are being completed.
@@ -230,9 +242,9 @@ class RunContext:
         payload = self.strategy_payload(found, {"recover": found.recovery, **measured})
         self.files.write_strategy(payload, origin or self.files.strategy_origin(self.graph.model_hash))
 
-    def strategy_payload(self, found: SearchDecision, more: Mapping[str, Any]) -> dict[str, Any]:
+    def strategy_payload(self, found: SearchDecision, more: MoreResults) -> StrategyFile:
         """Return what a strategy's file holds; `more`: results beside how it was found."""
         topology = self.variants.at(found.strategy.structure)
-        results = {"search": found.report, "rectified": found.rectified, **more}
+        results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema
         return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)

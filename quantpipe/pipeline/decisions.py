@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 from quantpipe.pipeline.settings import RUN_LOG
+from quantpipe.types import (
+    RecoveryRecord,
+    RunReport,
+    SearchReport,
+    by_model,
+)
 
 _log = logging.getLogger(RUN_LOG)
 
 
-def searched(report: Mapping[str, Any]) -> None:
+def searched(report: SearchReport) -> None:
     """Log the search's part of the report."""
     _log.info(
         "search     %s after %s evaluations (%s given up): value %.6g at cost %.6g, objective %s",
@@ -24,7 +28,7 @@ def searched(report: Mapping[str, Any]) -> None:
     )
 
 
-def recovered(record: Mapping[str, Any]) -> None:
+def recovered(record: RecoveryRecord) -> None:
     """Log the record of recovery."""
     for step in record.get("steps", ()):
         kept = "kept" if step.get("kept") else f"not kept ({step.get('reason') or 'no gain'})"
@@ -33,9 +37,9 @@ def recovered(record: Mapping[str, Any]) -> None:
         )
 
 
-def evaluated(report: Mapping[str, Any]) -> None:
+def evaluated(report: RunReport) -> None:
     """Log the metrics and the agreement of the whole report."""
-    for name, found in report["metrics"].items():
+    for name, found in by_model(report["metrics"]).items():
         _log.info("evaluate   %s: %s", name, ", ".join(f"{k} {v}" for k, v in found.items()))
     agreement = report["agreement"]
     _log.log(

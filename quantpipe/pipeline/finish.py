@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from quantpipe import __version__
 from quantpipe.artifacts import read_json
@@ -16,13 +14,18 @@ from quantpipe.graph.io import file_hash, read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
-from quantpipe.pipeline.build_report import build_report
+from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_report
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
-from quantpipe.types import Profile, QuantPlan
+from quantpipe.types import (
+    Measured,
+    Profile,
+    QuantPlan,
+    RunReport,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +59,7 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
 
 def evaluate(
     made: Realized, found: SearchDecision, profile: Profile | None, seen: Reference | None = None
-) -> dict[str, Any]:
+) -> RunReport:
     """Evaluate what was realized, and return the report.
 
     Args:
@@ -105,18 +108,15 @@ def _evaluate(
     realized: Rendered,
     kept: LayerCheckpoint,
     seen: Reference | None,
-) -> dict[str, Any]:
+) -> RunReport:
     settings, samples = job.settings, job.inputs.evaluate
     options = settings.evaluate
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
     job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
     evaluation = stages.evaluate(
-        job.graph,
-        job.topology,
-        plan,
-        realized,
-        samples=samples,
+        stages.EvaluatedModel(job.graph, job.topology, plan, realized),
+        stages.EvaluationSamples(samples, job.inputs.search, job.inputs.compared, seen),
         sizes=stages.Sizes(
             options.agreement_samples,
             options.layer_samples,
@@ -124,10 +124,7 @@ def _evaluate(
             options.latency_runs,
             options.latency_seconds,
         ),
-        chosen_by=job.inputs.search,
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
-        compared=job.inputs.compared,
-        seen=seen,
         course=Course(kept, job.console.progress),
         warn_sqnr_db=options.warn_sqnr_db,
     )
@@ -140,32 +137,20 @@ def _evaluate(
     slow = slow_warning(lacking)
     if slow is not None:
         job.console.warn(slow)
-    return build_report(
-        settings=settings,
-        graph=job.graph,
-        topology=job.topology,
-        space=job.space,
-        plan=plan,
-        strategy=found.strategy,
-        profile=profile,
-        search=found.report,
-        rectified=found.rectified,
-        recovery=found.recovery,
+    evaluated = Evaluated(
+        plan,
+        evaluation,
         model=stages.describe_model(
             job.graph, job.topology, settings.spec, plan, strategy=found.strategy, realized=realized
         ),
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
-        evaluation=evaluation,
-        data=job.inputs.data_record(),
-        doubts=job.inputs.doubts,
-        notes=job.inputs.notes,
-        output=job.inputs.output,
         host=host,
         lacking=lacking,
     )
+    return build_report(job, found, evaluated, profile)
 
 
-def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:
+def _conclude(job: RunContext, report: RunReport) -> RunReport:
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
     differing = report["agreement"]["differing"]
@@ -180,7 +165,7 @@ def _conclude(job: RunContext, report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _measured(report: Mapping[str, Any]) -> dict[str, Any]:
+def _measured(report: RunReport) -> Measured:
     """What strategy.json says of the evaluation."""
     metrics = report["metrics"]
     return {

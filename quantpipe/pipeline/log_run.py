@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from numpy.typing import NDArray
 
 from quantpipe.pipeline.settings import Settings
 from quantpipe.tracking import Tracker
-from quantpipe.types import Trial
+from quantpipe.types import (
+    RunReport,
+    Trial,
+    by_model,
+)
 
 MOST_CHOICES = 80
 """More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""
@@ -30,7 +34,7 @@ def file_trials(tracker: Tracker, trials: Sequence[Trial]) -> None:
 
 
 def file_report(
-    tracker: Tracker, report: Mapping[str, Any], folder: Path, model: Path, *, example: Mapping[str, NDArray[Any]]
+    tracker: Tracker, report: RunReport, folder: Path, model: Path, *, example: Mapping[str, NDArray[Any]]
 ) -> None:
     """File numbers as metrics, choices as parameters, the run folder as artifacts, the model with its signature.
 
@@ -41,16 +45,19 @@ def file_report(
         model: the realized model's file.
         example: one sample of the model's inputs.
     """
-    numbers = {f"{part}.{name}": value for part, found in report["metrics"].items() for name, value in found.items()}
+    parts = cast("Mapping[str, Mapping[str, Any] | None]", report)
+    models = cast("Mapping[str, Mapping[str, float | None]]", by_model(report["metrics"]))
+    numbers = {f"{part}.{name}": value for part, found in models.items() for name, value in found.items()}
     for part in PARTS:
-        for name, value in (report.get(part) or {}).items():
+        for name, value in (parts.get(part) or {}).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 numbers[f"{part}.{name}"] = float(value)
     if few := report.get("run", {}).get("realized_samples"):
         numbers["realized.samples"] = float(few)  # its metrics are not of all samples
     for name, (low, high) in (report.get("intervals") or {}).items():
         numbers |= {f"{name}.top1_low": low, f"{name}.top1_high": high}
-    for row in report.get("outputs") or ():
+    rows = cast("Sequence[Mapping[str, Any]]", report.get("outputs") or ())
+    for row in rows:
         numbers |= {f"outputs.{row['output']}.{k}": v for k, v in row.items() if k in NEARNESS and v is not None}
     tracker.log_metrics(numbers)
     tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})

@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import isnan
-from typing import Any
+from typing import Any, cast
 
 from quantpipe.metrics.reference import objective_value
 from quantpipe.recover import RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
 from quantpipe.search import Form, Metric, Objective, reaches
+from quantpipe.types import (
+    RecoveryGain,
+    SearchReport,
+    StepRow,
+)
 
 
 def least_value(objective: Objective) -> float | None:
@@ -26,7 +31,7 @@ def least_value(objective: Objective) -> float | None:
     return objective.reference_value - objective.tolerance
 
 
-def missed(report: Mapping[str, Any]) -> bool:
+def missed(report: SearchReport) -> bool:
     """Return whether a search's strategy loses more than is allowed, before any recovery, by its part of a report."""
     least = report.get("least_value")
     return least is not None and not reaches(float(report["best_value"]), float(least))
@@ -41,12 +46,13 @@ def sought(options: RecoverOptions, objective: Mapping[str, Any]) -> RecoverOpti
     return replace(options, kl_target=min(options.kl_target, within))
 
 
-def weighed(climbed: RecoveryResult, report: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def weighed(climbed: RecoveryResult, report: SearchReport, seconds: float) -> RecoveryGain:
     """Return what recovery cost and gained, and whether it is kept.
 
     It is judged by the metric of the objective, although its steps are judged by the outputs' losses. `report`: the
     search's part of it.
     """
+    least = cast("float", report["least_value"])  # there was one to miss
     before: dict[str, Any] = {"value": report["best_value"], "accuracy": dict(report["metrics"]).get("top1")}
     value = objective_value(Metric(report["metric"]), climbed.metrics) if climbed.metrics else None
     gains = value is not None and (value > before["value"] or isnan(before["value"]))
@@ -54,12 +60,12 @@ def weighed(climbed: RecoveryResult, report: Mapping[str, Any], seconds: float) 
     after: dict[str, Any] = {"value": value, "accuracy": climbed.metrics.get("top1")} if kept else before
     return {
         "metric": report["metric"],
-        "least_value": report["least_value"],
+        "least_value": least,
         "before": before["value"],
         "after": after["value"],
         "accuracy_before": before["accuracy"],
         "accuracy_after": after["accuracy"],
-        "met": reaches(float(after["value"]), float(report["least_value"])),
+        "met": reaches(float(after["value"]), least),
         "kept": kept,
         "seconds": seconds,
         "evaluations": climbed.evaluations,
@@ -69,11 +75,11 @@ def weighed(climbed: RecoveryResult, report: Mapping[str, Any], seconds: float) 
 def left_out(climbed: RecoveryResult) -> RecoveryResult:
     """Return the table of steps of a recovery whose result is not taken."""
     reason = "the loss fell, and the objective's own metric gained nothing: the strategy stays as the search left it"
-    steps = tuple({**row, "kept": False, "reason": reason} if row["kept"] else row for row in climbed.steps)
-    return replace(climbed, steps=steps, layers=(), metrics={})
+    steps: list[StepRow] = [{**row, "kept": False, "reason": reason} if row["kept"] else row for row in climbed.steps]
+    return replace(climbed, steps=tuple(steps), layers=(), metrics={})
 
 
-def still_missed(shortfall: str, gain: Mapping[str, Any] | None) -> str:
+def still_missed(shortfall: str, gain: RecoveryGain | None) -> str:
     """Return the sentence on a missed objective, with what recovery did about it."""
     if gain is None:
         return shortfall

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.search import Form, Objective, Pick, SearchResult
-from quantpipe.types import Point, Score, Trial
+from quantpipe.types import (
+    FrontPart,
+    Point,
+    Score,
+    SearchReport,
+    Trial,
+)
 
 
-def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, Mapping[str, Any]]:
+def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple[Point, Score, FrontPart]:
     """Return the point that becomes the strategy, its score, and what the report says of the front.
 
     The last is empty without a front.
@@ -48,8 +53,14 @@ def write_front(job: RunContext, front: Sequence[Trial], found: SearchDecision, 
     for trial in front:
         assignment = job.space.decode(trial.point)
         strategy = table.strategy(assignment)
-        score = {"best_value": trial.score.value, "best_cost": trial.score.cost, "metrics": dict(trial.score.metrics)}
-        point = SearchDecision(strategy, {**report, "trial": trial.number, **score}, table.rectified(strategy))
+        own: SearchReport = {
+            **report,
+            "trial": trial.number,
+            "best_value": trial.score.value,
+            "best_cost": trial.score.cost,
+            "metrics": dict(trial.score.metrics),
+        }
+        point = SearchDecision(strategy, own, table.rectified(strategy))
         points[_name(trial)] = job.strategy_payload(point, {})
         rows.append(
             {

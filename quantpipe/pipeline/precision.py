@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import Origin, is_current, read_json
@@ -24,10 +24,10 @@ from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
 from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves
 from quantpipe.precision.selection import Measured
 from quantpipe.report import text
-from quantpipe.search import Evaluator, Metric
+from quantpipe.search import Batching, Budget, Evaluator, Metric
 from quantpipe.search.evaluator import BudgetExhausted
 from quantpipe.search.objective import LOSSES
-from quantpipe.types import Profile, Score
+from quantpipe.types import PrecisionRecord, Profile, Score
 from quantpipe.types.structure import FLOAT_KEY
 
 PRECISION = ("choices", "threshold", "objective", "precision", "seed")
@@ -44,7 +44,7 @@ class Decided:
     job: RunContext
     aim: SearchContext
     profile: Profile
-    record: Mapping[str, Any]
+    record: PrecisionRecord
     opened: Candidates | None = None
 
     def candidates(self) -> Candidates:
@@ -73,20 +73,22 @@ def origin_of(job: RunContext) -> Origin:
     return job.origin("precision", job.fitted_on, (*ANNOTATE, *PRECISION))
 
 
-def stored(job: RunContext) -> dict[str, Any] | None:
+def stored(job: RunContext) -> PrecisionRecord | None:
     """Return the decisions that an earlier run left in the folder. ArtifactError where they are another run's."""
     if why_not(job) is not None:
         return None
     origin = origin_of(job)
     job.files.refuse_other(job.files.precision, origin)
-    return (
-        read_json(job.files.precision, origin) if is_current(job.files.precision, origin, job.files.damaged) else None
-    )
+    if not is_current(job.files.precision, origin, job.files.damaged):
+        return None
+    return cast("PrecisionRecord", read_json(job.files.precision, origin))
 
 
-def applied(job: RunContext, record: Mapping[str, Any] | None) -> RunContext:
+def applied(job: RunContext, record: PrecisionRecord | None) -> RunContext:
     """Return the job whose space has the decisions as choices with one option."""
-    floats, wholes = (record or {}).get("float", ()), (record or {}).get("ranges", ())
+    if record is None:
+        return job
+    floats, wholes = record.get("float", ()), record.get("ranges", ())
     return job.offering(floats, wholes, decided=True) if floats or wholes else job
 
 
@@ -117,7 +119,7 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
     except BaseException:
         opened.close()
         raise
-    measured = {"evaluations": evaluations + 1, "seconds": time.perf_counter() - started}
+    measured: PrecisionRecord = {"evaluations": evaluations + 1, "seconds": time.perf_counter() - started}
     record = record_of(offered, selection, said, measured)
     job.files.write_precision(record, origin_of(job))
     if selection.moved:
@@ -146,18 +148,24 @@ def _selected(
     log.mend()
     show = job.console.progress("precision")
     keys = [choice.key for choice in job.space]
-    budget = settings.max_evaluations - 1
-    evaluate = Evaluator(opened.workers, aim.objective, max_evaluations=max(budget, 1), log=log, batch_size=None)
+    spare = settings.max_evaluations - 1
+    evaluate = Evaluator(
+        opened.workers,
+        aim.objective,
+        budget=Budget(max_evaluations=max(spare, 1)),
+        batching=Batching(size=None),
+        log=log,
+    )
 
     def measure(moved: frozenset[str]) -> Measured:
         if not moved:
             return start
-        if not budget:
+        if not spare:
             raise BudgetExhausted
         chosen = moved | {FLOAT_KEY + name for name in moved}
         score = evaluate([tuple(int(key in chosen) for key in keys)])[0]
         loss = loss_of(score, aim.objective.metric)
-        show(evaluate.evaluations, budget, f"loss {loss:.4g}")
+        show(evaluate.evaluations, spare, f"loss {loss:.4g}")
         return loss, score.cost
 
     moves = _moves(job)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import cast
 
 from quantpipe.annotate.choices import range_key
 from quantpipe.pipeline.context import RunContext
 from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, range_moves
+from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, RoleRow
 
 
 def why(loss: float, certain: Sequence[Finding]) -> str:
@@ -24,8 +25,8 @@ def nodes_of(said: Sequence[Finding], *kinds: FindingKind) -> frozenset[str]:
 
 
 def record_of(
-    job: RunContext, selection: Selection, said: Sequence[Finding], measured: Mapping[str, Any]
-) -> dict[str, Any]:
+    job: RunContext, selection: Selection, said: Sequence[Finding], measured: PrecisionRecord
+) -> PrecisionRecord:
     """Return the record of the decisions, as precision.json holds it.
 
     Args:
@@ -37,7 +38,7 @@ def record_of(
     first, last = selection.tried[0], selection.taken
     floats = [name for name in job.variants.may_float if name in selection.moved]
     groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
-    wider = [
+    wider: list[RoleRow] = [
         {"role": f"{len(move.nodes)} ranges behind {move.op}", "nodes": len(move.nodes), "share": None,
          "why": "the whole range loses less than the estimated one"}
         for move in range_moves(job.graph, groups)
@@ -52,13 +53,13 @@ def record_of(
         "float": floats,
         "ranges": [group.key for group in groups],
         "roles": [*(_role(move, said) for move in moves_of(job.graph, frozenset(floats))), *wider],
-        "findings": [asdict(finding) for finding in said],
-        "trials": [{**asdict(tried), "nodes": len(tried.nodes)} for tried in selection.tried],
+        "findings": [cast("FindingRow", asdict(finding)) for finding in said],
+        "trials": [cast("PrecisionTrialRow", {**asdict(t), "nodes": len(t.nodes)}) for t in selection.tried],
         "notes": _notes(said, floats),
     }
 
 
-def _role(move: Move, said: Sequence[Finding]) -> dict[str, Any]:
+def _role(move: Move, said: Sequence[Finding]) -> RoleRow:
     kinds = dict.fromkeys(str(finding.kind) for finding in said if finding.node in move.nodes)
     reason = ", ".join(kinds) or "measured"
     return {"role": f"{named(move)} in float", "nodes": len(move.nodes), "share": move.share, "why": reason}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.metrics.reference import objective_value
@@ -15,7 +14,13 @@ from quantpipe.pipeline.search import SearchContext
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import RecoveryResult
 from quantpipe.search import Form, Objective, Pick, finalists, front
-from quantpipe.types import Profile, Score, Trial
+from quantpipe.types import (
+    FinalistRow,
+    Profile,
+    Score,
+    SearchReport,
+    Trial,
+)
 
 
 def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: Profile) -> SearchDecision:
@@ -69,7 +74,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
         ),
         job.recovered(job.files.digest_of(recovered.strategy, NO_OVERRIDES)),
     )
-    report = {
+    report: SearchReport = {
         **found.report,
         "finalists": rows,
         "best_value": after.score.value,
@@ -94,7 +99,7 @@ def _best(trials: list[Trial], objective: Objective, pick: str) -> Trial:
     return best
 
 
-def _row(before: Trial, after: Trial, picked: bool) -> dict[str, Any]:
+def _row(before: Trial, after: Trial, picked: bool) -> FinalistRow:
     return {
         "trial": before.number,
         "cost": before.score.cost,

@@ -13,6 +13,9 @@ from quantpipe.pipeline.run_folder import replayed_overrides
 from quantpipe.pipeline.strategy_file import read_strategy, results_of, strategy_payload
 from quantpipe.pipeline.trial import replayed_trial
 from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.types import (
+    ResultsPart,
+)
 
 
 def stored_strategy(job: RunContext) -> SearchDecision:
@@ -69,7 +72,8 @@ def _decided(job: RunContext, found: SearchDecision) -> object:
     """The part of the strategy's file that says what was decided."""
     spec, schema = job.settings.spec, job.settings.schema
     topology = job.variants.at(found.strategy.structure)
-    payload = strategy_payload(job.graph.model_hash, spec, schema, topology, strategy=found.strategy, results={})
+    results: ResultsPart = {"search": {}, "rectified": []}
+    payload = strategy_payload(job.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
     return payload["strategy"]
 
 

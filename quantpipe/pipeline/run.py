@@ -7,13 +7,14 @@ leaves its best strategy so far.
 
 from __future__ import annotations
 
-from typing import Any
-
 from quantpipe.check.decisions import decisions
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.steps import Steps
+from quantpipe.types import (
+    RunReport,
+)
 
 
 def open_run(settings: Settings, console: Console) -> Steps:
@@ -25,8 +26,8 @@ def open_run(settings: Settings, console: Console) -> Steps:
     return Steps(RunContext.of(settings, inputs, console))
 
 
-def run(settings: Settings, console: Console) -> dict[str, Any]:
-    """Execute the stages and return the report (of the last stage that ran; complete after evaluate).
+def run(settings: Settings, console: Console) -> RunReport | None:
+    """Execute the stages and return the report; None where evaluate is not among them.
 
     Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import yaml
@@ -36,7 +36,16 @@ from quantpipe.pipeline.plan_file import plan_payload
 from quantpipe.plan import Overrides
 from quantpipe.recover import RecoveryResult, overrides_arrays, overrides_from_arrays
 from quantpipe.report import render_html
-from quantpipe.types import ChoiceSpace, Profile, QuantPlan, Strategy, Topology
+from quantpipe.types import (
+    ChoiceSpace,
+    Profile,
+    QuantPlan,
+    RecoveryGain,
+    RecoveryRecord,
+    RunReport,
+    Strategy,
+    Topology,
+)
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile", "aim"),
@@ -123,7 +132,7 @@ class RunFolder:
         payload = {
             "node_conds": dict(topology.node_conds),
             "edge_conds": dict(topology.edge_conds),
-            "float_nodes": dict(topology.float_nodes),
+            "float_nodes": {node: reason.text for node, reason in topology.float_nodes.items()},
             "groups": [
                 {"key": g.key, "tensors": g.tensors, "sources": g.sources, "dtype": g.dtype, "max_bits": g.max_bits}
                 for g in topology.groups
@@ -288,55 +297,56 @@ class RunFolder:
             "source": origin.inputs["model"],
         }
 
-    def write_report(self, report: Mapping[str, Any], origin: Origin) -> None:
+    def write_report(self, report: RunReport, origin: Origin) -> None:
         """Write all results, for programs and for people."""
         self.look_over(self.report, self.page)
         with Unit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
             unit.text(self.page, render_html(report), origin, "<!--")
 
-    def read_report(self, origin: Origin) -> dict[str, Any] | None:
+    def read_report(self, origin: Origin) -> RunReport | None:
         """Return what an earlier run of the same origin reported, or None.
 
         Its page is made again where it is damaged.
         """
         if not self.current(self.report, origin):
             return None
-        report = read_json(self.report, origin)
+        report = cast("RunReport", read_json(self.report, origin))
         if not self.current(self.page, origin):
             write_text(self.page, render_html(report), origin, "<!--")
         return report
 
     def write_recovered(
-        self, climbed: RecoveryResult, origin: Origin, gain: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, climbed: RecoveryResult, origin: Origin, gain: RecoveryGain | None = None
+    ) -> RecoveryRecord:
         """Store recovered weights, and return what the report and the strategy say of them.
 
         `gain`: what recovery cost and gained, where it ran for a missed objective.
         """
         arrays = overrides_arrays(climbed.overrides)
         weights = digest_arrays(arrays) if arrays else None
-        record: dict[str, Any] = {
+        record: RecoveryRecord = {
             "steps": list(climbed.steps),
             "layers": list(climbed.layers),
             "weights": weights,
             "metrics": dict(climbed.metrics),
-            **({} if gain is None else {"gain": dict(gain)}),
         }
+        if gain is not None:
+            record["gain"] = gain
         with Unit(self.recovered.parent) as unit:
             unit.npz(self.recovered, arrays, origin)
             unit.json(self.recovered.with_name("steps.json"), record, origin)
         return record
 
-    def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, dict[str, Any]] | None:
+    def read_recovered(self, origin: Origin, topology: Topology) -> tuple[Overrides, RecoveryRecord] | None:
         """Return what an earlier run of the same origin recovered, or None."""
         steps = self.recovered.with_name("steps.json")
         if not all([self.current(self.recovered, origin), self.current(steps, origin)]):
             return None
         arrays = read_npz(self.recovered, origin)
         record = read_json(steps, origin)
-        known: dict[str, Any] = {k: record[k] for k in ("steps", "layers", "weights", "metrics", "gain") if k in record}
-        return overrides_from_arrays(arrays, topology, str(self.recovered)), known
+        known = {k: record[k] for k in ("steps", "layers", "weights", "metrics", "gain") if k in record}
+        return overrides_from_arrays(arrays, topology, str(self.recovered)), cast("RecoveryRecord", known)
 
     def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:
         """Return the digest of a strategy's numbers, recovered weights included."""

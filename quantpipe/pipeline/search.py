@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quantpipe.artifacts import digest_json, read_json
 from quantpipe.calibrate.estimators import clip_percents
@@ -28,6 +28,7 @@ from quantpipe.report.text import number
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure
 from quantpipe.search import (
+    Budget,
     CostKind,
     JsonlLog,
     Measure,
@@ -38,7 +39,15 @@ from quantpipe.search import (
     reaches,
     search_origin,
 )
-from quantpipe.types import Point, Profile, Samples, Score
+from quantpipe.types import (
+    LossRow,
+    Point,
+    PrecisionRecord,
+    Profile,
+    Samples,
+    Score,
+    SearchReport,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +210,7 @@ class Candidates:
         self.workers.close()
 
 
-def search(aim: SearchContext, candidates: Candidates, decided: Mapping[str, Any]) -> SearchDecision:
+def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord) -> SearchDecision:
     """Return the best strategy within the budget, and close the candidates.
 
     Args:
@@ -219,14 +228,13 @@ def search(aim: SearchContext, candidates: Candidates, decided: Mapping[str, Any
     job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
+    budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)
     with closing(candidates):
         result = stages.search(
             job.space,
             _timed(job, workers, table, planner) if timed else workers,
             aim.objective,
-            settings.search.algorithm,
-            budget=stages.Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target),
-            seed=settings.seed,
+            stages.SearchMethod(settings.search.algorithm, budget, settings.seed),
             log=aim.log,
             on_trial=lambda trial, best: show(
                 trial.number + 1, limit, f"best {best.score.value:.5g} at {best.score.cost:.5g}"
@@ -237,9 +245,9 @@ def search(aim: SearchContext, candidates: Candidates, decided: Mapping[str, Any
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    report = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    report: SearchReport = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
     if decided:
-        report |= {"precision": dict(decided), "notes": [*decided.get("notes", ()), *report["notes"]]}
+        report = {**report, "precision": decided, "notes": [*decided.get("notes", ()), *report["notes"]]}
     variants = recipe.variants(planner)
     overrides = NO_OVERRIDES if variants is None else variants.overrides(strategy)
     found = SearchDecision(strategy, report, table.rectified(strategy), overrides)
@@ -260,9 +268,9 @@ def search(aim: SearchContext, candidates: Candidates, decided: Mapping[str, Any
     return found
 
 
-def _same(known: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+def _same(known: Mapping[str, Any], report: SearchReport) -> bool:
     """Whether an earlier run of this search came as far as this one, and ended alike: its file can stay."""
-    return all(known.get(name) == report[name] for name in ("evaluations", "stopped"))
+    return known.get("evaluations") == report["evaluations"] and known.get("stopped") == report["stopped"]
 
 
 def judged(job: RunContext, found: SearchDecision, objective: Objective) -> SearchDecision:
@@ -270,17 +278,18 @@ def judged(job: RunContext, found: SearchDecision, objective: Objective) -> Sear
 
     The console is told when it is not.
     """
-    report = dict(found.report)
+    report = found.report
     if found.recovery.get("metrics") and not objective.open_ended:
         value = objective_value(objective.metric, found.recovery["metrics"])
         score = Score(value, float(report["best_cost"]), tuple(found.recovery["metrics"].items()))
         samples = "the search samples" if job.inputs.aside is None else "the samples that judge recovery"
         losses = job.inputs.compared.losses
         missed = shortfall(objective, score, samples, doubtful=bool(job.inputs.doubts), losses=losses)
-        report |= {"feasible": objective.feasible(score), "shortfall": missed}
+        report = {**report, "feasible": objective.feasible(score), "shortfall": missed}
     if report["shortfall"]:
-        report["shortfall"] = still_missed(report["shortfall"], found.recovery.get("gain"))
-        job.console.warn(report["shortfall"])
+        said = still_missed(report["shortfall"], found.recovery.get("gain"))
+        job.console.warn(said)
+        report = {**report, "shortfall": said}
     return replace(found, report=report)
 
 
@@ -327,7 +336,7 @@ def _report(
     *,
     known: Mapping[str, Any],
     workers: Workers,
-) -> dict[str, Any]:
+) -> SearchReport:
     """Return the search's part of the report.
 
     `score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass was
@@ -354,7 +363,7 @@ def _report(
         "space_log10": job.space.log10,
         "metrics": dict(score.metrics),
         "metric": objective.metric.value,
-        "losses": [asdict(loss) for loss in job.inputs.compared.losses],
+        "losses": [cast("LossRow", asdict(loss)) for loss in job.inputs.compared.losses],
         "cost": objective.cost.value,
         "pinned": dict(job.pinned),
         "form": objective.form.value,

@@ -17,7 +17,7 @@ from quantpipe.executors import Executor
 from quantpipe.metrics.reference import ValueOf
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
-from quantpipe.search import Algorithm, Form, Metric, Objective, Pick
+from quantpipe.search import Algorithm, FloatFigures, Form, Metric, Objective, ObjectiveOptions, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Schema, TensorInfo
@@ -278,7 +278,7 @@ class Settings:
         for name in self.objective:
             _legal("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
-        objective = Objective.from_config(**self.objective, float_accuracy=0.0, start_cost=1.0)
+        objective = Objective.of(ObjectiveOptions(**self.objective), FloatFigures(accuracy=0.0, start_cost=1.0))
         if objective.form is Form.PARETO and self.search.target is not None:
             raise ConfigError(
                 f"has no meaning with objective.form={Form.PARETO}, which has no single best; give null",

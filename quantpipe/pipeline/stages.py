@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from quantpipe.annotate.conditions import AnnotateOptions
@@ -17,7 +17,14 @@ from quantpipe.calibrate.estimators import MSE, Estimator
 from quantpipe.calibrate.measure import float_pass_seconds
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.subset import First
-from quantpipe.evaluate.evaluation import Evaluation, Sizes, evaluate, whole_batches
+from quantpipe.evaluate.evaluation import (
+    EvaluatedModel,
+    Evaluation,
+    EvaluationSamples,
+    Sizes,
+    evaluate,
+    whole_batches,
+)
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.view import Graph
@@ -30,10 +37,25 @@ from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
 from quantpipe.scoring.judge import Judge
-from quantpipe.search import Algorithm, Evaluator, Measure, Metric, Objective, SearchResult, TrialLog, run_search
+from quantpipe.search import (
+    Algorithm,
+    Batching,
+    Budget,
+    Evaluator,
+    FloatFigures,
+    Measure,
+    Metric,
+    Objective,
+    ObjectiveOptions,
+    SearchResult,
+    TrialLog,
+    run_search,
+)
 from quantpipe.types import (
     ChoiceSpace,
+    CostPart,
     HardwareSpec,
+    ModelPart,
     Profile,
     QuantPlan,
     Samples,
@@ -44,8 +66,10 @@ from quantpipe.types import (
 )
 
 __all__ = [
-    "Budget",
+    "EvaluatedModel",
     "Evaluation",
+    "EvaluationSamples",
+    "SearchMethod",
     "Sizes",
     "all_costs",
     "annotate",
@@ -81,12 +105,12 @@ def annotate(
 
 
 @dataclass(frozen=True, eq=False)
-class Budget:
-    """State when a search ends: after so many evaluations or seconds, or at a target."""
+class SearchMethod:
+    """Say how a space is searched: the same method asks for the same points, where the scores are the same."""
 
-    max_evaluations: int | None
-    max_seconds: float | None
-    target: float | None = None
+    algorithm: Algorithm
+    budget: Budget
+    seed: int
 
 
 def make_objective(
@@ -116,12 +140,13 @@ def make_objective(
     start = space.decode(space.start)
     topology, bits = variants.topology_of(start), variants.bits(start)
     cost = COSTS.get(str(config["cost"]))  # a latency has no formula
-    return Objective.from_config(
-        **{**config, "metric": metric_for(str(config["metric"]), reference.output, reference.losses)},
-        float_accuracy=top1(reference.outputs, reference.labels),
-        float_value=reference.own_value,
+    metric = metric_for(str(config["metric"]), reference.output, reference.losses)
+    figures = FloatFigures(
+        accuracy=top1(reference.outputs, reference.labels),
+        value=reference.own_value,
         start_cost=None if cost is None else cost(topology, graph, spec, bits),
     )
+    return Objective.of(ObjectiveOptions(**{**config, "metric": metric}), figures)
 
 
 def metric_for(metric: str, output: str, losses: Sequence[OutputLoss]) -> str:
@@ -133,10 +158,8 @@ def search(
     space: ChoiceSpace,
     candidates: Measure,
     objective: Objective,
-    algorithm: Algorithm,
+    method: SearchMethod,
     *,
-    budget: Budget,
-    seed: int,
     log: TrialLog,
     on_trial: Callable[[Trial, Trial], None],
     singly: bool,
@@ -147,9 +170,7 @@ def search(
         space: the choices.
         candidates: measures points.
         objective: which of two scores is better.
-        algorithm: the search algorithm.
-        budget: when the search ends.
-        seed: the seed of all chance.
+        method: the search algorithm, when it ends, and the seed of all chance.
         log: where trials are kept.
         on_trial: is told of each trial and of the best one so far.
         singly: `candidates` takes one point at a time and cannot give up, because it times them.
@@ -160,15 +181,12 @@ def search(
     evaluator = Evaluator(
         candidates,
         objective,
-        max_evaluations=budget.max_evaluations,
-        max_seconds=budget.max_seconds,
-        target=budget.target,
+        budget=method.budget,
+        batching=Batching(size=1) if singly else Batching(size=None, prunes=objective.bounded),
         log=log,
-        batch_size=1 if singly else None,
-        prunes=objective.bounded and not singly,
         on_trial=on_trial,
     )
-    return run_search(algorithm, space, evaluator, objective, seed=seed)
+    return run_search(method.algorithm, space, evaluator, objective, seed=method.seed)
 
 
 def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
@@ -193,7 +211,7 @@ def float_pass(graph: Graph, samples: Samples) -> float:
 
 def describe_model(
     graph: Graph, topology: Topology, spec: HardwareSpec, plan: QuantPlan, *, strategy: Strategy, realized: Rendered
-) -> dict[str, Any]:
+) -> ModelPart:
     """Return sizes, operations and bits of the model, for the report.
 
     Args:
@@ -220,7 +238,7 @@ def describe_model(
     }
 
 
-def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> dict[str, float]:
+def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: Strategy) -> CostPart:
     """Return what the strategy costs, by every cost measure.
 
     Args:
@@ -232,7 +250,7 @@ def all_costs(graph: Graph, topology: Topology, spec: HardwareSpec, strategy: St
     Returns:
         The name of the measure -> its value.
     """
-    return {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()}
+    return cast("CostPart", {name: cost(topology, graph, spec, strategy.bits) for name, cost in COSTS.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,8 @@ locked here: whoever drives the stages holds the folder's lock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
@@ -21,7 +19,13 @@ from quantpipe.pipeline.recover import recover
 from quantpipe.pipeline.refine import refine
 from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
-from quantpipe.types import ChoiceSpace, Profile, Topology
+from quantpipe.types import (
+    ChoiceSpace,
+    PrecisionRecord,
+    Profile,
+    RunReport,
+    Topology,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +35,7 @@ class Start:
     replayed: SearchDecision | None
     aim: SearchContext | None
     """None where nothing is searched in this run."""
-    decided: Mapping[str, Any] | None
+    decided: PrecisionRecord | None
     """What an earlier run in this folder decided to stay in float, if anything is known of that."""
     stored: Profile | None
     loaded: Profile | None
@@ -47,7 +51,7 @@ class Steps:
         self.job = job
         self._wanted = frozenset(job.settings.stages)
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> RunReport | None:
         """Return every stage that belongs to the run; the report, empty without evaluate.
 
         Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
@@ -59,9 +63,9 @@ class Steps:
             _ = self.found
         if not {"realize", "evaluate"} & self._wanted and self._start.replayed is None:
             self._judge_alone()
-            return {}
+            return None
         _ = self.realized
-        return self.report if "evaluate" in self._wanted else {}
+        return self.report if "evaluate" in self._wanted else None
 
     @cached_property
     def annotated(self) -> tuple[Topology, ChoiceSpace]:
@@ -125,7 +129,7 @@ class Steps:
         return realize(self.job, self.recovered)
 
     @cached_property
-    def report(self) -> dict[str, Any]:
+    def report(self) -> RunReport:
         """Return what evaluation found.
 
         Raises:

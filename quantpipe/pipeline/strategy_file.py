@@ -9,16 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ArtifactError, ConfigError, nearest
-from quantpipe.types import HardwareSpec, Range, Schema, Strategy, Structure, Topology, WeightSite
+from quantpipe.types import (
+    HardwareSpec,
+    Range,
+    RecoveryRecord,
+    RectifiedRow,
+    ResultsPart,
+    Schema,
+    SchemaPart,
+    SearchReport,
+    Strategy,
+    StrategyFile,
+    Structure,
+    Topology,
+    WeightSite,
+)
 
-VERSION = "1.0"
+VERSION: Final = "1.0"
 MOST = float(np.finfo(np.float32).max) / 2**16
 """Of a range, so that a scale and all that is made of it stay within float32."""
 
@@ -30,8 +44,8 @@ def strategy_payload(
     topology: Topology,
     *,
     strategy: Strategy,
-    results: Mapping[str, Any],
-) -> dict[str, Any]:
+    results: ResultsPart,
+) -> StrategyFile:
     """Return the file's content as plain data.
 
     Args:
@@ -54,13 +68,13 @@ def strategy_payload(
         "strategy": {
             "model_hash": model_hash,
             "hardware": spec.name,
-            "schema": asdict(schema),
+            "schema": cast("SchemaPart", asdict(schema)),
             "topology": {"node_conds": dict(topology.node_conds), "edge_conds": dict(topology.edge_conds)},
             "structure": dict(strategy.structure.decided),
             "bits": bits,
             "thresholds": thresholds,
         },
-        "results": dict(results),
+        "results": results,
     }
 
 
@@ -116,7 +130,7 @@ def read_strategy(
     return Strategy(bits, ranges, weights, structure)
 
 
-def results_of(payload: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], list[Any], Mapping[str, Any]]:
+def results_of(payload: Mapping[str, Any], where: str) -> tuple[SearchReport, list[RectifiedRow], RecoveryRecord]:
     """Return (search, rectified, recover): what the file says of how the strategy was found.
 
     Raises:
@@ -131,7 +145,8 @@ def results_of(payload: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any
             stage="strategy",
             where=where,
         )
-    return search, rectified, recovery
+    # What another version wrote may lack keys: whoever reads the search of a replay asks with `get`.
+    return cast("SearchReport", search), rectified, cast("RecoveryRecord", recovery)
 
 
 def _mapping(found: Mapping[str, Any], name: str, where: str) -> None:

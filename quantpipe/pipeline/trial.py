@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 from quantpipe.annotate.choices import range_key
 from quantpipe.artifacts import digest_json
@@ -13,7 +14,11 @@ from quantpipe.pipeline.candidate_weights import rounded, rounding_origin
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.search import LoggedTrial, find_trial
-from quantpipe.types import Profile
+from quantpipe.types import (
+    Profile,
+    ReplayedSearch,
+    SearchReport,
+)
 from quantpipe.types.structure import FLOAT_KEY
 
 
@@ -46,7 +51,7 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
     score = trial.trial.score
     if score.pruned:
         job.console.warn(f"trial {number} was given up when it could not win any more: its value in {log} is a bound")
-    report = {
+    report: ReplayedSearch = {
         "algorithm": f"trial {trial.trial.number}",
         "trial": trial.trial.number,
         "best_value": score.value,
@@ -54,7 +59,7 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
         "metrics": dict(score.metrics),
         "weights": settings.search.weights,
     }
-    return SearchDecision(strategy, report, table.rectified(strategy), rounded(job, strategy))
+    return SearchDecision(strategy, cast("SearchReport", report), table.rectified(strategy), rounded(job, strategy))
 
 
 def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:

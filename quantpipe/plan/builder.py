@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,18 @@ from numpy.typing import NDArray
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.overrides import Overrides
-from quantpipe.types import Form, HardwareSpec, KernelPlan, Quantizer, Schema, Strategy, Topology, WeightTensor
+from quantpipe.types import (
+    Form,
+    HardwareSpec,
+    KernelPlan,
+    Quantizer,
+    RaisedRow,
+    RescaleRow,
+    Schema,
+    Strategy,
+    Topology,
+    WeightTensor,
+)
 
 WeightMaker = Callable[[str, int, NDArray[np.float64]], WeightTensor]
 """(tensor, bits, thresholds) -> integer weights."""
@@ -38,8 +48,8 @@ class PlanBuilder:
     raw: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
     kernels: dict[str, KernelPlan] = field(default_factory=dict)
-    rescales: list[dict[str, Any]] = field(default_factory=list)
-    raised: list[dict[str, Any]] = field(default_factory=list)
+    rescales: list[RescaleRow] = field(default_factory=list)
+    raised: list[RaisedRow] = field(default_factory=list)
 
     def scale(self, tensor: str, form: Form) -> NDArray[np.float32]:
         """Return the scale of a tensor in a form, float32 `()` or `[C]`: the accumulator's or the stored integers'."""

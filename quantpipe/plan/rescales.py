@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from quantpipe.errors import HardwareError
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.types import Kernel, RequantizeKind, Rounding
+from quantpipe.types import (
+    Kernel,
+    RequantizeKind,
+    RescaleRow,
+    Rounding,
+)
 
 
-def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[dict[str, Any]]:
+def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
     """Return one entry per rescaled operand, for the report.
 
     Raises:
         HardwareError: where the device cannot do it in one step.
     """
-    found = []
+    found: list[RescaleRow] = []
     how = draft.spec.requantize
     for operand in kernel.operands:
         if not operand.rescaled:
@@ -29,6 +32,11 @@ def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[dict[str, Any]]:
                 where=kernel.node,
             )
         source, target = draft.quantizers[operand.tensor], draft.quantizers[kernel.output]
-        scales = {"from": float(source.scale), "to": float(target.scale)}
-        found.append({"node": kernel.node, "tensor": operand.tensor, **scales})
+        row: RescaleRow = {
+            "node": kernel.node,
+            "tensor": operand.tensor,
+            "from": float(source.scale),
+            "to": float(target.scale),
+        }
+        found.append(row)
     return found

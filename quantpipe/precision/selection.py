@@ -131,11 +131,11 @@ class Selection:
             saved = best[1] - back[1]
             harm[move] = max(back[0] - best[0], 0.0) / saved if saved > 0 else float("inf")
         order = sorted((m for m in moves if harm[m] < float("inf")), key=lambda m: harm[m])
-        found, back_again = self._most(kept, whole, order, goal, best)
+        found, back_again = self._most(kept, whole, order, goal, best=best)
         return self._split(kept, [m for m in moves if m not in back_again], goal, found)
 
     def _most(
-        self, kept: frozenset[str], whole: frozenset[str], order: Sequence[Move], goal: float, best: Measured
+        self, kept: frozenset[str], whole: frozenset[str], order: Sequence[Move], goal: float, *, best: Measured
     ) -> tuple[Measured, Sequence[Move]]:
         """As many of the first moves back in integers as the goal allows, by bisection: harm adds up, roughly."""
         low, high, found = 0, len(order), best

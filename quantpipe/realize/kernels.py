@@ -7,8 +7,8 @@ is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -16,22 +16,45 @@ import onnx_ir as ir
 from quantpipe.graph.optimized import fused
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import Accumulate, Kernel, QuantPlan, Requantize, Sum, Topology
+from quantpipe.types import (
+    Accumulate,
+    Kernel,
+    QuantPlan,
+    Reason,
+    ReasonKind,
+    Requantize,
+    Sum,
+    Topology,
+    WithoutKernelRow,
+)
 
 INTEGER = "integer"
 
-IN_FLOAT = "computed in float32: "
+IN_FLOAT = "computed in float32: {}"
 ONE_BY_ONE = "zero points that differ from channel to channel: onnxruntime's depthwise kernel takes one for all of them"
 SIGNED = "int8 activations: onnxruntime's kernels on x86 are made for uint8 ones"
-"""The reasons (IN_FLOAT: how they begin) for which a form that is meant to be fast is not."""
+"""Why a form that is meant to be fast is not."""
 
 UNROUNDED = "a convolution is fused only where its result is quantized, and this one leaves as real numbers"
 INT8 = "onnxruntime fuses it with the session option session.qdqisint8allowed=1 only"
 UNFUSED = "onnxruntime fuses nothing of it between DequantizeLinear and QuantizeLinear"
 
 
-def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[dict[str, Any]]:
-    """Return `node`, `op` and `reasons` of each kernel that is not run as one integer kernel, in graph order.
+@dataclass(frozen=True)
+class WithoutKernel:
+    """A kernel that is not run as one integer kernel, and why."""
+
+    node: str
+    op: str
+    reasons: tuple[Reason, ...]
+
+    def as_dict(self) -> WithoutKernelRow:
+        """Its entry in the report."""
+        return {"node": self.node, "op": self.op, "reasons": [reason.text for reason in self.reasons]}
+
+
+def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Model) -> list[WithoutKernel]:
+    """Return each kernel that is not run as one integer kernel, in graph order.
 
     In forms whose kernels onnxruntime makes, what it leaves in float is found by loading the model.
 
@@ -47,25 +70,26 @@ def without_kernel(topology: Topology, plan: QuantPlan, form: str, model: ir.Mod
     runs = _in_runtime(topology, plan, model) if form != INTEGER else {}
     found = []
     for kernel in topology.kernels:
-        reasons = [*_storage(plan, kernel), *_sums(plan, kernel, form), *_narrowing(plan, kernel, form)]
-        reasons += [runs[kernel.node]] if kernel.node in runs else []
+        written = (*_storage(plan, kernel), *_sums(plan, kernel, form), *_narrowing(plan, kernel, form))
+        reasons = [Reason(ReasonKind.WRITTEN_OUT, text) for text in written]
+        reasons += [Reason(ReasonKind.SLOW, runs[kernel.node])] if kernel.node in runs else []
         if reasons:
-            found.append({"node": kernel.node, "op": kernel.op, "reasons": reasons})
+            found.append(WithoutKernel(kernel.node, kernel.op, tuple(reasons)))
     return found
 
 
-def slow_warning(lacking: Sequence[Mapping[str, Any]]) -> str | None:
+def slow_warning(lacking: Sequence[WithoutKernel]) -> str | None:
     """Return a warning where a form that is meant to be fast has products in no integer kernel, or in a slow one.
 
     The result is None where it has none.
     """
-    products = [e for e in lacking if OP_RULES[e["op"]].family is Family.ACCUMULATE]
-    slow = [(e, r) for e in products for r in e["reasons"] if r.startswith((IN_FLOAT, ONE_BY_ONE, SIGNED))]
+    products = [e for e in lacking if OP_RULES[e.op].family is Family.ACCUMULATE]
+    slow = [(e, r) for e in products for r in e.reasons if r.kind is ReasonKind.SLOW]
     if not slow:
         return None
     causes: dict[str, list[str]] = {}
     for entry, reason in slow:
-        causes.setdefault(reason, []).append(entry["node"])
+        causes.setdefault(reason.text, []).append(entry.node)
     said = "; ".join(f"{_listed(nodes)}: {reason}" for reason, nodes in causes.items())
     return (
         f"onnxruntime has no fast integer kernel here for {len(slow)} of the layers, so the realized model can be "
@@ -94,7 +118,7 @@ def _in_runtime(topology: Topology, plan: QuantPlan, model: ir.Model) -> dict[st
         if kernel.node in default.real:
             unrounded = isinstance(numbers, Accumulate) and numbers.output is None
             why = UNROUNDED if unrounded else UNFUSED if kernel.node in allowed.real else INT8
-            found[kernel.node] = IN_FLOAT + why
+            found[kernel.node] = IN_FLOAT.format(why)
         elif isinstance(numbers, Accumulate) and groups.get(kernel.node, 1) > 1:
             weight = plan.weights[numbers.weight]
             if weight.values.shape[1] == 1 and np.unique(weight.zero).size > 1:

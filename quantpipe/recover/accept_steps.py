@@ -11,12 +11,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from typing import Any
 
 from quantpipe.errors import ArtifactError, HardwareError
 from quantpipe.plan import Overrides
 from quantpipe.recover.options import StepItem
 from quantpipe.recover.work import NotApplicable, State
+from quantpipe.types import (
+    RecoveredLayerRow,
+    StepRow,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,8 +27,8 @@ class RecoveryResult:
     """Hold the overrides of the kept steps (none when no step helped), and the table of steps."""
 
     overrides: Overrides
-    steps: tuple[Mapping[str, Any], ...]
-    layers: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    steps: tuple[StepRow, ...]
+    layers: tuple[RecoveredLayerRow, ...] = field(default=(), repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
     """kl, mse and (with labels) top1 of the result on the samples that judged it; empty when no step was kept."""
     evaluations: int = 0
@@ -56,24 +59,24 @@ def accept_steps(
         The last state that was kept, and the table of steps.
     """
     state, best = start, measure(start)
-    table: list[Mapping[str, Any]] = []
+    table: list[StepRow] = []
     for step in steps:
         started = time.perf_counter()
-        row: dict[str, Any] = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
+        row: StepRow = {"step": step.name, "kl_before": best, "kl_after": None, "kept": False}
         table.append(row)
         if state.walk is not None and best <= kl_target and step.rescales:
             known = f"the loss is {best:.2g}, no more than recover.kl_target={kl_target:g}"
             reason = f"{known}: the walk is not repeated"
-            row |= {"seconds": 0.0, "reason": reason}
+            row["seconds"], row["reason"] = 0.0, reason
             continue
         try:
             found = run(step, replace(state, note=""))
             value = measure(found)
         except (HardwareError, NotApplicable, ArtifactError) as error:
-            row |= {"seconds": time.perf_counter() - started, "reason": str(error)}
+            row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
             continue
         helps = value < best
-        row |= {"kl_after": value, "gain": best - value, "kept": helps, "on": found.note}
+        row["kl_after"], row["gain"], row["kept"], row["on"] = value, best - value, helps, found.note
         row["seconds"] = time.perf_counter() - started
         if not isfinite(value):
             row["reason"] = "its loss is no finite number: outputs are, or differ, beyond what float32 holds"

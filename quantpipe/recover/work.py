@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,18 @@ from quantpipe.recover.rescale.channel_regions import Link, links
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes, channel_extremes
 from quantpipe.recover.rescale.rescale_channels import compose, rescale_channels
 from quantpipe.recover.rescale.residual_streams import Stream, streams
-from quantpipe.types import HardwareSpec, Profile, QuantPlan, Range, Samples, ScaleGroup, Schema, Strategy, Topology
+from quantpipe.types import (
+    HardwareSpec,
+    Profile,
+    QuantPlan,
+    Range,
+    RecoveredLayerRow,
+    Samples,
+    ScaleGroup,
+    Schema,
+    Strategy,
+    Topology,
+)
 
 VALUES = 16384
 """Of a tensor in one sample, at most: histograms of a hundred samples are then those of more than a million values."""
@@ -60,7 +70,7 @@ class State:
     topology: Topology
     overrides: Overrides = NO_OVERRIDES
     walk: tuple[LayerOptions, int] | None = None
-    layers: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    layers: tuple[RecoveredLayerRow, ...] = field(default=(), repr=False)
     note: str = ""
 
 

@@ -11,18 +11,22 @@ import jinja2
 
 from quantpipe.report import text
 from quantpipe.report.plot import best_so_far, pareto_front
+from quantpipe.types import (
+    RunReport,
+    by_model,
+)
 
 _SHOWN_ROWS = 40
 _MODELS = ("float", "simulated", "realized")
 
 
-def render_html(report: Mapping[str, Any]) -> str:
+def render_html(report: RunReport) -> str:
     """Return the page of a report.json dict.
 
     Keys may be missing and values None: the page then shows a dash.
     """
     tone, sentence = text.verdict(report.get("agreement"))
-    metrics = report.get("metrics") or {}
+    metrics: Mapping[str, Any] = by_model(report["metrics"]) if report.get("metrics") else {}
     search = report.get("search") or {}
     by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
     return _template().render(
@@ -44,11 +48,11 @@ def render_html(report: Mapping[str, Any]) -> str:
         precision=precision if (precision := report.get("precision") or {}).get("trials") else None,
         decided=text.precision(precision) if precision.get("trials") else None,
         recover=_rows(report.get("recover")),
-        gained=text.recovery_gain(report["recovery"]) if report.get("recovery") else None,
+        gained=text.recovery_gain(gain) if (gain := report.get("recovery")) else None,
         choices=_rows(report.get("choices")),
         float_nodes=_rows(report.get("float_nodes")),
         proved=text.proof(report.get("proof")),
-        on_samples=_rows((report.get("proof") or {}).get("on_samples")),
+        on_samples=_rows(report["proof"].get("on_samples") if report.get("proof") else None),
         without_kernel=_rows(report.get("without_kernel")),
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),

@@ -10,11 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import text
+from quantpipe.types import (
+    PrecisionRecord,
+    RecoveryGain,
+    RunReport,
+)
 
 _TONES = {"good": "green", "bad": "bold red", "open": "yellow"}
 
 
-def summary_table(report: Mapping[str, Any]) -> Table | Group:
+def summary_table(report: RunReport) -> Table | Group:
     """Return float, simulated and realized model side by side: accuracy, agreement, size, cost, latency.
 
     Below follow the steps of recovery, where there were any; above stands what speaks against the samples. Missing keys
@@ -25,13 +30,13 @@ def summary_table(report: Mapping[str, Any]) -> Table | Group:
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
-        *([_precision(decided)] if (decided := _part(report, "precision")).get("roles") else []),
-        *([_recovery(steps, _part(report, "recovery"))] if steps else []),
+        *([_precision(decided)] if (decided := report.get("precision")) and decided.get("roles") else []),
+        *([_recovery(steps, report.get("recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)
 
 
-def _models(report: Mapping[str, Any]) -> Table:
+def _models(report: RunReport) -> Table:
     tone, sentence = text.verdict(report.get("agreement"))
     # Text, not str: names may hold what rich would read as markup.
     table = Table(title=Text(_title(report)), caption=_caption(report, sentence, tone), caption_justify="left")
@@ -75,7 +80,7 @@ def _models(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def _caption(report: Mapping[str, Any], sentence: str, tone: str) -> Text:
+def _caption(report: RunReport, sentence: str, tone: str) -> Text:
     """The verdict, and below it the sessions that it was taken in."""
     found = Text(sentence, style=_TONES[tone])
     sessions = text.sessions(report.get("agreement"))
@@ -86,7 +91,7 @@ def _candidates(search: Mapping[str, Any]) -> str:
     return f"{text.number(search['evaluations'])} / {text.number(search.get('evaluations_per_second'), 3)}"
 
 
-def _precision(decided: Mapping[str, Any]) -> Table:
+def _precision(decided: PrecisionRecord) -> Table:
     """A row per role of nodes that stay in float: how many, which share of the multiplications, and why."""
     table = Table(title="precision, decided before the search", caption_justify="left")
     table.caption = Text(text.precision(decided))
@@ -99,7 +104,7 @@ def _precision(decided: Mapping[str, Any]) -> Table:
     return table
 
 
-def _recovery(steps: Sequence[Mapping[str, Any]], gain: Mapping[str, Any]) -> Table:
+def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
     """Return a table with a row per step of recovery.
 
     It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed or why not;
@@ -128,7 +133,7 @@ def _add(table: Table, *cells: str) -> None:
     table.add_row(*(Text(cell) for cell in cells))
 
 
-def _title(report: Mapping[str, Any]) -> str:
+def _title(report: RunReport) -> str:
     run = _part(report, "run")
     keys = ("model", "output", "hardware", "schema", "threshold", "search")
     shown = [str(run[key]) for key in keys if run.get(key) is not None]

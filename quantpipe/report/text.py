@@ -6,6 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from quantpipe.types import (
+    PrecisionRecord,
+    RecoveryGain,
+    RunReport,
+)
+
 DASH = "–"
 
 
@@ -55,7 +61,7 @@ def several_outputs(rows: Any) -> list[dict[str, Any]]:
     return found if len(found) > 1 else []
 
 
-def squared_error(report: Mapping[str, Any]) -> float | None:
+def squared_error(report: RunReport) -> float | None:
     """Return the realized model's squared error at the output that metrics are about, as a share of its variance.
 
     The result is None where the output was judged by something else, such as class scores.
@@ -213,23 +219,24 @@ def _other(value: Any) -> str:
     return DASH if value is None or str(value) == "" else str(value)
 
 
-def recovery_gain(gain: Mapping[str, Any]) -> str:
+def recovery_gain(gain: RecoveryGain) -> str:
     """Return what recovery for a missed objective cost and gained, in words."""
     metric = gain["metric"]
     sign = -1 if metric in ("auto", "kl", "mse") else 1  # losses, whose values are negative
-    before, after, least = (number(sign * gain[key]) for key in ("before", "after", "least_value"))
+    before, after, least = (number(sign * value) for value in (gain["before"], gain["after"], gain["least_value"]))
     name = "loss" if metric == "auto" else metric
     made = f"{name} from {before} to {after}" if gain["kept"] else f"{name} stays at {before}"
-    top1 = (gain["accuracy_before"], gain["accuracy_after"])
-    known = gain["kept"] and metric != "accuracy" and None not in top1
-    points = f", accuracy from {100 * top1[0]:.2f} % to {100 * top1[1]:.2f} %" if known else ""
+    first, last = gain["accuracy_before"], gain["accuracy_after"]
+    points = ""
+    if gain["kept"] and metric != "accuracy" and first is not None and last is not None:
+        points = f", accuracy from {100 * first:.2f} % to {100 * last:.2f} %"
     return (
         f"{made} ({'objective met' if gain['met'] else 'objective still missed'}, allowed is {least}){points}; "
         f"{gain['seconds']:.1f} s, {gain['evaluations']} evaluations"
     )
 
 
-def precision(record: Mapping[str, Any]) -> str:
+def precision(record: PrecisionRecord) -> str:
     """Return in words what was decided before the search."""
     floats, ranges = len(record["float"]), len(record.get("ranges") or ())
     parts = [f"{floats} node{'' if floats == 1 else 's'} in float"] if floats else []

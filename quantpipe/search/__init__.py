@@ -15,10 +15,19 @@ from quantpipe.search.algorithms.random_search import RandomSearch
 from quantpipe.search.algorithms.surrogate import Surrogate
 from quantpipe.search.algorithms.tpe import Tpe
 from quantpipe.search.algorithms.uniform import Uniform
+from quantpipe.search.budget import Batching, Budget
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.finalists import finalists
 from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial
-from quantpipe.search.objective import CostKind, Form, Metric, Objective, reaches
+from quantpipe.search.objective import (
+    CostKind,
+    FloatFigures,
+    Form,
+    Metric,
+    Objective,
+    ObjectiveOptions,
+    reaches,
+)
 from quantpipe.search.origin import search_origin
 from quantpipe.search.pareto import Pick, front
 from quantpipe.search.run import SearchResult, Stopped, run_search
@@ -26,10 +35,13 @@ from quantpipe.search.run import SearchResult, Stopped, run_search
 __all__ = [
     "Algorithm",
     "Annealing",
+    "Batching",
+    "Budget",
     "CostKind",
     "Evaluate",
     "Evaluator",
     "Evolutionary",
+    "FloatFigures",
     "Form",
     "Greedy",
     "GreedyBackward",
@@ -41,6 +53,7 @@ __all__ = [
     "Measure",
     "Metric",
     "Objective",
+    "ObjectiveOptions",
     "Pick",
     "RandomSearch",
     "SearchResult",

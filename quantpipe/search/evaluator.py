@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from quantpipe.search.algorithm import Measure
+from quantpipe.search.budget import Batching, Budget
 from quantpipe.search.log import TrialLog
 from quantpipe.search.objective import Objective
-from quantpipe.search.options import real, whole
 from quantpipe.types import Point, Score, Trial
 
 
@@ -41,15 +41,9 @@ class Hopeless:
 class Evaluator:
     """Answers points, each measured at most once (twice, if it was given up and its exact score is asked for later).
 
-    measure: scores points; called with at most `batch_size` points (None: with all that were asked), all new. A list of
-        scores is logged when the call returns, those of an iterator one by one; so what a kill can lose is one batch,
-        or what the iterator has in flight.
-    prunes: `measure` takes a second argument, a function that says of a partial score that it cannot win any more.
-    max_evaluations: how many distinct points are answered, from the log or by measuring (None: no limit).
-    max_seconds: wall seconds of measuring after which no measurement begins (None: no limit). Trials from the log count
-        with their logged seconds but are always answered: a resumed run gets as far as the first one before it
-        measures, and then stops where one uninterrupted run would have.
-    target: as `Objective.reaches` takes it; the first trial that is so good ends the search (None: no target).
+    measure: scores points, as `batching` says.
+    budget: where it refuses to go on; none by default.
+    log: where trials are kept, and those of an earlier run come from.
     on_trial: called with each newly measured trial and the best one so far.
     clock: seconds, for tests.
 
@@ -61,30 +55,14 @@ class Evaluator:
         measure: Measure,
         objective: Objective,
         *,
-        max_evaluations: int | None = None,
-        max_seconds: float | None = None,
-        target: float | None = None,
+        budget: Budget = Budget(),  # noqa: B008  (frozen)
+        batching: Batching = Batching(),  # noqa: B008  (frozen)
         log: TrialLog | None = None,
-        batch_size: int | None = 1,
-        prunes: bool = False,
         on_trial: Callable[[Trial, Trial], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.objective = objective
-        self.max_evaluations = (
-            None
-            if max_evaluations is None
-            else whole("search.max_evaluations", max_evaluations, least=1, also=", or null for no limit")
-        )
-        self.max_seconds = (
-            None
-            if max_seconds is None
-            else real("search.max_seconds", max_seconds, above=0.0, also=", or null for no limit")
-        )
-        self.target = None if target is None else real("search.target", target, also=", or null for none")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; at least 1 point is measured at a time")
-        self.batch_size = batch_size
+        self.budget = budget
         self.best: Trial | None = None
         self.trace: list[Trial] = []
         """Each trial that was the best when it was answered."""
@@ -92,7 +70,7 @@ class Evaluator:
         self.pruned = 0
         """Trials that were given up."""
         self.seconds = 0.0
-        self._measure, self._prunes = measure, prunes
+        self._measure, self._batching = measure, batching
         self._log, self._on_trial, self._clock = log, on_trial, clock
         self._answered: dict[Point, Trial] = {}
         earlier = [] if log is None else log.read()
@@ -121,7 +99,7 @@ class Evaluator:
         """
         asked = [tuple(int(i) for i in point) for point in points]
         waiting: list[Point] = []
-        left = math.inf if self.max_evaluations is None else self.max_evaluations - self.evaluations
+        left = math.inf if (most := self.budget.max_evaluations) is None else most - self.evaluations
         for point in dict.fromkeys(asked):
             if self._serves(self._answered.get(point), rival):
                 continue
@@ -150,8 +128,8 @@ class Evaluator:
 
     def _work(self, points: Sequence[Point], rival: Score | None) -> None:
         """Measure new points, a batch at a time."""
-        size = self.batch_size or max(len(points), 1)
-        hopeless = (Hopeless(self.objective, rival),) if rival is not None and self._prunes else ()
+        size = self._batching.size or max(len(points), 1)
+        hopeless = (Hopeless(self.objective, rival),) if rival is not None and self._batching.prunes else ()
         for first in range(0, len(points), size):
             self._refuse_overtime()
             batch = points[first : first + size]
@@ -186,7 +164,8 @@ class Evaluator:
                 close()
 
     def _refuse_overtime(self) -> None:
-        if self.max_seconds is not None and self.seconds >= self.max_seconds:
+        most = self.budget.max_seconds
+        if most is not None and self.seconds >= most:
             raise BudgetExhausted
 
     def _keep(self, trial: Trial) -> None:
@@ -200,7 +179,8 @@ class Evaluator:
 
     def _refuse_to_go_on(self) -> None:
         """TargetReached as soon as it is, in the order of the answers, so that a resumed search ends alike."""
-        if self.target is not None and self.best is not None and self.objective.reaches(self.best.score, self.target):
+        target = self.budget.target
+        if target is not None and self.best is not None and self.objective.reaches(self.best.score, target):
             raise TargetReached
 
     def _answer(self, trial: Trial) -> Trial:

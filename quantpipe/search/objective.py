@@ -63,6 +63,38 @@ class CostKind(StrEnum):
 
 
 @dataclass(frozen=True)
+class ObjectiveOptions:
+    """A conf/objective file as it was read, nothing checked yet: `Objective.of` does that."""
+
+    metric: str
+    form: str
+    tolerance: float
+    cost: str
+    cost_limit: float | None
+    weight: float | None = None
+    target: str | None = None
+    latency_runs: int = 20
+    latency_seconds: float = 2.0
+    outputs: Mapping[str, float] | None = None
+    all_outputs: bool = False
+
+
+@dataclass(frozen=True)
+class FloatFigures:
+    """Hold what an objective compares with, as far as it is known.
+
+    Attributes:
+        accuracy: The float model's; only the metric accuracy asks for it.
+        value: The float model's by a callable (its kl and mse are 0).
+        start_cost: The cost of the most precise point, in units of the cost.
+    """
+
+    accuracy: float | None = None
+    value: float | None = None
+    start_cost: float | None = None
+
+
+@dataclass(frozen=True)
 class Objective:
     """Define an order over scores.
 
@@ -118,61 +150,44 @@ class Objective:
             raise _meaningless("all_outputs", f"objective.metric={self.metric}", "objective.metric=callable", "false")
 
     @classmethod
-    def from_config(
-        cls,
-        *,
-        metric: str,
-        form: str,
-        tolerance: float,
-        cost: str,
-        cost_limit: float | None,
-        weight: float | None = None,
-        target: str | None = None,
-        latency_runs: int = 20,
-        latency_seconds: float = 2.0,
-        outputs: Mapping[str, float] | None = None,
-        all_outputs: bool = False,
-        float_accuracy: float | None = None,
-        float_value: float | None = None,
-        start_cost: float | None = None,
-    ) -> Objective:
+    def of(cls, options: ObjectiveOptions, figures: FloatFigures = FloatFigures()) -> Objective:
         """Return the objective of a conf/objective file.
 
-        `float_accuracy` is asked for by the metric accuracy only, `float_value` by a callable (kl and mse of the float
-        model are 0). A `cost_limit` of at most 1 is a share of `start_cost`, the cost of the most precise point; above
-        1 it is in units of the cost. A latency counts in float models: it is a ratio already, and its unit is 1.
+        A `cost_limit` of at most 1 is a share of `start_cost`; above 1 it is in units of the cost. A latency counts in
+        float models: it is a ratio already, and its unit is 1.
         """
-        kind = member("objective.metric", metric, Metric)
+        kind = member("objective.metric", options.metric, Metric)
         reference = 0.0
         if kind is Metric.ACCURACY:
-            if float_accuracy is None:
+            if figures.accuracy is None:
                 raise ConfigError(
                     "accuracy needs labelled samples; without labels give kl or mse",
                     stage="search",
                     where="objective.metric",
                 )
-            reference = float(float_accuracy)
+            reference = float(figures.accuracy)
         if kind is Metric.CALLABLE:
-            reference = 0.0 if float_value is None else float(float_value)
-        measured = member("objective.cost", cost, CostKind) is CostKind.LATENCY
+            reference = 0.0 if figures.value is None else float(figures.value)
+        start_cost, cost_limit = figures.start_cost, options.cost_limit
+        measured = member("objective.cost", options.cost, CostKind) is CostKind.LATENCY
         if cost_limit is not None and not measured and real("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
             if start_cost is None:
                 raise ValueError("a cost limit that is a share needs start_cost")
             cost_limit = cost_limit * start_cost
         return cls(
             metric=kind,
-            form=member("objective.form", form, Form),
-            tolerance=tolerance,
-            cost=member("objective.cost", cost, CostKind),
+            form=member("objective.form", options.form, Form),
+            tolerance=options.tolerance,
+            cost=member("objective.cost", options.cost, CostKind),
             reference_value=reference,
             cost_limit=cost_limit,
-            weight=weight,
+            weight=options.weight,
             cost_unit=1.0 if measured or start_cost is None else start_cost,
-            target=target,
-            latency_runs=latency_runs,
-            latency_seconds=latency_seconds,
-            outputs=weights(outputs),
-            all_outputs=all_outputs,
+            target=options.target,
+            latency_runs=options.latency_runs,
+            latency_seconds=options.latency_seconds,
+            outputs=weights(options.outputs),
+            all_outputs=options.all_outputs,
         )
 
     @property

@@ -93,16 +93,6 @@ class Isa(StrEnum):
     AVX2 = "avx2"
 
 
-class Narrowing(StrEnum):
-    """Name what storing a wider integer does.
-
-    Results are clamped before, so both give the same numbers.
-    """
-
-    SATURATE = "saturate"
-    WRAP = "wrap"
-
-
 class PadValue(StrEnum):
     """Name what the device writes around a padded map: the integer 0, or its input's zero point (the real zero)."""
 
@@ -255,7 +245,6 @@ class HardwareSpec:
     """Where the device can do it in several ways: all of them, `add_inputs` first."""
     bias_scale: BiasScale = BiasScale.PRODUCT
     isa: Isa = Isa.VNNI
-    narrowing: Narrowing = Narrowing.SATURATE
     pad: Padding = field(default_factory=Padding)
     skip: Skip = field(default_factory=Skip)
     float_on: FloatOn = FloatOn.CPU

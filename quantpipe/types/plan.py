@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import FixedRounding, Overflow, RequantizeKind, Rounding
+from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.topology import Form
 
 Scale = NDArray[np.float32]
@@ -317,8 +318,8 @@ class QuantPlan:
     raw_scales: Mapping[str, Scale]
     narrowings: Mapping[str, Requantize] = field(default_factory=dict)
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
-    rescales: tuple[Mapping[str, Any], ...] = ()
-    raised: tuple[Mapping[str, Any], ...] = ()
+    rescales: tuple[RescaleRow, ...] = ()
+    raised: tuple[RaisedRow, ...] = ()
 
     @cached_property
     def mean_weight_bits(self) -> float:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from quantpipe.types.dtype import DType
+from quantpipe.types.reason import Reason
 from quantpipe.types.statistics import Range
 
 
@@ -119,7 +120,7 @@ class Topology:
 
     node_conds: Mapping[str, bool]
     edge_conds: Mapping[str, bool]
-    float_nodes: Mapping[str, str]
+    float_nodes: Mapping[str, Reason]
     kernels: tuple[Kernel, ...]
     groups: tuple[ScaleGroup, ...]
     weights: tuple[WeightSite, ...]

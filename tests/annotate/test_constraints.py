@@ -81,7 +81,7 @@ def test_any_is_a_floor_of_bits() -> None:
 
 def test_none_keeps_a_tensor_real() -> None:
     found = made("conv_chain", {"conv2_out": "none"})
-    assert found.topology.float_nodes["conv2"] == "kept in float by annotate.constraints (conv2_out is real)"
+    assert found.topology.float_nodes["conv2"].text == "kept in float by annotate.constraints (conv2_out is real)"
     assert "conv2_out" not in found.topology.group_of
     assert found.agree(found.plan(8), "qdq").differing == 0
 

@@ -68,7 +68,7 @@ def test_a_tensor_that_two_float_branches_read_is_dequantized_once() -> None:
     moved = net.node("Transpose", x, perm=[0, 2, 3, 1], name="turn")
     net.output(net.node("Erf", x), net.node("Erf", moved))
     made = line(net)
-    assert "fewer tensors" in made.topology.float_nodes["turn"]
+    assert "fewer tensors" in made.topology.float_nodes["turn"].text
     assert conversions(made.graph, made.topology) == (1, 1)
     assert made.agree(made.plan(), "qdq").differing == 0
 

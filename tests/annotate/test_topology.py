@@ -11,14 +11,14 @@ from quantpipe.annotate.choices import bits_of, choice_space, clips_of
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.unionfind import UnionFind
 from quantpipe.errors import ConfigError
-from quantpipe.types import DType, Form
+from quantpipe.types import DType, Form, Reason, ReasonKind
 from tests.ops.line import Line, Net, hardware, hardware_data, line
 from tests.ops.test_every_op import graph_of, line_of
 
 
 def reason(made: Line, node: str) -> str:
     assert made.topology.node_conds[node] is False
-    return made.topology.float_nodes[node]
+    return made.topology.float_nodes[node].text
 
 
 # --- node conditions ------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def test_skip_first_and_last_mean_accumulating_nodes() -> None:
     x = net.conv(x, 4, 4, 1, 1, name="three")
     net.output(net.node("Relu", x, name="relu"))
     made = line(net, skip_first=True, skip_last=True)
-    assert made.topology.float_nodes["one"] == "kept in float by annotate.skip_first"
-    assert made.topology.float_nodes["three"] == "kept in float by annotate.skip_last"
+    assert made.topology.float_nodes["one"].text == "kept in float by annotate.skip_first"
+    assert made.topology.float_nodes["three"].text == "kept in float by annotate.skip_last"
     assert made.topology.node_conds["two"]
 
 
@@ -336,3 +336,30 @@ def test_bodies_stay_in_float_as_a_whole_and_their_ops_are_listed() -> None:
     assert reason(made, "if").endswith("stay in float as a whole (in them: Neg 1, Relu 2, Tanh 1)")
     assert made.topology.node_conds["front"] and made.topology.node_conds["back"]
     assert made.agree(made.plan(), "qdq").differing == 0
+
+
+def test_every_reason_has_its_kind() -> None:
+    """Decisions are made by kinds, so each must say what its sentence says."""
+    net = Net()
+    y = net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3)
+    y = net.node("Softmax", net.node("Relu", y, name="clamp"), axis=1, name="softmax")
+    net.output(net.node("Hardmax", net.node("Erf", y, name="erf"), axis=1, name="hardmax"))
+    kinds = {node: why.kind for node, why in line(net, float_ops=("Relu",)).topology.float_nodes.items()}
+    assert kinds == {
+        "clamp": ReasonKind.KEPT, "softmax": ReasonKind.NODE, "erf": ReasonKind.DEVICE, "hardmax": ReasonKind.OP
+    }  # fmt: skip
+
+
+def test_a_clamp_is_fused_by_the_kind_of_its_reason_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another sentence changes nothing: a clamp that the user keeps in float is not fused, whatever is said of it."""
+
+    def said_otherwise(key: str) -> Reason:
+        return Reason(ReasonKind.KEPT, f"as you wish: {key}")
+
+    monkeypatch.setattr("quantpipe.annotate.conditions._kept_by", said_otherwise)
+    net = Net()
+    y = net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3)
+    net.output(net.conv(net.node("Relu", y, name="clamp"), 8, 8, 1, 1))
+    made = line(net, float_ops=("Relu",))
+    assert not made.topology.kernels[0].fused and made.topology.float_nodes["clamp"].text.startswith("as you wish")
+    assert line(net).topology.kernels[0].fused == ("clamp",)

@@ -156,5 +156,5 @@ def test_assignments_decide_on_what_departs_from_the_default() -> None:
     assert variants.structure_of(start) == Structure()
     chosen = start | {"float:head": "float", "add:second": "none"}
     assert variants.structure_of(chosen).decided == (("add:second", "none"), ("float:head", "float"))
-    assert variants.topology_of(chosen).float_nodes["head"] == "left in float by the choice float:head"
+    assert variants.topology_of(chosen).float_nodes["head"].text == "left in float by the choice float:head"
     assert isinstance(variants.choices[0], Choice)

@@ -18,7 +18,7 @@ from quantpipe.executors import Process, Serial
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.realize import BACKENDS
-from quantpipe.search import Objective
+from quantpipe.search import FloatFigures, Objective, ObjectiveOptions
 from tests.zoo import ZOO, needs_zoo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,7 +51,7 @@ def build(config: DictConfig) -> None:
     make(config.search.algorithm, "search.algorithm")
     make(config.executor, "executor")
     make(config.tracking, "tracking", launch_folder=".", parent_key=None)
-    Objective.from_config(**plain["objective"], float_accuracy=0.9, start_cost=100.0)
+    Objective.of(ObjectiveOptions(**plain["objective"]), FloatFigures(accuracy=0.9, start_cost=100.0))
 
 
 def test_candidates_are_measured_in_several_processes_unless_asked_otherwise() -> None:

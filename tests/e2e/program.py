@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.schemas import faults
+
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "run.py"
 NO_TRACKING = "tracking=none"
@@ -30,7 +32,10 @@ class Result:
 
     @property
     def report(self) -> dict[str, Any]:
-        return read(self.folder / "evaluate" / "report.json")
+        """The report, which is as its schema says, whatever was run."""
+        found = read(self.folder / "evaluate" / "report.json")
+        assert faults("report", found) == []
+        return found
 
     @property
     def strategy(self) -> dict[str, Any]:

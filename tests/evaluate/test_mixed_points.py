@@ -142,7 +142,7 @@ def test_additions_are_counted_by_what_they_read() -> None:
     forms = {o.tensor: o.form for o in topology.kernel_of["first"].operands}
     assert sorted(forms.values()) == [Form.QUANTIZED, Form.RAW]
     topology, _ = mixed.planned(mixed.point(add_first="none"))
-    assert "first" not in topology.kernel_of and "it adds in float by the choice" in topology.float_nodes["first"]
+    assert "first" not in topology.kernel_of and "it adds in float by the choice" in topology.float_nodes["first"].text
     # relu(front) and relu2's result stay stored for the layers that read them; of the addition's operands `point`'s
     # result is still stored, as the device gives no real one.
     stored = {t for g in topology.groups for t in g.tensors}

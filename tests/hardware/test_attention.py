@@ -30,7 +30,7 @@ def test_attention(name: str) -> None:
         assert integer == products
     elif all((s.get("when") or {}).get("operands") == "weight" for s in declared):
         assert integer == products - OF_ACTIVATIONS
-        reasons = {made.topology.float_nodes[n] for n in OF_ACTIVATIONS}
+        reasons = {made.topology.float_nodes[n].text for n in OF_ACTIVATIONS}
         assert reasons == {"operands is activations, the device wants weight"}
 
 

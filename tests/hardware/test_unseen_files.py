@@ -15,7 +15,7 @@ from quantpipe.check.fit import EXIT_CODES, Verdict
 from quantpipe.check.fit import check as fit
 from quantpipe.errors import HardwareError
 from quantpipe.hardware.cost import cycles
-from quantpipe.hardware.load import load_hardware
+from quantpipe.hardware.load import _note_align, load_hardware
 from quantpipe.types import Form, HardwareSpec
 from tests.ops.line import Line, Net, line
 from tests.simulate.test_against_interpreter import check
@@ -160,7 +160,9 @@ def test_short_forms_mean_the_long_ones() -> None:
 
 def test_pads_wider_than_the_device_makes_stay_in_float() -> None:
     made = line(small(pads=2), spec_of("dsp"))
-    assert made.topology.float_nodes == {"wide": "it pads by 2, dsp pads by at most 1 (pad.max)"}
+    assert {n: why.text for n, why in made.topology.float_nodes.items()} == {
+        "wide": "it pads by 2, dsp pads by at most 1 (pad.max)"
+    }
     found = fit(made.graph, made.topology, made.spec, made.schema)
     assert [r.node for r in found.refused] == ["wide"] and found.float_on == "cpu"
     assert found.verdict is Verdict.FALLS_BACK
@@ -170,8 +172,30 @@ def test_pads_wider_than_the_device_makes_stay_in_float() -> None:
 def test_automatic_pads_count_too(auto: str) -> None:
     net = Net()
     net.output(net.node("Conv", net.input(None, 2, 9, 9), net.floats(3, 2, 5, 5), auto_pad=auto, name="c"))
-    assert line(net, spec_of("dsp")).topology.float_nodes["c"].startswith("it pads by 2, dsp pads by at most 1")
+    assert line(net, spec_of("dsp")).topology.float_nodes["c"].text.startswith("it pads by 2, dsp pads by at most 1")
     assert not line(net, spec_of("dsp", pad={"max": 2})).topology.float_nodes
+
+
+def test_the_old_name_of_channel_blocks_works_with_one_note(caplog: pytest.LogCaptureFixture) -> None:
+    _note_align.cache_clear()
+    data = yaml.safe_load(DSP)
+    assert [load_hardware(data).cost.channel_block for _ in range(3)] == [16] * 3
+    assert [r.getMessage() for r in caplog.records] == [
+        "the field 'align.channels' is deprecated: its name is now 'cost.channel_block'"
+    ]
+    caplog.clear()
+    _note_align.cache_clear()
+    del data["align"]
+    data["cost"] = {**(data.get("cost") or {}), "channel_block": 16}
+    assert load_hardware(data).cost.channel_block == 16 and not caplog.records
+
+
+@pytest.mark.parametrize("word", ["saturate", "wrap"])
+def test_what_storing_does_is_read_and_changes_nothing(word: str) -> None:
+    data = yaml.safe_load(DSP)
+    assert load_hardware({**data, "narrowing": word}) == load_hardware(
+        {k: v for k, v in data.items() if k != "narrowing"}
+    )
 
 
 def test_alignment_is_told_by_check() -> None:
@@ -183,11 +207,11 @@ def test_alignment_is_told_by_check() -> None:
 
 def test_what_the_file_skips_stays_in_float_unless_told_otherwise() -> None:
     first = line(small(), spec_of("dsp", skip={"first": True, "ops": ["MaxPool", "Tanh"]}))
-    kept = first.topology.float_nodes
+    kept = {node: why.text for node, why in first.topology.float_nodes.items()}
     assert kept["stem"] == "kept in float by hardware.skip.first"
     assert "kept in float by hardware.skip.ops" in kept.values()
     last = line(small(), spec_of("shifter"))
-    assert list(last.topology.float_nodes.values()) == ["kept in float by hardware.skip.last"]
+    assert [why.text for why in last.topology.float_nodes.values()] == ["kept in float by hardware.skip.last"]
     assert not line(small(), spec_of("shifter", skip={"last": False})).topology.float_nodes
 
 

@@ -14,6 +14,7 @@ from quantpipe import assets
 from quantpipe.data.sources.digits import DigitsDataset
 from quantpipe.graph.normalize import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.types import ReasonKind
 from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line
 from tests.ops.test_zoo_agreement import graph_of as zoo_graph
 from tests.ops.test_zoo_agreement import samples_for
@@ -80,7 +81,8 @@ def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:
     kernels = {k.node: [o.form.value for o in k.operands] for k in made.topology.kernels if k.op == "Add"}
     if treatment == "none":
         assert not kernels and all(
-            "adds in float" in made.topology.float_nodes[n] or "does not declare" in made.topology.float_nodes[n]
+            "adds in float" in made.topology.float_nodes[n].text
+            or "does not declare" in made.topology.float_nodes[n].text
             for n in adds
         )
     elif kernels:
@@ -96,7 +98,7 @@ def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
     graph, samples = digits()
     heavy = [n.name for n in graph.nodes if n.op in ("Conv", "Gemm")]
     made = line(graph, hardware(name), samples=samples, skip_first=True, skip_last=True, float_nodes=["block2.dep*"])
-    kept = {n for n, why in made.topology.float_nodes.items() if why.startswith("kept in float")}
+    kept = {n for n, why in made.topology.float_nodes.items() if why.kind is ReasonKind.KEPT}
     assert {heavy[0], heavy[-1]} < kept and any(n.startswith("block2.dep") for n in kept)
     backend = hardware_data(name)["realize"]
     found = made.agree(made.plan(5 if name in NARROW else 8), backend)

@@ -113,7 +113,7 @@ def with_if(captured: str) -> onnx.ModelProto:
 def test_an_if_that_captures_a_quantized_tensor(captured: str, form: str) -> None:
     """The branches must read the dequantized tensor, under its own name."""
     made = line(with_if(captured))
-    assert "its bodies are graphs of their own" in made.topology.float_nodes["if"]
+    assert "its bodies are graphs of their own" in made.topology.float_nodes["if"].text
     assert made.topology.kernel_of["front"].output in ("y", "z")
     plan = made.plan()
     found = made.agree(plan, form)

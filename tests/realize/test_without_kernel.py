@@ -9,17 +9,17 @@ import onnx_ir as ir
 import pytest
 
 from quantpipe.graph.optimized import fused
-from quantpipe.realize.kernels import slow_warning, without_kernel
+from quantpipe.realize.kernels import WithoutKernel, slow_warning, without_kernel
 from tests.ops.line import Line, Net, hardware, hardware_data, line
 from tests.ops.test_every_op import graph_of, line_of
 
 
 def reasons(case: str, spec: str, form: str, bits: int = 8, **changes: Any) -> list[str]:
     made = line(graph_of(case), hardware(spec, **changes))
-    return [r for entry in listed(made, form, bits) for r in entry["reasons"]]
+    return [r.text for entry in listed(made, form, bits) for r in entry.reasons]
 
 
-def listed(made: Line, form: str, bits: int = 8) -> list[dict[str, Any]]:
+def listed(made: Line, form: str, bits: int = 8) -> list[WithoutKernel]:
     plan = made.plan(bits)
     return without_kernel(made.topology, plan, form, made.realize(plan, form).model)
 
@@ -72,7 +72,7 @@ def separable() -> Net:
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 def test_depthwise_weights_with_zero_points_of_their_own_are_multiplied_channel_by_channel(form: str) -> None:
     """Measured on one core: 35 times the time of the same kernel with one zero point for all channels."""
-    found = {e["node"]: e["reasons"] for e in listed(line(separable(), "fbgemm"), form)}
+    found = {e.node: [r.text for r in e.reasons] for e in listed(line(separable(), "fbgemm"), form)}
     assert list(found) == ["depthwise"] and "zero points that differ" in found["depthwise"][0]
     assert listed(line(separable(), "snpe"), form) == []  # one zero point for all channels
 
@@ -80,7 +80,7 @@ def test_depthwise_weights_with_zero_points_of_their_own_are_multiplied_channel_
 def test_a_convolution_whose_result_stays_real_is_computed_in_float() -> None:
     data = {"Conv": [{"in": ["uint8", "int8"], "out": ["uint8", "float32"]}]}
     made = line(separable(), hardware("ort_cpu", ops=hardware_data("ort_cpu")["ops"] | data))
-    found = {e["node"]: e["reasons"] for e in listed(made, "qdq")}
+    found = {e.node: [r.text for r in e.reasons] for e in listed(made, "qdq")}
     assert list(found) == ["last"]
     assert found["last"] == ["computed in float32: a convolution is fused only where its result is quantized, and this "
                              "one leaves as real numbers"]  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_convolution_whose_result_stays_real_is_computed_in_float() -> None:
 def test_int8_tensors_that_the_runtime_fuses_only_if_asked() -> None:
     """Behind a clip to [-127, 127], onnxruntime does not rewrite int8 to uint8, and leaves all else in float."""
     made = line(separable(), "tensorrt")
-    found = {e["node"]: e["reasons"] for e in listed(made, "qdq")}
+    found = {e.node: [r.text for r in e.reasons] for e in listed(made, "qdq")}
     assert {"first", "depthwise", "last"} <= set(found)
     assert all("session.qdqisint8allowed=1" in reason for node in found for reason in found[node])
 
@@ -103,7 +103,7 @@ def test_int8_data_on_x86(monkeypatch: pytest.MonkeyPatch) -> None:
         ("aarch64", []),
     ):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
-        found = {e["node"]: e["reasons"] for e in listed(made, "qoperator")}
+        found = {e.node: [r.text for r in e.reasons] for e in listed(made, "qoperator")}
         assert [found.get(node, []) for node in ("first", "depthwise", "last")] == [said] * 3
 
 
@@ -113,7 +113,7 @@ def test_moves_in_float_are_listed_and_do_not_warn() -> None:
     y = net.node("Pad", y, net.constant(np.asarray([0, 2, 0, 0, 0, 2, 0, 0], np.int64)), name="pad")
     net.output(net.conv(y, 12, 4, 1, 1))
     found = listed(line(net, "ort_cpu"), "qdq")
-    assert [e["node"] for e in found] == ["pad"] and slow_warning(found) is None
+    assert [e.node for e in found] == ["pad"] and slow_warning(found) is None
 
 
 def test_functions_between_conversions() -> None:
@@ -122,7 +122,7 @@ def test_functions_between_conversions() -> None:
         net = Net()
         y = net.node(op, net.conv(net.input(None, 3, 8, 8), 3, 8, 3, 3))
         net.output(net.conv(y, 8, 4, 1, 1))
-        assert [e["node"] for e in listed(line(net, "ort_cpu"), "qdq")] == names
+        assert [e.node for e in listed(line(net, "ort_cpu"), "qdq")] == names
 
 
 def test_what_is_slow_by_the_form_itself_is_no_news() -> None:

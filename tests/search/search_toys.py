@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from quantpipe.search import (
     Algorithm,
     Annealing,
+    Batching,
+    Budget,
     Evaluator,
     Evolutionary,
     Form,
@@ -161,8 +163,14 @@ class Ticks:
         return self.now
 
 
+LIMITS = ("max_evaluations", "max_seconds", "target")
+
+
 def search(toy: Toy, algorithm: Algorithm, seed: int = 0, **options: object) -> SearchResult:
-    """Run the algorithm on the toy; `options` go to the evaluator, and `measure` may replace the toy's own."""
+    """Run the algorithm on the toy; `options` go to the evaluator, those of its budget and of how it calls the measure
+    by their own names, and `measure` may replace the toy's own."""
     measure = options.pop("measure", toy.measure)
-    evaluator = Evaluator(measure, toy.objective, **options)  # type: ignore[arg-type]
+    budget = Budget(**{name: options.pop(name) for name in list(options) if name in LIMITS})  # type: ignore[arg-type]
+    batching = Batching(options.pop("batch_size", 1), bool(options.pop("prunes", False)))  # type: ignore[arg-type]
+    evaluator = Evaluator(measure, toy.objective, budget=budget, batching=batching, **options)  # type: ignore[arg-type]
     return run_search(algorithm, toy.space, evaluator, toy.objective, seed=seed)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import quantpipe.search
-from quantpipe.search import Evaluator, Objective
+from quantpipe.search import Budget, FloatFigures, Objective, ObjectiveOptions
 
 PACKAGE = Path(quantpipe.search.__file__).parent
 CONF = Path(__file__).parents[2] / "conf"
@@ -70,14 +70,16 @@ def test_search_files_hold_the_defaults_of_the_code(name: str) -> None:
     assert asdict(algorithm) == options, "every option is in the file"
     assert algorithm == type(algorithm)(), "with the default of the code"
     limits = {key: content[key] for key in ("max_evaluations", "max_seconds", "target")}
-    Evaluator(lambda points: [], Objective(), **limits)
+    Budget(**limits)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "kl", "mse"])
 def test_objective_files_make_objectives(name: str) -> None:
     content = load(CONF / "objective" / f"{name}.yaml")
-    objective = Objective.from_config(**content, float_accuracy=0.9)
+    objective = Objective.of(ObjectiveOptions(**content), FloatFigures(accuracy=0.9))
     assert objective.metric == name
     assert objective.tolerance > 0
     within = {**content, "form": "best_value_within_cost", "cost_limit": 0.6}
-    assert Objective.from_config(**within, float_accuracy=0.9, start_cost=10.0).cost_limit == pytest.approx(6.0)
+    assert Objective.of(
+        ObjectiveOptions(**within), FloatFigures(accuracy=0.9, start_cost=10.0)
+    ).cost_limit == pytest.approx(6.0)

@@ -10,7 +10,7 @@ import pytest
 from search_toys import ALGORITHMS, TOYS, WITHIN_TOLERANCE, Counting, ListLog, Ticks, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Evaluator, Objective, Stopped, run_search
+from quantpipe.search import Batching, Budget, Evaluator, Objective, Stopped, run_search
 from quantpipe.search.evaluator import BudgetExhausted
 from quantpipe.types import Point, Score, Trial
 
@@ -20,7 +20,7 @@ A, B, C, D = (0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 0, 1, 0, 0)
 
 def test_answers_in_the_order_asked_and_measures_once() -> None:
     measure = Counting(TOY)
-    evaluate = Evaluator(measure, TOY.objective, batch_size=8)
+    evaluate = Evaluator(measure, TOY.objective, batching=Batching(size=8))
     assert evaluate([B, A, B, C]) == TOY.measure([B, A, B, C])
     assert evaluate([C, D, A]) == TOY.measure([C, D, A])
     assert measure.points == [B, A, C, D]
@@ -37,7 +37,7 @@ def test_batches_change_nothing_but_the_calls(batch_size: int) -> None:
         return TOY.measure(points)
 
     log = ListLog()
-    Evaluator(measure, TOY.objective, log=log, batch_size=batch_size)([A, B, C, D])
+    Evaluator(measure, TOY.objective, batching=Batching(size=batch_size), log=log)([A, B, C, D])
     assert [t.point for t in log.trials] == [A, B, C, D]
     assert [t.number for t in log.trials] == [0, 1, 2, 3]
     assert max(calls) <= batch_size
@@ -49,7 +49,7 @@ def test_a_log_with_gaps_is_answered_in_the_order_asked() -> None:
     twin = (1, 0, 0, 0, 0), (0, 0, 0, 1, 0)
     log = ListLog()
     Evaluator(TOY.measure, TOY.objective, log=log)([twin[1]])
-    evaluate = Evaluator(TOY.measure, TOY.objective, log=log, batch_size=8)
+    evaluate = Evaluator(TOY.measure, TOY.objective, batching=Batching(size=8), log=log)
     evaluate([A, twin[0], twin[1], C])
     assert [t.point for t in evaluate.trace] == [A, twin[0]]
     assert [t.number for t in log.trials] == [0, 1, 2, 3]
@@ -58,7 +58,7 @@ def test_a_log_with_gaps_is_answered_in_the_order_asked() -> None:
 
 def test_the_budget_of_evaluations_answers_what_it_allows() -> None:
     measure = Counting(TOY)
-    evaluate = Evaluator(measure, TOY.objective, max_evaluations=3, batch_size=8)
+    evaluate = Evaluator(measure, TOY.objective, budget=Budget(max_evaluations=3), batching=Batching(size=8))
     evaluate([A, B])
     with pytest.raises(BudgetExhausted):
         evaluate([B, C, D])
@@ -70,7 +70,7 @@ def test_the_budget_of_evaluations_answers_what_it_allows() -> None:
 
 def test_the_budget_of_seconds_stops_before_a_measurement() -> None:
     measure = Counting(TOY)
-    evaluate = Evaluator(measure, TOY.objective, max_seconds=2.5, clock=Ticks())
+    evaluate = Evaluator(measure, TOY.objective, budget=Budget(max_seconds=2.5), clock=Ticks())
     with pytest.raises(BudgetExhausted):
         evaluate([A, B, C, D])
     assert measure.points == [A, B, C]
@@ -125,7 +125,7 @@ def test_numpy_scores_become_plain() -> None:
 
 def test_a_measure_that_breaks_its_contract_is_told() -> None:
     with pytest.raises(ValueError, match="1 scores for 2 points"):
-        Evaluator(lambda points: TOY.measure(points[:1]), TOY.objective, batch_size=2)([A, B])
+        Evaluator(lambda points: TOY.measure(points[:1]), TOY.objective, batching=Batching(size=2))([A, B])
     with pytest.raises(ValueError, match="no number"):
         Evaluator(lambda points: [Score(0.9, math.nan)], TOY.objective)([A])
 

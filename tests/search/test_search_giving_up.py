@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from search_toys import ALGORITHMS, TOYS, Counting, ListLog, Toy, search
 
-from quantpipe.search import Evaluator, JsonlLog
+from quantpipe.search import Batching, Budget, Evaluator, JsonlLog
 from quantpipe.search.evaluator import Hopeless
 from quantpipe.types import Point, Score
 
@@ -75,7 +75,7 @@ def test_without_prunes_the_rival_is_kept_from_the_measure() -> None:
 def test_what_was_given_up_is_measured_again_where_it_matters() -> None:
     measure = GivingUp(TOY)
     log = ListLog()
-    evaluate = Evaluator(measure, TOY.objective, prunes=True, batch_size=None, log=log)
+    evaluate = Evaluator(measure, TOY.objective, batching=Batching(prunes=True, size=None), log=log)
     start = evaluate([A])[0]
     (pruned,) = evaluate([D], rival=start)  # loses 0.04 of the 0.01 allowed
     assert pruned.pruned and pruned.cost == TOY.score(D).cost and pruned.value >= TOY.score(D).value
@@ -86,7 +86,7 @@ def test_what_was_given_up_is_measured_again_where_it_matters() -> None:
     assert evaluate([D], rival=start) == [TOY.score(D)], "an exact score answers everything"
     assert [t.point for t in log.trials] == [A, D, D] and [t.score.pruned for t in log.trials] == [False, True, False]
     assert evaluate.evaluations == 2 and evaluate.best is not None and evaluate.best.point == A
-    again = Evaluator(GivingUp(TOY, fail_at=0), TOY.objective, prunes=True, batch_size=None, log=log)
+    again = Evaluator(GivingUp(TOY, fail_at=0), TOY.objective, batching=Batching(prunes=True, size=None), log=log)
     assert again([A]) == [start]
     assert again([D], rival=start) == [pruned], "as in the first run"
     assert again([D]) == [TOY.score(D)]
@@ -94,7 +94,7 @@ def test_what_was_given_up_is_measured_again_where_it_matters() -> None:
 
 def test_a_rival_that_is_worse_than_the_bound_asks_for_more() -> None:
     measure = GivingUp(TOY)
-    evaluate = Evaluator(measure, TOY.objective, prunes=True, batch_size=None)
+    evaluate = Evaluator(measure, TOY.objective, batching=Batching(prunes=True, size=None))
     worst = (2, 2, 2, 2, 2)
     start = evaluate([A])[0]
     assert evaluate([D], rival=start)[0].pruned
@@ -138,7 +138,9 @@ def test_a_stream_is_closed_when_the_budget_of_seconds_ends() -> None:
 
     from quantpipe.search.evaluator import BudgetExhausted
 
-    evaluate = Evaluator(stream, TOY.objective, max_seconds=2.0, batch_size=None, clock=lambda: now[0])
+    evaluate = Evaluator(
+        stream, TOY.objective, budget=Budget(max_seconds=2.0), batching=Batching(size=None), clock=lambda: now[0]
+    )
     with pytest.raises(BudgetExhausted):
         evaluate([A, B, C, D])
     assert closed and evaluate.evaluations == 2 and evaluate.seconds == 2.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from quantpipe.search import Evaluator, Greedy, Objective, run_search
+from quantpipe.search import Evaluator, Greedy, Objective, ObjectiveOptions, run_search
 from quantpipe.types import Choice, ChoiceSpace, Point, Score
 
 SPACE = ChoiceSpace(
@@ -31,8 +31,10 @@ def measure(points: Sequence[Point]) -> list[Score]:
 
 @pytest.mark.parametrize(("tolerance", "bits", "step"), [(0.1, 6, -1), (0.045, 7, -1), (0.01, 8, -1)])
 def test_a_better_step_is_taken_whatever_the_tolerance(tolerance: float, bits: int, step: int) -> None:
-    objective = Objective.from_config(
-        metric="kl", form="least_cost_within_tolerance", tolerance=tolerance, cost="bits", cost_limit=None
+    objective = Objective.of(
+        ObjectiveOptions(
+            metric="kl", form="least_cost_within_tolerance", tolerance=tolerance, cost="bits", cost_limit=None
+        )
     )
     result = run_search(Greedy(), SPACE, Evaluator(measure, objective), objective, seed=0)
     assert SPACE.decode(result.best) == {"bits:a": bits, "step:a": step, "step:b": 0}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Form, Metric, Objective
+from quantpipe.search import FloatFigures, Form, Metric, Objective, ObjectiveOptions
 from quantpipe.types import Score
 
 CHEAPEST = Objective(reference_value=0.9, tolerance=0.01)
@@ -86,19 +86,19 @@ def test_energy_never_contradicts_the_order(objective: Objective, a: Score, b: S
 
 
 def test_configuration() -> None:
-    kl = Objective.from_config(**CONFIG, float_accuracy=0.9)  # type: ignore[arg-type]
+    kl = Objective.of(ObjectiveOptions(**CONFIG), FloatFigures(accuracy=0.9))  # type: ignore[arg-type]
     assert (kl.metric, kl.reference_value) == (Metric.KL, 0.0)
     assert kl.feasible(Score(-0.02, 1)) and not kl.feasible(Score(-0.03, 1))
-    accuracy = Objective.from_config(**{**CONFIG, "metric": "accuracy"}, float_accuracy=0.9)  # type: ignore[arg-type]
+    accuracy = Objective.of(ObjectiveOptions(**{**CONFIG, "metric": "accuracy"}), FloatFigures(accuracy=0.9))  # type: ignore[arg-type]
     assert accuracy.reference_value == 0.9
     within = {**CONFIG, "form": "best_value_within_cost"}
-    share = Objective.from_config(**{**within, "cost_limit": 0.6}, start_cost=200.0)  # type: ignore[arg-type]
+    share = Objective.of(ObjectiveOptions(**{**within, "cost_limit": 0.6}), FloatFigures(start_cost=200.0))  # type: ignore[arg-type]
     assert share.cost_limit == pytest.approx(120.0)
-    assert Objective.from_config(**{**within, "cost_limit": 150}).cost_limit == 150.0  # type: ignore[arg-type]
+    assert Objective.of(ObjectiveOptions(**{**within, "cost_limit": 150})).cost_limit == 150.0  # type: ignore[arg-type]
     latency = {**within, "cost": "latency", "cost_limit": 0.6}
-    assert Objective.from_config(**latency, start_cost=7.0).cost_limit == 0.6, "in float models"  # type: ignore[arg-type]
+    assert Objective.of(ObjectiveOptions(**latency), FloatFigures(start_cost=7.0)).cost_limit == 0.6, "in float models"  # type: ignore[arg-type]
     user = {**CONFIG, "metric": "callable", "target": "a.b:c"}
-    assert Objective.from_config(**user, float_value=3.0).reference_value == 3.0  # type: ignore[arg-type]
+    assert Objective.of(ObjectiveOptions(**user), FloatFigures(value=3.0)).reference_value == 3.0  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_configuration() -> None:
 )
 def test_values_without_meaning_are_refused_by_key(change: dict[str, object], key: str, legal: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*{legal}"):
-        Objective.from_config(**{**CONFIG, **change}, start_cost=10.0)  # type: ignore[arg-type]
+        Objective.of(ObjectiveOptions(**{**CONFIG, **change}), FloatFigures(start_cost=10.0))  # type: ignore[arg-type]
 
 
 def test_which_objectives_can_give_up() -> None:

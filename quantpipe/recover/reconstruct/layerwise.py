@@ -27,7 +27,14 @@ from quantpipe.recover.reconstruct.prepare import Layer, layer_of
 from quantpipe.recover.reconstruct.segments import Segment, segments
 from quantpipe.recover.reconstruct.shrinkage import parts_of
 from quantpipe.recover.reconstruct.threads import one_thread_each
-from quantpipe.types import Kernel, QuantPlan, Samples, Strategy, WeightTensor
+from quantpipe.types import (
+    Kernel,
+    QuantPlan,
+    RecoveredLayerRow,
+    Samples,
+    Strategy,
+    WeightTensor,
+)
 
 Array = NDArray[Any]
 ROWS_PER_INPUT, LEAST_ROWS = 16, 2048
@@ -45,7 +52,7 @@ class Recovery:
     """
 
     overrides: Overrides
-    layers: tuple[Mapping[str, Any], ...] = field(repr=False)
+    layers: tuple[RecoveredLayerRow, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class _Walk:
     chain: Chain
     kept: Kept
     overrides: Overrides = field(default_factory=lambda: Overrides({}, {}))
-    layers: list[Mapping[str, Any]] = field(default_factory=list)
+    layers: list[RecoveredLayerRow] = field(default_factory=list)
 
     def solve(self, kernel: Kernel) -> None:
         """Moments, then new weights and bias of one layer."""

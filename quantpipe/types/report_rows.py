@@ -1,0 +1,187 @@
+"""The rows of the lists in report.json, one type each. docs/artifacts.md says what every key means."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class OutputRow(TypedDict):
+    """How near an output of the realized model is to the float model's."""
+
+    output: str
+    sqnr_db: float | None
+    mse: float | None
+    cosine: float | None
+    equal: NotRequired[float]
+    other_shape: NotRequired[int]
+
+
+class FloatNodeRow(TypedDict):
+    """A node that stays in float."""
+
+    node: str
+    op: str
+    reason: str
+
+
+class WithoutKernelRow(TypedDict):
+    """A node that the runtime has no kernel of its own for."""
+
+    node: str
+    op: str
+    reasons: list[str]
+
+
+class RaisedRow(TypedDict):
+    """A weight whose scale was raised so that its bias fits."""
+
+    node: str
+    tensor: str
+    channels: int
+    factor: float
+    reason: str
+
+
+RescaleRow = TypedDict("RescaleRow", {"node": str, "tensor": str, "from": float, "to": float})
+"""An operand that is brought to a common scale."""
+
+RectifiedRow = TypedDict(
+    "RectifiedRow", {"tensor": str, "group": str, "from": list[float], "to": list[float], "reason": str}
+)
+"""A range that a common scale changed."""
+
+
+class OverflowRow(TypedDict):
+    """An accumulator that some input could overflow, and how often the samples did."""
+
+    node: str
+    tensor: str
+    accumulator: str
+    overflow: str
+    bound: int
+    elements: int
+    overflowed: int
+    share: float
+
+
+class LayerRow(TypedDict):
+    """The errors of a stored tensor."""
+
+    tensor: str
+    bits: int
+    scale: float
+    zero_point: int
+    sqnr_db: float | None
+    rounding: float
+    saturation: float
+    saturated: float
+    overflow: float
+
+
+class ChoiceRow(TypedDict):
+    """What was chosen: bits of a tensor, or a structural option."""
+
+    key: str
+    kind: str
+    value: int | str
+    threshold: float | None
+    edges: list[str]
+
+
+class StepRow(TypedDict):
+    """A step of recovery: the loss before and after it, and whether it was kept."""
+
+    step: str
+    kl_before: float
+    kl_after: float | None
+    kept: bool
+    seconds: NotRequired[float]
+    gain: NotRequired[float]
+    on: NotRequired[str]
+    reason: NotRequired[str]
+
+
+class RecoveredLayerRow(TypedDict):
+    """The error of a layer before and after recovery."""
+
+    node: str
+    bits: int
+    error_nearest: float
+    error_recovered: float
+    uncertainty: float
+
+
+class ReasonRow(TypedDict):
+    """A node and why nothing is proved of it."""
+
+    node: str
+    reason: str
+
+
+class FinalistRow(TypedDict):
+    """A candidate that was recovered, and what that made of it."""
+
+    trial: int
+    cost: float
+    value: float
+    recovered: float
+    picked: bool
+
+
+class LossRow(TypedDict):
+    """How an output counts in the loss."""
+
+    output: str
+    kind: str
+    weight: float
+
+
+class SessionRow(TypedDict):
+    """What the realized model computes in sessions of one kind."""
+
+    session: str
+    decides: bool
+    samples: int
+    elements: int
+    differing: int
+    inexact: int
+    first_tensor: str | None
+    refused: str | None
+    watched: bool
+
+
+class RoleRow(TypedDict):
+    """Nodes of one role that stay in float: how many, which share of the multiplications, and why."""
+
+    role: str
+    nodes: int
+    share: float | None
+    why: str
+
+
+class FindingRow(TypedDict):
+    """What the ranges say of a node before anything is measured."""
+
+    kind: str
+    node: str
+    tensor: str
+    note: str
+
+
+class PrecisionTrialRow(TypedDict):
+    """A measured set of nodes in float."""
+
+    what: str
+    loss: float
+    cost: float
+    nodes: int
+
+
+class LoadedPart(TypedDict):
+    """The file that statistics were loaded from."""
+
+    file: str
+    format: str
+    derived: dict[str, list[str]]
+    unknown: list[str]
+    warnings: list[str]

@@ -1,0 +1,331 @@
+"""What report.json holds, as types. docs/artifacts.md says what every key means.
+
+They are plain dictionaries, since that is what is stored and read back. A float that is not finite is null in the file.
+The JSON Schemas in `quantpipe/artifacts/schemas` are made from these types (`python -m website.schemas`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NotRequired, TypedDict, cast
+
+from quantpipe.types.report_rows import (
+    ChoiceRow,
+    FinalistRow,
+    FindingRow,
+    FloatNodeRow,
+    LayerRow,
+    LoadedPart,
+    LossRow,
+    OutputRow,
+    OverflowRow,
+    PrecisionTrialRow,
+    RaisedRow,
+    ReasonRow,
+    RecoveredLayerRow,
+    RectifiedRow,
+    RescaleRow,
+    RoleRow,
+    SessionRow,
+    StepRow,
+    WithoutKernelRow,
+)
+
+ObjectiveForm = Literal["least_cost_within_tolerance", "best_value_within_cost", "weighted", "pareto"]
+
+
+class PrecisionRecord(TypedDict, total=False):
+    """What stays in float, decided before the search, and what was measured for that; or `why_not`."""
+
+    mode: str
+    why_not: str
+    loss_before: float
+    loss_after: float
+    cost_before: float
+    cost_after: float
+    evaluations: int
+    seconds: float
+    roles: list[RoleRow]
+    findings: list[FindingRow]
+    trials: list[PrecisionTrialRow]
+    notes: list[str]
+    ranges: list[str]
+    float: list[str]
+
+
+class SearchReport(TypedDict):
+    """How a strategy was found: the part `search` of a report, and of the results in strategy.json."""
+
+    algorithm: str
+    evaluations: int
+    seconds: float
+    evaluations_per_second: float | None
+    pruned: int
+    weights: str
+    evaluator: str
+    workers: int
+    float_pass_seconds: float
+    best_value: float
+    best_cost: float
+    feasible: bool
+    shortfall: str | None
+    least_value: float | None
+    stopped: Literal["done", "budget", "target", "interrupted"]
+    space_size: float | None
+    space_log10: float
+    metrics: dict[str, float]
+    metric: str
+    losses: list[LossRow]
+    cost: str
+    pinned: dict[str, int | str]
+    form: ObjectiveForm
+    notes: list[str]
+    trace: list[list[float]]
+    trace_cost: list[list[float]]
+    finalists: NotRequired[list[FinalistRow]]
+    front: NotRequired[list[list[float]]]
+    picked: NotRequired[int]
+    pick: NotRequired[str]
+    trial: NotRequired[int]
+    precision: NotRequired[PrecisionRecord]
+
+
+class FrontPart(TypedDict, total=False):
+    """What a search for a Pareto front adds; empty for any other."""
+
+    front: list[list[float]]
+    picked: int
+    pick: str
+    shortfall: str | None
+
+
+class ReplayedSearch(TypedDict, total=False):
+    """What is known of a replayed candidate of a log; empty for a strategy that does not say how it was found."""
+
+    algorithm: str
+    trial: int
+    best_value: float
+    best_cost: float
+    metrics: dict[str, float]
+    weights: str
+
+
+class RecoveryGain(TypedDict):
+    """What recovery for a missed objective cost and gained."""
+
+    metric: str
+    least_value: float
+    before: float
+    after: float
+    accuracy_before: float | None
+    accuracy_after: float | None
+    met: bool
+    kept: bool
+    seconds: float
+    evaluations: int
+
+
+class RecoveryRecord(TypedDict):
+    """What recovery did: recover/steps.json, and `recover` in the results of strategy.json. Empty without recovery."""
+
+    steps: NotRequired[list[StepRow]]
+    layers: NotRequired[list[RecoveredLayerRow]]
+    weights: NotRequired[str | None]
+    metrics: NotRequired[dict[str, float]]
+    gain: NotRequired[RecoveryGain]
+
+
+class RunPart(TypedDict):
+    """What was run. The keys from `dataset` on are the options of the groups of the configuration."""
+
+    model: str
+    model_path: str
+    model_hash: str
+    command: Literal["run", "replay"]
+    seed: int
+    folder: str
+    dataset: NotRequired[str]
+    hardware: NotRequired[str]
+    schema: str
+    threshold: NotRequired[str | None]
+    search: NotRequired[str | None]
+    objective: NotRequired[str | None]
+    recover: NotRequired[str]
+    precision: NotRequired[str]
+    realize: str
+    executor: NotRequired[str]
+    tracking: NotRequired[str]
+    float_on: str
+    samples: int
+    realized_samples: NotRequired[int]
+    output: NotRequired[str]
+
+
+class ModelMetrics(TypedDict):
+    """One model beside the float model, by the output that metrics are about."""
+
+    top1: float | None
+    kl: float
+    sqnr_db: float | None
+    cosine: float | None
+
+
+class Metrics(TypedDict):
+    """The three models side by side."""
+
+    float: ModelMetrics
+    simulated: ModelMetrics
+    realized: ModelMetrics
+
+
+def by_model(metrics: Metrics) -> Mapping[str, ModelMetrics]:
+    """Return the same as a mapping, to go through the models."""
+    return cast("Mapping[str, ModelMetrics]", metrics)
+
+
+class AgreementPart(TypedDict):
+    """Whether simulated and realized model hold the same integers."""
+
+    tensors: int
+    elements: int
+    differing: int
+    behind_float: int
+    max_lsb: float
+    first_tensor: str | None
+    samples: int
+    real_elements: int
+    real_inexact: int
+    sessions: list[SessionRow]
+
+
+class DataPart(TypedDict):
+    """The samples of one split."""
+
+    samples: int
+    digest: str
+    source: NotRequired[str]
+    duplicates: int
+    skipped: int
+    skipped_names: list[str]
+    state: NotRequired[dict[str, str]]
+    sequences: NotRequired[int]
+
+
+class GeneralizationPart(TypedDict):
+    """Losses on the samples of the search and on others."""
+
+    metric: str
+    search: float
+    report: float
+    difference: float
+    standard_error: float
+    parted: bool
+    search_samples: int
+    report_samples: int
+
+
+class CalibratePart(TypedDict):
+    """The calibration run; null in a run without one."""
+
+    seconds: float | None
+    samples: int | None
+    float_pass_seconds: float | None
+    peak_rss_mb: float | None
+    loaded: NotRequired[LoadedPart]
+
+
+class ModelPart(TypedDict):
+    """Sizes, operations and bits."""
+
+    float_bytes: int
+    realized_bytes: int
+    macs: int
+    bops: float
+    mean_weight_bits: float
+    mean_activation_bits: float
+    float_nodes: int
+    integer_nodes: int
+
+
+class CostPart(TypedDict):
+    """The strategy by every measure of cost."""
+
+    bits: float
+    weight_bytes: float
+    bops: float
+    cycles: float
+    peak_activation_bytes: float
+
+
+class LatencyPart(TypedDict, total=False):
+    """Medians of interleaved runs at batch 1; empty where none were made."""
+
+    float_ms: float
+    realized_ms: float
+    ratio: float
+    runs: int
+
+
+class ConversionsPart(TypedDict):
+    """How many tensors change their form in a run."""
+
+    ends: int
+    inside: int
+    rescales: int
+
+
+class ProofPart(TypedDict):
+    """What the certificate proves, and what is checked on samples."""
+
+    kernels: int
+    proved: int
+    checked: int
+    float_nodes: int
+    samples: int
+    departing: int
+    on_samples: list[ReasonRow]
+
+
+class OptionalParts(TypedDict, total=False):
+    """Hold what not every report has.
+
+    Attributes:
+        free_running: The realized model with states of its own, where state is carried.
+        proof: What the certificate says.
+    """
+
+    free_running: ModelMetrics
+    proof: ProofPart
+
+
+class RunReport(OptionalParts):
+    """report.json without its origin."""
+
+    version: str
+    run: RunPart
+    metrics: Metrics
+    outputs: list[OutputRow]
+    intervals: dict[str, list[float]]
+    doubts: list[str]
+    agreement: AgreementPart
+    data: dict[str, DataPart]
+    generalization: GeneralizationPart | None
+    calibrate: CalibratePart
+    precision: PrecisionRecord | None
+    search: SearchReport | ReplayedSearch
+    model: ModelPart
+    cost: CostPart
+    latency: LatencyPart
+    float_nodes: list[FloatNodeRow]
+    conversions: ConversionsPart
+    without_kernel: list[WithoutKernelRow]
+    rescales: list[RescaleRow]
+    raised: list[RaisedRow]
+    overflow: list[OverflowRow]
+    rectified: list[RectifiedRow]
+    recover: list[StepRow]
+    recovery: RecoveryGain | None
+    layers: list[LayerRow]
+    choices: list[ChoiceRow]
+    host: str | None
+    warnings: list[str]
