@@ -1,7 +1,7 @@
 """quantpipe: find, check and file the integer version of an ONNX model that a piece of hardware can run.
 
 From Python: `quantize` does everything, `Pipeline` has the stages one by one, `check` and `lint` look before anything
-runs, `verify` checks what a run leaves. The page docs/python.md has examples.
+runs, `verify` checks what a run leaves, `explain` says what is wrong with it. The page docs/python.md has examples.
 """
 
 import sys
@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "CheckResult",
+    "ExplainResult",
     "LintResult",
     "Options",
     "Pipeline",
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "check",
     "example_model",
+    "explain",
     "lint",
     "quantize",
     "verify",
@@ -31,6 +33,7 @@ __all__ = [
 if TYPE_CHECKING:
     from quantpipe.api import (
         CheckResult,
+        ExplainResult,
         LintResult,
         Options,
         Pipeline,
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
         Verdict,
         check,
         example_model,
+        explain,
         lint,
         quantize,
         verify,

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
-from quantpipe.types import Choice, ChoiceSpace, OptionValue, Reason, ReasonKind, ScaleGroup, Topology
+from quantpipe.hardware.gain import Gains
+from quantpipe.types import Choice, ChoiceSpace, OptionValue, Reason, ReasonKind, ScaleGroup, Topology, WeightSite
 
 BITS = "bits"
+AUTO = "auto"
 STEP = "threshold_step"
 CLIP = "clip_percent"
 RANGE = "range"
@@ -29,7 +31,12 @@ Assignment = Mapping[str, OptionValue]
 
 
 def choice_space(
-    topology: Topology, options: AnnotateOptions, percents: Sequence[int] = (), structural: Sequence[Choice] = ()
+    topology: Topology,
+    options: AnnotateOptions,
+    percents: Mapping[str, Sequence[int]] | None = None,
+    structural: Sequence[Choice] = (),
+    *,
+    gains: Gains | None = None,
 ) -> ChoiceSpace:
     """Return the choices in graph order.
 
@@ -39,8 +46,10 @@ def choice_space(
     Args:
         topology: what runs in integers.
         options: the settings of annotate, of which the bits and steps are read.
-        percents: the shares of the estimated range to which a search may clip, 100 first; empty where it may not.
+        percents: the shares of the estimated range to which a search may clip, 100 first, by key of the scale group;
+            groups that are not there have no such choice.
         structural: choices that lead to other topologies.
+        gains: where `annotate.choices` has `auto`, only bits that the device gains from are offered; None: all of them.
 
     Returns:
         The space.
@@ -48,12 +57,13 @@ def choice_space(
     choices: list[Choice] = []
     steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
     for group in topology.groups:
-        choices.append(_bits(group.key, group.max_bits, group.edges, group.min_bits, options=options))
+        choices.append(_bits(group.key, group, group.tensors, options=options, gains=gains))
         if len(steps) > 1 and group.fixed is None:
             choices.append(Choice(step_key(group.key), STEP, steps, group.edges, graded=False))
-        if len(percents) > 1 and group.fixed is None:
-            choices.append(Choice(clip_key(group.key), CLIP, tuple(percents), group.edges, graded=False))
-    choices += [_bits(w.tensor, w.max_bits, w.edges, w.min_bits, options=options) for w in topology.weights]
+        clips = tuple((percents or {}).get(group.key, ()))
+        if len(clips) > 1 and group.fixed is None:
+            choices.append(Choice(clip_key(group.key), CLIP, clips, group.edges, graded=False))
+    choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains) for w in topology.weights]
     if not choices:
         raise ConfigError(
             f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
@@ -139,6 +149,20 @@ def _steps(options: AnnotateOptions) -> tuple[int, ...]:
     return STEPS if "threshold" in options.choices and options.threshold_steps == (0,) else options.threshold_steps
 
 
-def _bits(tensor: str, most: int, edges: tuple[str, ...], floor: int, *, options: AnnotateOptions) -> Choice:
-    least = min(max(options.min_bits, floor), most) if BITS in options.choices else most
-    return Choice(bits_key(tensor), BITS, tuple(range(most, least - 1, -1)), edges)
+def _bits(
+    tensor: str,
+    site: ScaleGroup | WeightSite,
+    tensors: Sequence[str],
+    *,
+    options: AnnotateOptions,
+    gains: Gains | None,
+) -> Choice:
+    most = site.max_bits
+    least = min(max(options.min_bits, site.min_bits), most)
+    if BITS in options.choices or (AUTO in options.choices and gains is None):
+        found = tuple(range(most, least - 1, -1))
+    elif AUTO in options.choices and gains is not None:
+        found = gains.options(tensors, most, least)
+    else:
+        found = (most,)
+    return Choice(bits_key(tensor), BITS, found, site.edges)

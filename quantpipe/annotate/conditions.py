@@ -16,18 +16,20 @@ from typing import Any
 
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
 from quantpipe.annotate.conversions import fewest_conversions, may_move
+from quantpipe.annotate.real_sums import may_be_real, real_sums
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import QUANTIZED, QUANTIZED_OPS
+from quantpipe.oprules.scores import VIEWS
 from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT_KEY
 
 REALS = ("float16", "bfloat16", "float64")
 
-KINDS = ("bits", "float", "granularity", "add", "threshold")
-"""What `annotate.choices` may list."""
+KINDS = ("auto", "bits", "float", "granularity", "add", "threshold")
+"""What `annotate.choices` may list; `auto`: the bits that the device gains from."""
 
 STRUCTURAL = ("float", "granularity", "add")
 """Those that lead to other topologies."""
@@ -35,9 +37,10 @@ STRUCTURAL = ("float", "granularity", "add")
 
 @dataclass(frozen=True)
 class AnnotateOptions:
-    """State what runs in integers and what a search may decide.
+    """State what a user wants kept in float, what may be searched, and what is known of single tensors.
 
-    `float_nodes` are glob patterns over node names, `float_ops` op types; `min_bits` is the floor of every choice.
+    `float_nodes` are glob patterns over node names, `float_ops` op types, `only_ops` those op types that alone are
+    quantized (empty: all that can be); `min_bits` is the floor of every choice.
 
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
@@ -49,6 +52,7 @@ class AnnotateOptions:
     threshold_steps: tuple[int, ...] = (0,)
     float_nodes: tuple[str, ...] = ()
     float_ops: tuple[str, ...] = ()
+    only_ops: tuple[str, ...] = ()
     skip_first: bool = False
     skip_last: bool = False
     strict: bool = False
@@ -56,7 +60,7 @@ class AnnotateOptions:
     constraints: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("choices", "threshold_steps", "float_nodes", "float_ops"):
+        for name in ("choices", "threshold_steps", "float_nodes", "float_ops", "only_ops"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for kind in self.choices:
             if kind not in KINDS:
@@ -68,6 +72,12 @@ class AnnotateOptions:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
         if 0 not in self.threshold_steps:
             raise ConfigError("0 must be among the steps", where="annotate.threshold_steps")
+        if both := sorted({*self.float_ops} & {*self.only_ops}):
+            raise ConfigError(
+                f"and annotate.only_ops both name {', '.join(both)}, which can be either kept in float or quantized; "
+                "legal are op types in one of the two lists (what only_ops does not name stays in float by that alone)",
+                where="annotate.float_ops",
+            )
         _ = self.stated
 
     @cached_property
@@ -126,6 +136,7 @@ def decide(
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
     found = Conditions({}, {}, additions)
     either: dict[str, OpSignature] = {}
+    sums: list[str] = []
     for node in graph.nodes:
         reason = kept.get(node.name) or _own_reason(node, graph)
         signature = None
@@ -140,9 +151,11 @@ def decide(
                 reason = Reason(ReasonKind.CHOSEN, f"it adds in float by the choice {ADD_KEY}{node.name}")
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
-            alone = both and _producers_float(node, graph, found)
+            alone = both and not _views_input(node, graph) and _producers_float(node, graph, found)
             if both and signature is not None and may_move(node, graph, not alone):
                 either[node.name] = signature
+            if both and may_be_real(node) and node.name not in additions:
+                sums.append(node.name)
             if alone:
                 signature = None
                 reason = Reason(ReasonKind.AROUND, "all its producers are in float, and so can it be")
@@ -150,8 +163,13 @@ def decide(
             found.reasons[node.name] = reason
         else:
             found.integer[node.name] = signature
+    makers = {n for n in found.integer if _gives_real(graph.by_name[n], found, spec)}
+    for name in real_sums(graph, found.integer, [n for n in sums if n in found.integer], makers=makers, moves=either):
+        del found.integer[name]
+        why = "only float nodes read it, and what it adds comes as real numbers"
+        found.reasons[name] = Reason(ReasonKind.AROUND, why)
     free = {n: n in found.integer for n in either}
-    for name, integer in fewest_conversions(graph, found.integer.__contains__, free).items():
+    for name, integer in fewest_conversions(graph, found.integer.__contains__, free, makers).items():
         if integer:
             found.integer[name] = either[name]
             del found.reasons[name]
@@ -180,6 +198,18 @@ def _own_reason(node: Node, graph: Graph) -> Reason | None:
     return reason
 
 
+def _views_input(node: Node, graph: Graph) -> bool:
+    """Whether a node gives an input of the model another shape, which is as well quantized before as after."""
+    return node.op in VIEWS and node.inputs[0] in {info.name for info in graph.inputs}
+
+
+def _gives_real(node: Node, found: Conditions, spec: HardwareSpec) -> bool:
+    """Whether a node's kernel can hand on real numbers, or its accumulator, in place of stored integers."""
+    rule = rule_of(node)
+    wide = any(spec.is_wide(dtype) for dtype in found.integer[node.name].outputs)
+    return wide and rule is not None and rule.family is Family.ACCUMULATE
+
+
 def _producers_float(node: Node, graph: Graph, found: Conditions) -> bool:
     rule = rule_of(node)
     ports = rule.activations(node, graph) if rule else ()
@@ -198,13 +228,17 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
                 where="annotate.float_nodes",
             )
         kept |= dict.fromkeys(matches, _kept_by(f"annotate.float_nodes ({pattern})"))
-    ops = sorted({n.op for n in graph.nodes})
-    for op in options.float_ops:
-        if op not in ops:
-            raise ConfigError(
-                f"no node is a {op!r}{nearest(op, ops)}; the model has {', '.join(ops)}", where="annotate.float_ops"
-            )
-        kept |= {n.name: _kept_by("annotate.float_ops") for n in graph.nodes if n.op == op}
+    _refuse_unknown_ops(graph, options.float_ops, "annotate.float_ops")
+    _refuse_unknown_ops(graph, options.only_ops, "annotate.only_ops")
+    kept |= {n.name: _kept_by("annotate.float_ops") for n in graph.nodes if n.op in options.float_ops}
+    if options.only_ops:
+        # Not "kept in float": a clamp that a kernel takes in is a part of that kernel, and none of its own.
+        others = {
+            n.name: Reason(ReasonKind.NOT_ASKED, f"{n.op} is not among annotate.only_ops")
+            for n in graph.nodes
+            if n.op not in options.only_ops
+        }
+        kept = others | kept
     for tensor, constraint in tensor_constraints(graph, options).items():
         if constraint.kind is Kind.NONE:
             around = [n for n, _ in graph.consumers.get(tensor, ())]
@@ -216,6 +250,13 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
     if heavy and options.skip_last:
         kept[heavy[-1]] = _kept_by("annotate.skip_last")
     return kept
+
+
+def _refuse_unknown_ops(graph: Graph, given: Sequence[str], where: str) -> None:
+    ops = sorted({n.op for n in graph.nodes})
+    for op in given:
+        if op not in ops:
+            raise ConfigError(f"no node is a {op!r}{nearest(op, ops)}; the model has {', '.join(ops)}", where=where)
 
 
 def _kept_by(key: str) -> Reason:

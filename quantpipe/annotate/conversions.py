@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
+import numpy as np
+
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
 
@@ -21,15 +23,24 @@ Vertex = tuple[str, str]
 Capacities = dict[Vertex, dict[Vertex, int]]
 
 
-def fewest_conversions(graph: Graph, integer: Integer, free: Mapping[str, bool]) -> dict[str, bool]:
+def fewest_conversions(
+    graph: Graph, integer: Integer, free: Mapping[str, bool], makers: Collection[str] = ()
+) -> dict[str, bool]:
     """Return a mapping: node -> whether it runs in integers, for the nodes of `free` whose side changes.
 
-    `free`: nodes that may be on either side, and where each of them is.
+    Args:
+        graph: The clean model.
+        integer: Tells whether a node runs in integers.
+        free: Nodes that may be on either side, and where each of them is.
+        makers: Integer nodes that can give real numbers at no cost, where one node alone reads them.
+
+    Returns:
+        The new sides.
     """
     found: dict[str, bool] = {}
     real = frozenset((*graph.output_names, *(t for n in graph.nodes for t in n.captured)))
     for members in _components(graph, free):
-        side = _integer_side(_network(graph, integer, members, free, real=real))
+        side = _integer_side(_network(graph, integer, members, free, real=real, makers=makers))
         found |= {n: n in side for n in members if (n in side) is not free[n]}
     return found
 
@@ -83,7 +94,13 @@ def _touched(graph: Graph, node: Node) -> list[str]:
 
 
 def _network(
-    graph: Graph, integer: Integer, members: list[str], free: Mapping[str, bool], *, real: Collection[str]
+    graph: Graph,
+    integer: Integer,
+    members: list[str],
+    free: Mapping[str, bool],
+    *,
+    real: Collection[str],
+    makers: Collection[str],
 ) -> Capacities:
     """Return capacities whose least cut is the conversions of the tensors around `members`.
 
@@ -113,7 +130,8 @@ def _network(
         maker = vertex(producer.name if producer is not None else None)
         readers = [vertex(reader.name) for reader, _ in graph.consumers.get(tensor, ())]
         readers += [(SINK, "")] if tensor in real else []
-        edge(maker, ("real", tensor), unit)  # dequantized, if the maker is integer and a reader is not
+        given = producer is not None and producer.name in makers and len(readers) == 1
+        edge(maker, ("real", tensor), 0 if given else unit)  # dequantized, if the maker is integer and a reader is not
         edge(("stored", tensor), maker, unit)  # quantized, if the maker is float and a reader is not
         for reader in dict.fromkeys(readers):
             edge(("real", tensor), reader, everything)
@@ -123,23 +141,15 @@ def _network(
 
 def _integer_side(net: Capacities) -> set[str]:
     """The nodes on the source's side of a least cut (of several: the one with the fewest nodes there)."""
-    source, sink = (SOURCE, ""), (SINK, "")
-    while True:
-        came: dict[Vertex, Vertex] = {source: source}
-        waiting = deque([source])
-        while waiting and sink not in came:
-            here = waiting.popleft()
-            for there, capacity in net[here].items():
-                if capacity > 0 and there not in came:
-                    came[there] = here
-                    waiting.append(there)
-        if sink not in came:
-            return {name for kind, name in came if kind == "node"}
-        path = [sink]
-        while path[-1] != source:
-            path.append(came[path[-1]])
-        pairs = list(zip(path[1:], path[:-1], strict=True))
-        flow = min(net[a][b] for a, b in pairs)
-        for a, b in pairs:
-            net[a][b] -= flow
-            net[b][a] += flow
+    from scipy.sparse import csr_array  # here, as it takes half a second that not every command needs
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    number = {vertex: i for i, vertex in enumerate(net)}
+    rows, columns, capacities = zip(*((number[a], number[b], c) for a in net for b, c in net[a].items()), strict=True)
+    size = (len(net), len(net))
+    graph = csr_array((np.array(capacities, np.int32), (rows, columns)), shape=size)
+    source, sink = number[SOURCE, ""], number[SINK, ""]
+    left = graph - maximum_flow(graph, source, sink).flow
+    left.eliminate_zeros()
+    reached = set(breadth_first_order(left, source, return_predecessors=False).tolist())
+    return {name for (kind, name), i in number.items() if kind == "node" and i in reached}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
+from quantpipe.annotate.disjoint import disjoint, in_order
 from quantpipe.annotate.pins import FixedRange
-from quantpipe.annotate.unionfind import UnionFind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, Winner, rule_of
@@ -23,7 +23,6 @@ from quantpipe.types import (
     Granularity,
     HardwareSpec,
     Kernel,
-    OpSignature,
     ScaleGroup,
     WeightSite,
 )
@@ -68,7 +67,7 @@ def scale_groups(
         ConfigError: for a pin that the device or a statement about bits rules out.
     """
     stored = _in_order(graph, dtypes)
-    ties = UnionFind(stored)
+    ties = disjoint(stored)
     pinned = {t: pins[t] for t in stored if t in pins}
     derived: set[str] = set()
     solved = []
@@ -77,8 +76,8 @@ def scale_groups(
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
             solved.append(kernel)
             continue
-        held = {o.tensor: pinned.get(ties.find(o.tensor)) for o in kernel.operands}
-        common = pinned.get(ties.find(kernel.output)) or _most(list(held.values()))
+        held = {o.tensor: pinned.get(ties[o.tensor]) for o in kernel.operands}
+        common = pinned.get(ties[kernel.output]) or _most(list(held.values()))
         operands = []
         for operand in kernel.operands:
             own = held[operand.tensor]
@@ -86,22 +85,22 @@ def scale_groups(
             operands.append(replace(operand, rescaled=apart))
             if apart:
                 continue
-            ties.union(operand.tensor, kernel.output)
+            ties.merge(operand.tensor, kernel.output)
             if own is not None or common is not None:
-                pinned[ties.find(kernel.output)] = own or common  # type: ignore[assignment]
+                pinned[ties[kernel.output]] = own or common  # type: ignore[assignment]
             if rule.winner is Winner.OUTPUT:
                 derived.add(operand.tensor)
-        if common is not None and ties.find(kernel.output) not in pinned:
-            pinned[ties.find(kernel.output)] = common
+        if common is not None and ties[kernel.output] not in pinned:
+            pinned[ties[kernel.output]] = common
         if rule.winner is Winner.INPUT and not any(o.rescaled for o in operands):
             derived.add(kernel.output)
         solved.append(replace(kernel, operands=tuple(operands)))
     readers = edges_by_tensor(edges)
     groups = []
-    for members in ties.sets():
+    for members in in_order(ties):
         sources = tuple(m for m in members if m not in derived) or members
         most = min(min(dtypes[m].bits for m in members), spec.activations.bits)
-        pin = pinned.get(ties.find(members[0]))
+        pin = pinned.get(ties[members[0]])
         fewest = max((least[m] for m in members if m in least), default=2)
         if pin is not None and pin.bits is not None:
             most, fewest = min(most, pin.bits), max(fewest, pin.bits)
@@ -133,7 +132,7 @@ def _most(pins: Sequence[FixedRange | None]) -> FixedRange | None:
 def weight_sites(
     graph: Graph,
     spec: HardwareSpec,
-    signatures: Mapping[str, OpSignature],
+    dtypes: Mapping[str, DType],
     granularity: Callable[[str], Granularity],
     *,
     kernels: Sequence[Kernel],
@@ -145,7 +144,7 @@ def weight_sites(
     Args:
         graph: the clean model.
         spec: the device.
-        signatures: the signature of each integer node.
+        dtypes: the type that each weight is stored in.
         granularity: gives the granularity of a weight's scales.
         kernels: the kernels in graph order.
         edges: the connections, for the edges of each weight.
@@ -164,8 +163,7 @@ def weight_sites(
         nodes = tuple(k.node for k in found)
         node = graph.by_name[nodes[0]]
         rule = rule_of(node)
-        port = rule.weight if rule is not None and rule.weight is not None else 1
-        dtype = signatures[nodes[0]].input(port)
+        dtype = dtypes[tensor]
         channel_axis = rule.channel_axis(node, graph) if rule is not None else 0
         axis = channel_axis if granularity(tensor) is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.types import Choice, ChoiceSpace, OptionValue
+from quantpipe.types import Choice, ChoiceSpace, LeftOutPart, OptionValue
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,23 @@ class ChoiceLimits:
         if not isinstance(self.freeze, list | tuple) or not all(isinstance(p, str) for p in self.freeze):
             raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
 
-    def narrowed(self, space: ChoiceSpace) -> ChoiceSpace:
+    def narrowed(self, space: ChoiceSpace, every: ChoiceSpace | None = None) -> ChoiceSpace:
         """Return the space with what is left; a choice keeps its place, also with one option.
 
-        Raises ConfigError for a pattern that matches no choice, or leaves one without options.
+        Args:
+            space: The choices as they are offered.
+            every: The same choices with all the options that there are, which `fix` and `restrict` choose from: who
+                names an option gets it, also where the space leaves it out. None: the space itself.
+
+        Raises:
+            ConfigError: For a pattern that matches no choice, or leaves one without options.
         """
         left = {choice.key: choice for choice in space}
+        whole = {choice.key: choice for choice in every or space}
         for pattern, option in self.fix.items():
-            _narrow(left, pattern, "choices.fix", (option,))
+            _narrow(left, pattern, "choices.fix", (option,), whole=whole)
         for pattern, options in self.restrict.items():
-            _narrow(left, pattern, "choices.restrict", options)
+            _narrow(left, pattern, "choices.restrict", options, whole=whole)
         for pattern in self.freeze:
             for key in _matching(left, pattern, "choices.freeze"):
                 left[key] = replace(left[key], options=left[key].options[:1])
@@ -61,22 +68,36 @@ class ChoiceLimits:
 
 
 def pinned(whole: ChoiceSpace, narrowed: ChoiceSpace) -> dict[str, OptionValue]:
-    """Return a mapping: key -> option of the choices that were left with one option and had more."""
+    """Return a mapping: key -> option of the choices that were left with one option and had more, or another."""
     pairs = zip(whole, narrowed, strict=True)
-    return {after.key: after.options[0] for before, after in pairs if len(after.options) == 1 < len(before.options)}
+    return {a.key: a.options[0] for b, a in pairs if len(a.options) == 1 and a.options != b.options}
 
 
-def _narrow(left: dict[str, Choice], pattern: str, where: str, wanted: Sequence[OptionValue]) -> None:
+def left_out(every: ChoiceSpace, offered: ChoiceSpace, narrowed: ChoiceSpace) -> LeftOutPart:
+    """Return how many `options` of `choices` were not offered, and no limit asked for; nothing where all were."""
+    counts = [len({*e.options} - {*o.options} - {*n.options}) for e, o, n in zip(every, offered, narrowed, strict=True)]
+    missing = [count for count in counts if count]
+    return {"options": sum(missing), "choices": len(missing)} if missing else {}
+
+
+def _narrow(
+    left: dict[str, Choice],
+    pattern: str,
+    where: str,
+    wanted: Sequence[OptionValue],
+    *,
+    whole: dict[str, Choice],
+) -> None:
     for key in _matching(left, pattern, where):
-        options = tuple(o for o in left[key].options if o in wanted)
+        options = tuple(o for o in whole[key].options if o in wanted)
         if not options:
             raise ConfigError(
                 f"{pattern!r} wants {', '.join(map(str, wanted))} and leaves {key} nothing; "
-                f"it has {', '.join(map(str, left[key].options))}",
+                f"it has {', '.join(map(str, whole[key].options))}",
                 stage="annotate",
                 where=where,
             )
-        left[key] = replace(left[key], options=options)
+        left[key] = whole[key] = replace(left[key], options=options)
 
 
 def _matching(left: Mapping[str, Choice], pattern: str, where: str) -> list[str]:

@@ -7,6 +7,7 @@ the order of the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide, tensor_constraints
@@ -18,7 +19,9 @@ from quantpipe.annotate.pins import pins_of
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import Family, rule_of
+from quantpipe.hardware.legality import integer_signatures
+from quantpipe.hardware.storage import Signatures, StorageTypes
+from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.types import (
     DType,
     Edge,
@@ -97,7 +100,9 @@ def analyze(
         fixed_outputs=options.fixed_outputs,
         most=spec.activations.bits,
     )
-    solved = scale_groups(graph, spec, kernels, draft.dtypes, edges=edges, pins=pins, least=least)
+    ways = {k.node: _signatures(graph, spec, k.node) for k in kernels}
+    stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)
+    solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
@@ -107,14 +112,44 @@ def analyze(
         weights=weight_sites(
             graph,
             spec,
-            conditions.integer,
+            weights,
             lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
             kernels=kernels,
             edges=edges,
             least=least,
         ),
         constants=constants,
+        signatures=ways if any(len(found) > 1 for found in ways.values()) else {},
     )
+
+
+def _signatures(graph: Graph, spec: HardwareSpec, name: str) -> tuple[OpSignature, ...]:
+    """Every way in which the device runs an integer node."""
+    node = graph.by_name[name]
+    rule = rule_of(node)
+    return () if rule is None else integer_signatures(spec, node, graph, rule)
+
+
+def _widest(
+    spec: HardwareSpec,
+    kernels: Sequence[Kernel],
+    signatures: Signatures,
+    conditions: Conditions,
+    *,
+    stored: Mapping[str, DType],
+) -> tuple[dict[str, DType], dict[str, DType]]:
+    """Return the types in which the most bits fit that the device has, of stored tensors and of weights.
+
+    Where a file lists kernels of 8 and of 16 bits and allows 16, a search begins there and comes down to the others.
+    """
+    weights: dict[str, DType] = {}
+    for kernel in kernels:
+        port = OP_RULES[kernel.op].weight
+        if kernel.weight is not None and port is not None:
+            weights.setdefault(kernel.weight, conditions.integer[kernel.node].input(port))
+    most = dict.fromkeys(stored, spec.activations.bits) | dict.fromkeys(weights, spec.weights.bits)
+    found = StorageTypes(kernels, signatures, {**stored, **weights}).at(most)
+    return {t: found[t] for t in stored}, {t: found[t] for t in weights}
 
 
 def _kernels(

@@ -6,17 +6,19 @@ made when first asked for and kept.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from quantpipe.annotate.choices import Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
+from cachetools import LRUCache
+
+from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
 from quantpipe.annotate.topology import analyze
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.gain import Gains
 from quantpipe.hardware.legality import takes_float
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
@@ -66,10 +68,10 @@ class Topologies:
         """
         self._given = (graph, spec, schema, options)
         self._floatable = frozenset(floatable)
-        self._kept: OrderedDict[Structure, Topology] = OrderedDict()
+        self._kept: LRUCache[Structure, Topology] = LRUCache(KEPT)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_given": self._given, "_floatable": self._floatable, "_kept": OrderedDict()}
+        return {"_given": self._given, "_floatable": self._floatable, "_kept": LRUCache(KEPT)}
 
     @property
     def graph(self) -> Graph:
@@ -103,9 +105,6 @@ class Topologies:
             self._refuse(structure)
             found = self._marked(analyze(*self._given, structure=structure) if structure else analyze(*self._given))
             self._kept[structure] = found
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(structure)
         return found
 
     def structure_of(self, assignment: Assignment) -> Structure:
@@ -133,9 +132,14 @@ class Topologies:
         """Return the keys of the groups whose range is the whole one, in the topology of an assignment."""
         return wholes_of(self.topology_of(assignment), assignment, self.reference)
 
-    def space(self, percents: Sequence[int] = ()) -> ChoiceSpace:
-        """Return all choices; `percents` as `choice_space` takes it."""
-        return choice_space(self.reference, self._given[3], percents, self.choices)
+    def space(self, percents: Mapping[str, Sequence[int]] | None = None, *, every: bool = False) -> ChoiceSpace:
+        """Return all choices; `percents` as `choice_space` takes it.
+
+        `every`: also bits that the device gains nothing from.
+        """
+        graph, spec, _, options = self._given
+        gains = Gains(self.reference, graph, spec) if AUTO in options.choices and not every else None
+        return choice_space(self.reference, options, percents, self.choices, gains=gains)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

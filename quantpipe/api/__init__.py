@@ -1,4 +1,4 @@
-"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`. Each is loaded when it is first used.
+"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`, `explain`. Each is loaded at first use.
 
 It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
 `quantpipe.pipeline`.
@@ -6,7 +6,7 @@ It stands above the command line's package, whose way from configuration to sett
 
 import logging
 
-from quantpipe.api.look import CheckResult, LintResult, check, example_model, lint, verify
+from quantpipe.api.look import CheckResult, ExplainResult, LintResult, check, example_model, explain, lint, verify
 from quantpipe.api.options import Options
 from quantpipe.api.pipeline import Pipeline, quantize
 from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
@@ -17,6 +17,7 @@ from quantpipe.verify import Verdict
 __all__ = [
     "Annotation",
     "CheckResult",
+    "ExplainResult",
     "LintResult",
     "Options",
     "Pipeline",
@@ -29,6 +30,7 @@ __all__ = [
     "Verdict",
     "check",
     "example_model",
+    "explain",
     "lint",
     "quantize",
     "verify",

@@ -13,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.api.model import Model, model_file
-from quantpipe.api.options import Group, Hardware, settings_for
+from quantpipe.api.options import Group, Hardware, given_dataset, settings_for
+from quantpipe.api.progress import Listener, Listening
 from quantpipe.api.result import as_text
 from quantpipe.api.workspace import Workspace
 from quantpipe.app.commands import findings_of, fit_of
+from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.files import asset
 from quantpipe.check import Fit
 from quantpipe.lint import Findings
-from quantpipe.report import fit_tables, lint_table
+from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.settings import ExplainSettings
+from quantpipe.report import explained, fit_tables, lint_table
 from quantpipe.verify import Verdict, verify_folder
 
 Shapes = Mapping[str, Sequence[int]]
@@ -38,6 +42,13 @@ class LintResult(Findings):
 
     def __str__(self) -> str:
         return as_text(lint_table(self.as_dict()))
+
+
+class ExplainResult(dict[str, Any]):
+    """What is wrong with a run, as explain.json holds it. As text, the tables of the command line."""
+
+    def __str__(self) -> str:
+        return as_text(explained(self))
 
 
 def check(
@@ -138,6 +149,48 @@ def verify(folder: str | PathLike[str]) -> Verdict:
         (None, True)
     """
     return verify_folder(Path(folder))
+
+
+def explain(
+    folder: str | PathLike[str],
+    samples: Any = None,
+    *,
+    culprits: int = 10,
+    plugins: Sequence[str] = (),
+    progress: Listener | bool | None = None,
+) -> ExplainResult:
+    """Say what is wrong with a finished run, and what would mend it, measured.
+
+    The answer is written into the folder, too (`explain.json`, docs/artifacts.md).
+
+    Args:
+        folder: The run folder.
+        samples: The samples of the run, in any form that `quantize` takes, where they were given from Python; None:
+            those that the configuration in the folder names.
+        culprits: For how many of the places that cost most changes are measured.
+        plugins: Packages of your own that the run's configuration names.
+        progress: As for `quantize`.
+
+    Returns:
+        What explain.json holds. As text, the table of the command line.
+
+    Raises:
+        ArtifactError: The folder holds no finished run of this version, or a damaged one.
+        ConfigError: The samples were given from Python, and are not given here.
+
+    Examples:
+        >>> import quantpipe
+        >>> from quantpipe.data import DigitsDataset
+        >>> result = quantpipe.quantize(quantpipe.example_model(), DigitsDataset(), evaluate={"latency_runs": 1})
+        >>> answer = quantpipe.explain(result.folder, DigitsDataset(), culprits=1)
+        >>> answer["shortfall"] is None, answer["causes"][0]["alone"] > 0
+        (True, True)
+    """
+    path = Path(folder).expanduser().absolute()
+    given = {} if samples is None else {"dataset": given_dataset(path, samples)}
+    settings = settings_of_run(path, plugins=list(plugins), given=given)
+    options = ExplainSettings(run=path, culprits=culprits)
+    return ExplainResult(explain_run(settings, Listening(progress), shipped(), options))
 
 
 def example_model() -> Path:

@@ -166,6 +166,22 @@ def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:
     return GivenDataset(given=samples, **compose.changed(defaults, _mapping(options or {}, "dataset"), "dataset"))
 
 
+def given_dataset(folder: Path, samples: Any) -> Any:
+    """Return samples in memory as the data set of the run in a folder, divided and preprocessed as there.
+
+    Args:
+        folder: The run folder; its configuration has the options.
+        samples: In any form that `quantpipe.quantize` takes.
+    """
+    if hasattr(samples, "splits"):
+        return samples
+    path = folder / "config.yaml"
+    kept = compose.read_yaml(path, "explain.run").get("dataset") if path.is_file() else None
+    options = (kept.get("options") if isinstance(kept, Mapping) else None) or {}
+    legal = compose.option("dataset", "callable")
+    return _dataset(samples, {key: value for key, value in options.items() if key in legal})
+
+
 def _record(dataset: Any) -> dict[str, Any]:
     """Return what config.yaml says of a data set: its class, and its options as far as they are data.
 

@@ -12,11 +12,17 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from quantpipe.app.console import plain
+from quantpipe.app.console import RichConsole, plain
+from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.check import Fit, Loading, check_model, made_up
+from quantpipe.errors import ConfigError, Interrupted
+from quantpipe.evaluate.nearness import below
 from quantpipe.lint import Findings, lint_model
+from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
-from quantpipe.report import fit_tables, lint_table
+from quantpipe.report import explained, fit_tables, lint_table
+from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
 
 
@@ -67,7 +73,35 @@ def verify(settings: Settings) -> int:
     return check_certificate([str(settings.folder)])
 
 
-COMMANDS: Mapping[str, Callable[[Settings], int]] = {"check": check, "lint": lint, "verify": verify}
+def explain(settings: Settings) -> int:
+    """Run `command=explain`."""
+    folder, plugins = settings.explain.run, list(settings.config.get("plugins") or ())
+    if folder is None:
+        raise ConfigError("needs explain.run=FOLDER", where="command")
+    console = RichConsole()
+    try:
+        found = explain_run(settings_of_run(folder, plugins=plugins), console, shipped(), settings.explain)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; nothing was written. Run the same command again", stage="explain") from None
+    finally:
+        console.finish()
+    _answer(settings, found, explained)
+    if settings.check.format == "text":
+        plain().print(f"files   {RunFolder(folder).explained}", soft_wrap=True)
+    return 0
+
+
+def falls_short(report: RunReport, settings: Settings) -> bool:
+    """Return whether a run misses its objective, or an output is farther from the float model's than it may be."""
+    return bool(report["search"].get("shortfall")) or bool(below(report["outputs"], settings.evaluate.warn_sqnr_db))
+
+
+COMMANDS: Mapping[str, Callable[[Settings], int]] = {
+    "check": check,
+    "lint": lint,
+    "verify": verify,
+    "explain": explain,
+}
 
 
 def _answer(settings: Settings, found: Mapping[str, Any], show: Callable[[Mapping[str, Any]], RenderableType]) -> None:

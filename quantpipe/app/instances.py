@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ ROLES = {
     "tracking": "start",
 }
 """Key -> the method that makes a class one for this place."""
+
+_RULES = re.compile(r"threshold\.rules\[\d+\]\.use")
+"""What a rule uses is an estimator, as that of the option is."""
 
 HYDRAS_OWN = ("_target_", "_convert_", "_recursive_", "_partial_", "_args_")
 """Keys that Hydra reads itself."""
@@ -80,7 +84,7 @@ def _check_target(target: str, key: str, plugins: Sequence[str]) -> None:
             f"the target {target!r} is not allowed: it is a {type(found).__name__}; legal is a class",
             where=f"{key}._target_",
         )
-    method = ROLES.get(key)
+    method = ROLES.get(_RULES.sub("threshold.activations", key))
     if isinstance(found, type) and method is not None and not any(method in vars(kind) for kind in found.__mro__):
         raise ConfigError(
             f"the target {target!r} is not allowed here: it has no {method}; legal is a class such as those that "

@@ -26,7 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe import __version__
-from quantpipe.app.commands import COMMANDS
+from quantpipe.app.command_line import explain_command
+from quantpipe.app.commands import COMMANDS, falls_short
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
 from quantpipe.app.files import asset, folder_of
@@ -199,6 +200,8 @@ def _show(report: RunReport | None, settings: Settings) -> None:
     if tracker.run_id is not None:
         out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True)
         out.print(f"        {tracker.ui_command}", soft_wrap=True)
+    if report is not None and falls_short(report, settings):
+        out.print(f"why     {explain_command(settings.folder)}", soft_wrap=True)
 
 
 def _report(error: BaseException) -> int:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import shutil
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.app.command_line import overrides_of, resume_command
+from quantpipe.app.device import with_bits, with_cost
 from quantpipe.app.functions import functions_of, load_function
+from quantpipe.app.group_options import plain_config as _plain
+from quantpipe.app.group_options import shipped_schemas, threshold_option
 from quantpipe.app.instances import make
-from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
-from quantpipe.app.vault import shown
+from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
@@ -36,6 +34,7 @@ from quantpipe.pipeline.settings import (
     CalibrateSettings,
     CheckSettings,
     EvaluateSettings,
+    ExplainSettings,
     PrecisionSettings,
     ReplaySettings,
     SearchSettings,
@@ -76,12 +75,13 @@ KEYS = (
     "profile",
     "evaluate",
     "check",
+    "explain",
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "model": ("path", "resident_mb", "fixed", "isolate"),
     "schema": ("name", "activations", "weights"),
-    "threshold": ("activations", "weights"),
+    "threshold": ("activations", "weights", "rules"),
     "threshold.weights": ("method",),
     "search": tuple(SearchSettings.__dataclass_fields__),
     "objective": OBJECTIVE,
@@ -96,9 +96,9 @@ class Launch:
     """Hold what a run's settings follow from beside its configuration.
 
     `cwd` is the folder that relative paths start from; further there are the run folder, the option of each group, and
-    how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to. `given`: settings
-    that the caller has as objects already, by the name of their field, in place of what the configuration would
-    describe.
+    how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to. `threshold` gives
+    the content of an option of that group. `given`: settings that the caller has as objects already, by the name of
+    their field, in place of what the configuration would describe.
     """
 
     cwd: Path
@@ -106,6 +106,7 @@ class Launch:
     choices: Mapping[str, str]
     resume_command: str
     sweep: str | None = None
+    threshold: Option = shipped_option
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -115,13 +116,26 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     Raises ConfigError or HardwareError naming the key and what would be legal.
     """
     check_shape(_plain(config), (*GROUPS, *KEYS))
-    refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), _overrides(hydra_config))
+    refuse_plugins(_expect(_plain(config)["plugins"], ("",), "plugins"), overrides_of(hydra_config))
+    _refuse_beside_explain(str(config.command), overrides_of(hydra_config))
     cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
     sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
     choices = {g: str(hydra_config.runtime.choices[g]) for g in GROUPS}
-    launch = Launch(cwd, folder, choices, _resume_command(hydra_config, folder), sweep)
+    launch = Launch(cwd, folder, choices, resume_command(hydra_config, folder), sweep, threshold_option)
     return settings_of(config, launch, shipped_schemas())
+
+
+def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
+    """ConfigError for what `command=explain` would not heed: the run's own configuration is in its folder."""
+    legal = ("command", "explain.", "check.format", "plugins", "hydra.")
+    other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
+    if command == "explain" and other:
+        raise ConfigError(
+            "has no meaning with command=explain, which takes the configuration from the folder of the run; legal are "
+            "explain.run, explain.culprits, explain.samples, check.format and plugins",
+            where=other[0].lstrip("+~").partition("=")[0],
+        )
 
 
 def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping[str, Any]]) -> Settings:
@@ -150,6 +164,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         schema=schema,
         estimator=make(config.threshold.activations, "threshold.activations", plugins),
         weight_method=plain["threshold"]["weights"]["method"],
+        rules=rules_of(plain["threshold"].get("rules"), plugins, start.threshold),
         search=SearchSettings(
             make(config.search.algorithm, "search.algorithm", plugins),
             search["max_evaluations"],
@@ -159,13 +174,17 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
             str(search["weights"]),
             search["refine"],
             search["finalists"],
+            _path(search["start"], "search.start", launch) if search.get("start") else None,
         ),
-        objective=plain["objective"],
-        recover=_recover(plain["recover"]),
+        objective=with_cost(plain["objective"], spec),
+        recover=recover_options(plain["recover"]),
         backend=backend,
-        annotate=_annotate(plain["annotate"], _expect(plain["strict"], False, "strict")),
+        annotate=_annotate(
+            with_bits(plain["annotate"], plain["objective"].get("cost")), _expect(plain["strict"], False, "strict")
+        ),
         evaluate=_evaluate(plain["evaluate"]),
         check=_built(CheckSettings, plain["check"] or {}, "check"),
+        explain=_explain(plain.get("explain") or {}, launch),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
@@ -189,25 +208,6 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
             load_function(target, "objective.target", plugins) if (target := plain["objective"].get("target")) else None
         ),
     )
-
-
-def shipped_schemas() -> dict[str, Mapping[str, Any]]:
-    """Return every option of the schema group, plug-ins included, except `auto`."""
-    loader = GlobalHydra.instance().config_loader()
-    found: dict[str, Mapping[str, Any]] = {}
-    for name in loader.get_group_options("schema"):
-        if name == AUTO:
-            continue
-        loaded = loader.load_configuration(f"schema/{name}", overrides=[], run_mode=RunMode.RUN)
-        found[name] = _plain(loaded["schema"])
-    return found
-
-
-def _plain(config: DictConfig) -> dict[str, Any]:
-    data = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-    if not isinstance(data, dict):
-        raise ConfigError("the configuration is not a mapping")
-    return config_as_now_named({str(k): v for k, v in data.items()})
 
 
 def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
@@ -239,8 +239,11 @@ def _built(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:
         ) from error
 
 
-def _recover(given: Mapping[str, Any]) -> RecoverOptions:
-    """Its steps may be mappings; what they hold is checked by the options themselves."""
+def recover_options(given: Mapping[str, Any]) -> RecoverOptions:
+    """Return the options of recovery.
+
+    Its steps may be mappings; what they hold is checked by the options themselves.
+    """
     plain = {key: value for key, value in given.items() if key != "steps"}
     found: RecoverOptions = _options(RecoverOptions, plain, "recover")
     return replace(found, steps=given.get("steps", ()))
@@ -335,6 +338,11 @@ def _path(value: Any, key: str, launch: Path) -> Path:
     return launch / Path(str(value)).expanduser()
 
 
+def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
+    found: ExplainSettings = _options(ExplainSettings, {k: v for k, v in given.items() if k != "run"}, "explain")
+    return replace(found, run=_path(given["run"], "explain.run", launch) if given.get("run") else None)
+
+
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
 
@@ -353,38 +361,3 @@ def _seed(value: Any) -> int:
 
 def _schema_record(schema: Any) -> dict[str, Any]:
     return {"name": schema.name, "activations": vars(schema.activations), "weights": vars(schema.weights)}
-
-
-def _resume_command(hydra_config: HydraConf, folder: Path) -> str:
-    overrides = [shown(text) for text in _overrides(hydra_config) if not text.startswith("hydra.run.dir=")]
-    return shlex.join([*_program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
-
-
-def _quoted(value: str) -> str:
-    """As Hydra's grammar takes it: in quotes where a character means something to it."""
-    if _PLAIN_VALUE.fullmatch(value):
-        return value
-    return "'" + value.replace("'", "\\'") + "'"
-
-
-_PLAIN_VALUE = re.compile(r"[\w/.:+@%-]+")
-
-
-def _overrides(hydra_config: HydraConf) -> list[str]:
-    """As they were given: resolved, they may hold a password."""
-    given: Any = hydra_config.overrides.task
-    if OmegaConf.is_config(given):
-        given = OmegaConf.to_container(given, resolve=False)
-    return [str(text) for text in given]
-
-
-def _program() -> list[str]:
-    """How this program was started, by bare names where they lead to the same files."""
-    script = sys.argv[0]
-    return [_bare(sys.executable), script] if script.endswith(".py") else [_bare(script)]
-
-
-def _bare(program: str) -> str:
-    name = Path(program).name
-    found = shutil.which(name)
-    return name if found is not None and Path(found).absolute() == Path(program).absolute() else program

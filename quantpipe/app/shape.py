@@ -35,6 +35,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "profile": (),
     "evaluate": (),
     "check": (),
+    "explain": (),
 }
 """Every section that is read as one, with the keys that it cannot do without."""
 

@@ -7,8 +7,6 @@ additions with equal scales need, and it is listed. Every (tensor, bits) is comp
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +15,7 @@ from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.needs import require
+from quantpipe.calibrate.ruled import WeightMethod, estimator_of, place_of, weight_method_of
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
 from quantpipe.graph.view import Graph
 from quantpipe.types import (
@@ -33,7 +32,10 @@ from quantpipe.types import (
 )
 from quantpipe.types.structure import DEFAULT
 
-WeightMethod = Literal["max_range", "mse", "estimator"]
+__all__ = ["ThresholdTable", "WeightMethod"]
+
+WHOLE = -1
+"""In place of the number of a rule: the whole range is asked for, whatever estimates others."""
 
 
 class ThresholdTable:
@@ -58,7 +60,7 @@ class ThresholdTable:
         self._estimator, self._weight_method = estimator, weight_method
         self._variants = variants
         self._stats: dict[str, TensorStats] = dict(profile.tensors)
-        self._ranges: dict[tuple[str, int, bool], Range] = {}
+        self._ranges: dict[tuple[str, int, int | None], Range] = {}
         self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
         self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
 
@@ -91,7 +93,7 @@ class ThresholdTable:
         """
         if group.fixed is not None:
             return group.fixed
-        parts = [self._range(source, bits, whole) for source in group.sources]
+        parts = [self._range(source, bits, group, whole) for source in group.sources]
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
@@ -114,11 +116,12 @@ class ThresholdTable:
 
     def _weight_ranges(self, tensor: str, axis: int | None, bits: int) -> list[Range]:
         weight, schema = self._graph.constant(tensor), self._schema.weights
-        if self._weight_method != "estimator":
-            return weight_ranges(weight, axis, bits, schema, method=self._weight_method)
+        method = weight_method_of(self._estimator, tensor, self._weight_method)
+        if method != "estimator":
+            return weight_ranges(weight, axis, bits, schema, method=method)
         if (tensor, axis) not in self._channels:
             self._channels[tensor, axis] = channel_stats(weight, axis)
-        return estimated_ranges(self._channels[tensor, axis], bits, schema, self._estimator)
+        return estimated_ranges(self._channels[tensor, axis], bits, schema, estimator_of(self._estimator, (tensor,)))
 
     def rectified(self, strategy: Strategy) -> list[RectifiedRow]:
         """Return groups whose common range is not the one a source would have alone."""
@@ -128,7 +131,7 @@ class ThresholdTable:
             for source in group.sources if len(group.sources) > 1 and group.fixed is None else ():
                 bits = strategy.bits[group.key]
                 whole = strategy.ranges[group.key] == self.group_range(group, bits, whole=True)
-                alone = self._range(source, bits, whole)
+                alone = self._range(source, bits, group, whole)
                 together = self.group_range(group, bits, whole=whole)
                 if alone != together:
                     found.append(
@@ -142,12 +145,12 @@ class ThresholdTable:
                     )
         return found
 
-    def _range(self, tensor: str, bits: int, whole: bool) -> Range:
-        key = (tensor, bits, whole)
+    def _range(self, tensor: str, bits: int, group: ScaleGroup, whole: bool) -> Range:
+        key = (tensor, bits, WHOLE if whole else place_of(self._estimator, group.tensors))
         if key not in self._ranges:
             if tensor not in self._stats and self._graph.is_constant(tensor):
                 self._stats[tensor] = _constant_stats(self._graph, tensor)
-            estimator = MaxRange() if whole else self._estimator
+            estimator = MaxRange() if whole else estimator_of(self._estimator, group.tensors)
             self._ranges[key] = estimator(self._stats[tensor], bits, self._schema.activations)
         return self._ranges[key]
 

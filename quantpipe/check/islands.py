@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quantpipe.annotate.unionfind import UnionFind
+from quantpipe.annotate.disjoint import disjoint, in_order
 from quantpipe.graph.view import Graph
 from quantpipe.types import Form, Topology
 
@@ -30,16 +30,16 @@ class Island:
 def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
     """Return all islands of nodes that compute real numbers in float, in graph order."""
     float_nodes = [n for n in graph.nodes if n.name in topology.float_nodes and computes_reals(graph, n.name)]
-    classes = UnionFind()
+    classes = disjoint()
     names = {n.name for n in float_nodes}
     for node in float_nodes:
         classes.add(node.name)
         for tensor in (*node.inputs, *node.captured):
             producer = graph.producers.get(tensor)
             if producer is not None and producer.name in names:
-                classes.union(producer.name, node.name)
+                classes.merge(producer.name, node.name)
     made = stored_as(topology)
-    return tuple(_island(graph, topology, made, nodes) for nodes in classes.sets())
+    return tuple(_island(graph, topology, made, nodes) for nodes in in_order(classes))
 
 
 def computes_reals(graph: Graph, node: str) -> bool:

@@ -97,7 +97,10 @@ class Carried:
                 state = {name: self._first(port, batch) for name, port in self._ports.items()}
             outputs = run({**batch.inputs, **state})
             yield state, outputs
-            state = {name: self._next(outputs, output, number) for output, name in self._state.items()}
+            state = {
+                name: self._ports[name].rounded(self._next(outputs, output, number))
+                for output, name in self._state.items()
+            }
 
     def _first(self, port: TensorInfo, batch: Batch) -> NDArray[Any]:
         given = batch.inputs.get(port.name)

@@ -96,7 +96,7 @@ def check_shape(values: NDArray[Any], feed: Feed, name: str) -> None:
     if feed.layout is not SourceLayout.AS_IS or feed.field == SINGLE:
         how = f" after preprocessing (source layout {feed.layout}, model layout {feed.preprocess.layout})"
     raise DataError(
-        f"model input {feed.port.name!r} takes {shape_text(feed.port.shape)} {feed.port.dtype}, but a sample is "
+        f"model input {feed.port.name!r} takes {shape_text(feed.port.shape)} {feed.port.type_name}, but a sample is "
         f"{shape_text((None, *found))}{how}. {_remedy(feed, wanted, found)}",
         stage="data",
         where=name,
@@ -157,9 +157,9 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
     legal = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}.get(target.kind, "")
     if values.dtype.kind not in legal:
         raise DataError(
-            f"model input {port.name!r} takes {shape_text(port.shape)} {port.dtype}, but samples are {values.dtype} "
-            "after preprocessing, and casting would lose their fractions. Set dataset.preprocess.scale=1, mean=0 and "
-            f"std=1, or store the data as {port.dtype}.",
+            f"model input {port.name!r} takes {shape_text(port.shape)} {port.type_name}, but samples are "
+            f"{values.dtype} after preprocessing, and casting would lose their fractions. Set "
+            f"dataset.preprocess.scale=1, mean=0 and std=1, or store the data as {port.type_name}.",
             stage="data",
             where=names[0],
         )
@@ -170,6 +170,8 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
         found = values.astype(target, copy=False)
     if target.kind == "f":
         _refuse(~np.isfinite(found), found, "is not finite", port, names=names)
+        whole, found = found, port.rounded(found)
+        _refuse(~np.isfinite(found), whole, f"{port.given} does not hold", port, names=names)
     return found
 
 
@@ -195,7 +197,7 @@ def shape_text(shape: Sequence[int | None]) -> str:
 
 
 def _ports(ports: Sequence[TensorInfo]) -> str:
-    return ", ".join(f"{p.name!r} ({shape_text(p.shape)} {p.dtype})" for p in ports)
+    return ", ".join(f"{p.name!r} ({shape_text(p.shape)} {p.type_name})" for p in ports)
 
 
 def shapes_of(rows: Mapping[str, Any], feeds: Sequence[Feed], number: int) -> tuple[tuple[int, ...], ...]:

@@ -142,7 +142,7 @@ class SourceSamples:
     def digest(self) -> str:
         """Return `sha256:…` over content, order and labels of the samples, the preprocessing and the inputs' dtypes."""
         hasher = hashlib.sha256()
-        feeds = [(f.port.name, f.port.dtype, f.layout.value, f.preprocess) for f in self._feeds]
+        feeds = [(f.port.name, f.port.type_name, f.layout.value, f.preprocess) for f in self._feeds]
         hasher.update(repr((len(self), feeds)).encode())
         labels = self._source.labels
         hasher.update(b"unlabelled" if labels is None else labels[self._indices].tobytes())

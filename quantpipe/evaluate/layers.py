@@ -6,7 +6,8 @@ the simulated model by then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import (
     LayerRow,
+    MomentsRow,
     Quantizer,
     QuantPlan,
     Samples,
@@ -26,13 +28,45 @@ from quantpipe.types import (
 
 
 @dataclass
-class _Sums:
+class Moments:
+    """Extremes and sums of the values of a tensor, in real units; what is not finite is left out."""
+
+    minimum: float = math.inf
+    maximum: float = -math.inf
+    total: float = 0.0
+    squares: float = 0.0
+    elements: int = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Include some values, float64 of any shape."""
+        known = values[np.isfinite(values)]
+        if known.size:
+            self.minimum, self.maximum = min(self.minimum, float(known.min())), max(self.maximum, float(known.max()))
+            self.total += float(known.sum())
+            self.squares += float(np.sum(known**2))
+            self.elements += known.size
+
+    def row(self) -> MomentsRow | None:
+        """Return the figures; None where there was no value."""
+        if not self.elements:
+            return None
+        mean = self.total / self.elements
+        variance = max(self.squares / self.elements - mean**2, 0.0)
+        return {"min": self.minimum, "max": self.maximum, "mean": mean, "variance": variance}
+
+
+@dataclass
+class LayerSums:
+    """Hold what the comparison of one stored tensor adds up to; `real` and `held` are its values in both models."""
+
     signal: float = 0.0
     noise: float = 0.0
     rounding: float = 0.0
     saturation: float = 0.0
     saturated: int = 0
     elements: int = 0
+    real: Moments = field(default_factory=Moments)
+    held: Moments = field(default_factory=Moments)
 
 
 def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[LayerRow]:
@@ -51,26 +85,46 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     Returns:
         The entries.
     """
-    stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in graph.producers}
+    sums = layer_sums(graph, plan, simulation, samples)
+    return [layer_row(t, found, plan.quantizers[t]) for t, found in sums.items() if t in graph.producers]
+
+
+def layer_sums(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> dict[str, LayerSums]:
+    """Return what the float and the simulated model hold of each stored tensor, inputs of the model included.
+
+    Args:
+        graph: the clean model.
+        plan: every number of the integer model.
+        simulation: the simulated graph.
+        samples: the samples.
+
+    Returns:
+        The sums by tensor, in graph order.
+    """
+    known = {*graph.producers, *graph.input_names}
+    stored = {t: n for t, n in simulation.rendered.integers.items() if t in plan.quantizers and t in known}
     if not stored:
-        return []
+        return {}
+    made = [t for t in stored if t in graph.producers]
     model = bind(simulation.rendered.model, simulation.weights)
     simulated = Session(expose(model, list(stored.values())), where="simulated model")
-    real = Session(expose(graph.model, list(stored)), where=graph.source)
-    sums = {t: _Sums() for t in stored}
-    for batch in samples.batches(run_size(graph, list(stored))):
-        x = real.run(batch.inputs, list(stored))
+    real = Session(expose(graph.model, made), where=graph.source)
+    sums = {t: LayerSums() for t in stored}
+    for batch in samples.batches(run_size(graph, made)):
+        x = {**batch.inputs, **real.run(batch.inputs, made)}
         q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
         for tensor, name in stored.items():
             _add(sums[tensor], x[tensor], q[name], plan.quantizers[tensor])
-    return [_entry(t, sums[t], plan.quantizers[t]) for t in stored]
+    return sums
 
 
-def _add(sums: _Sums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
+def _add(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
     scale = float(quantizer.scale)
-    real = x.astype(np.float64)
+    real, held = x.astype(np.float64), q.astype(np.float64) * scale
+    sums.real.add(real)
+    sums.held.add(held)
     sums.signal += float(np.sum(real**2))
-    sums.noise += float(np.sum((real - q.astype(np.float64) * scale) ** 2))
+    sums.noise += float(np.sum((real - held) ** 2))
     low, high = quantizer.low * scale, quantizer.high * scale
     clipped = np.clip(real, low, high)
     outside = real != clipped
@@ -81,7 +135,8 @@ def _add(sums: _Sums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) ->
     sums.elements += real.size
 
 
-def _entry(tensor: str, sums: _Sums, quantizer: Quantizer) -> LayerRow:
+def layer_row(tensor: str, sums: LayerSums, quantizer: Quantizer) -> LayerRow:
+    """Return the entry of one tensor."""
     signal = sums.signal or 1.0
     sqnr = 10.0 * float(np.log10(signal / sums.noise)) if sums.noise > 0 and sums.signal > 0 else None
     return {

@@ -134,13 +134,14 @@ class Realized:
         self._names = {t: realized.integers[t] for t in integers}
         known = value_names(realized.model)
         inner = (*what.reals, *what.outside) if kind.whole else ()
-        self._real = tuple(dict.fromkeys(t for t in (*inner, *what.outputs) if t in known))
+        real = dict.fromkeys(t for t in (*inner, *what.outputs) if t in known)
+        self._real = {t: realized.inside.get(t, t) for t in real}  # half precision would hide what differs
         self.count = Counter()
         self.session: Session | None = None
         self.refused: str | None = None
         self.samples = 0
         try:
-            model = expose(realized.model, [*self._names.values(), *self._real])
+            model = expose(realized.model, [*self._names.values(), *self._real.values()])
             self.session = kind.open(model, where=f"realized model, {kind.name}")
         except ModelError as error:
             if kind.decides:
@@ -152,13 +153,13 @@ class Realized:
         if self.session is None:
             return
         self.samples += samples
-        found = self.session.run(inputs, list(dict.fromkeys((*self._names.values(), *self._real))))
+        found = self.session.run(inputs, list(dict.fromkeys((*self._names.values(), *self._real.values()))))
         integers = {t: found[name] for t, name in self._names.items()}
         expected = self._simulated.run(integers)
         for tensor in integers:
             self._integers(tensor, expected, integers[tensor])
-        for tensor in self._real:
-            self._reals(tensor, expected, found[tensor])
+        for tensor, name in self._real.items():
+            self._reals(tensor, expected, found[name])
 
     def _integers(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched

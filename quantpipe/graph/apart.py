@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 START_SECONDS = 15.0
 """Until the child must have said that it lives. One that does not was forked while another thread held a lock that it
 needs (a program with threads of its own around this one); the work is then done here."""
+IDLE_SECONDS = 10.0
+"""Without using a processor, in the middle of a step. Work that waits for a lock whose owner was not forked along never
+goes on; it is done here, too."""
+POLL_SECONDS = 1.0
 HEAD = struct.Struct("<Q")
 
 
@@ -49,7 +53,7 @@ class Limits:
 
 
 class _Silent(Exception):
-    """The child does not say that it lives."""
+    """The child does not say that it lives, or waits for something that never comes."""
 
 
 def apart(work: Callable[[Tell], T], ready: Callable[[], object], limits: Limits, where: str) -> T:
@@ -181,11 +185,17 @@ class _Messages:
     def _read(self, size: int) -> bytes:
         data = bytearray()
         deadline = time.monotonic() + (self._limits.seconds if self._step else START_SECONDS)
+        used, since = _used(self._pid), time.monotonic()
         while len(data) < size:
-            if not select.select([self._source], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                if not self._step:
+            now = time.monotonic()
+            if not select.select([self._source], [], [], min(POLL_SECONDS, max(0.0, deadline - now)))[0]:
+                now, before, used = time.monotonic(), used, _used(self._pid)
+                since = now if used != before else since
+                if (now >= deadline and not self._step) or now - since >= IDLE_SECONDS:
                     raise _Silent
-                raise self._error(f"is not done after {self._limits.seconds:.0f} s")
+                if now >= deadline:
+                    raise self._error(f"is not done after {self._limits.seconds:.0f} s")
+                continue
             chunk = os.read(self._source, min(size - len(data), 1 << 20))
             if not chunk:
                 raise self._ended()
@@ -210,3 +220,12 @@ class _Messages:
             stage="model",
             where=self._where,
         )
+
+
+def _used(pid: int) -> str:
+    """Clock ticks that a process has used a processor for, in the program and in the system; "" where none is told."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return " ".join(file.read().rpartition(")")[2].split()[11:13])
+    except OSError:
+        return ""

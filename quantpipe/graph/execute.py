@@ -39,6 +39,8 @@ LANES = 4
 COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "MatMul_BatchNormalization_Fusion")
 """onnxruntime's optimizers, by its own names, that make new weights from old ones."""
 
+HALF = "tensor(float16)"
+
 REORDER = ("MatMulScaleFusion",)
 """Those that put a new node in the place of one that reads a weight as the simulated graph makes it real: it would run
 behind all nodes that were there before."""
@@ -111,18 +113,22 @@ class Session:
             except Exception as error:  # onnxruntime raises its own family of types
                 raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())
+        self._half = frozenset(i.name for i in self._session.get_inputs() if i.type == HALF)
         self.outputs = tuple(o.name for o in self._session.get_outputs())
         self._where = where
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
-        """Return a mapping: output name -> array.
+        """Return a mapping: output name -> array. Real feeds of float16 inputs are rounded to that type.
 
         Raises:
             ModelError: with onnxruntime's own reason.
         """
         names = list(outputs) if outputs is not None else list(self.outputs)
+        given = dict(feeds)
+        with np.errstate(over="ignore"):
+            given |= {n: given[n].astype(np.float16) for n in self._half & {*given} if given[n].dtype == np.float32}
         try:
-            values = self._session.run(names, dict(feeds)) if names else []  # onnxruntime: none asked for means all
+            values = self._session.run(names, given) if names else []  # onnxruntime: none asked for means all
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
         return dict(zip(names, values, strict=True))
@@ -263,7 +269,8 @@ def run_batches(
         Output name -> array `[n, ...]`, for each batch.
     """
     for batch in samples.batches(batch_size):
-        yield session.run({**batch.inputs, **(extra or {})}, outputs)
+        found = session.run({**batch.inputs, **(extra or {})}, outputs)
+        yield {name: a.astype(np.float32) if a.dtype == np.float16 else a for name, a in found.items()}
 
 
 def collect(session: Session, samples: Samples, batch_size: int, output: str, *, extra: Feeds | None = None) -> Outputs:

@@ -30,8 +30,12 @@ from quantpipe.graph.execute import Kernels, Session, start_runtime
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
+from quantpipe.graph.half import to_single
+from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
+from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
+from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
@@ -74,18 +78,22 @@ def load_graph(
     """
     raw, model_hash = _read(path, resident_mb, fixed or {})
     refuse_chance(raw, path)
-    original = view(raw, model_hash, str(path))
+    with readable(path):
+        single, halves = to_single(raw, str(path))
+    original = view(single, model_hash, str(path), given=halves.given)
     feeds = example(original)
 
     def work(tell: Tell) -> _Loaded:
-        model, notes = _cleaned(raw, original, feeds, least_opset, tell=tell)
+        tell("comparing its half precision with float32")
+        said = half_notes(raw, single, halves, feeds, where=str(path))
+        model, notes = _cleaned(single, original, feeds, least_opset, tell=tell)
         tell("measuring its tensors")
-        return _Loaded(pack(model, raw), _measure(view(model, model_hash, str(path)), feeds), tuple(notes))
+        return _Loaded(pack(model, single), _measure(view(model, model_hash, str(path)), feeds), (*said, *notes))
 
     found = apart(work, start_runtime, _limits(raw, feeds), str(path)) if isolate else work(lambda step: None)
     for note in found.notes:
         log.warning("%s", note)
-    graph = view(unpack(found.model, raw), model_hash, str(path), found.notes)
+    graph = view(unpack(found.model, single), model_hash, str(path), found.notes, given=halves.given)
     return replace(graph, shapes=found.measured[0], dtypes=found.measured[1])
 
 
@@ -125,15 +133,17 @@ def _cleaned(
     cleaned = raw
 
     def to_newer_opset(model: ir.Model) -> ir.Model:
-        return _raise_to(model, least_opset)
+        return raise_to(model, least_opset)
 
     steps: tuple[tuple[Callable[[ir.Model], ir.Model], ...], ...] = (
         (_raise_opset,),
+        (lower_opset,),
         (_slim, _slim_unshaped),
         (_take_branches,),
         (_join_functions,),
         (to_newer_opset,),
         (_rewrite,),
+        (rows_flattened,),
     )
     for ways in steps:
         tell(f"the clean-up step {_name_of(ways[0])}")
@@ -224,15 +234,7 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
 
 
 def _raise_opset(model: ir.Model) -> ir.Model:
-    return _raise_to(model, LEAST_OPSET)
-
-
-def _raise_to(model: ir.Model, least: int) -> ir.Model:
-    version = model.graph.opset_imports.get("", 0)
-    if version >= least:
-        return model
-    proto, held = without_weights(model)
-    return with_weights(onnx.version_converter.convert_version(proto, least), held)
+    return raise_to(model, LEAST_OPSET)
 
 
 def _slim(model: ir.Model) -> ir.Model:
@@ -284,7 +286,7 @@ def _join_functions(model: ir.Model) -> ir.Model:
             rewrite(copy.graph, node)
     if len(copy.graph) == before:
         return model
-    copy = copied(_raise_to(model, FUNCTIONS_OPSET))
+    copy = copied(raise_to(model, FUNCTIONS_OPSET))
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
     for rewrite in FUNCTIONS:
         for node in list(copy.graph):

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,11 @@ class Graph:
                 found.setdefault(tensor, []).append((node, len(node.inputs)))
         return {t: tuple(readers) for t, readers in found.items()}
 
+    @property
+    def given(self) -> Mapping[str, str]:
+        """Return the ports to which the user's file gives a half-precision type, and that type."""
+        return {port.name: port.given for port in (*self.inputs, *self.outputs) if port.given is not None}
+
     @cached_property
     def output_names(self) -> frozenset[str]:
         """Return the names of the graph's outputs."""
@@ -175,17 +181,24 @@ class Graph:
         return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured)
 
 
-def tensor_info(value: ir.Value) -> TensorInfo:
-    """Return name, shape and dtype of a graph port.
+def tensor_info(value: ir.Value, given: str | None = None) -> TensorInfo:
+    """Return name, shape and dtype of a graph port; `given`: the half-precision type that the user's file gives it.
 
     Symbolic and unknown axes (also -1 and 0, as some exporters write them) become None.
     """
     shape = tuple(d if isinstance(d, int) and d > 0 else None for d in value.shape) if value.shape is not None else ()
     dtype = value.dtype.numpy().name if value.dtype is not None else "float32"
-    return TensorInfo(value.name or "", shape, dtype)
+    return TensorInfo(value.name or "", shape, dtype, given)
 
 
-def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] = ()) -> Graph:
+def view(
+    model: ir.Model,
+    model_hash: str,
+    source: str,
+    notes: tuple[str, ...] = (),
+    *,
+    given: Mapping[str, str] = MappingProxyType({}),
+) -> Graph:
     """Return the view of a model whose nodes are already in execution order and named.
 
     Args:
@@ -193,6 +206,7 @@ def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] =
         model_hash: the digest of its file.
         source: where it comes from.
         notes: what was done to it, in sentences.
+        given: ports to which the user's file gives a half-precision type, and that type.
 
     Returns:
         The view.
@@ -209,8 +223,10 @@ def view(model: ir.Model, model_hash: str, source: str, notes: tuple[str, ...] =
         )
         for node in model.graph
     )
-    inputs = tuple(tensor_info(v) for v in model.graph.inputs if v.name not in model.graph.initializers)
-    outputs = tuple(tensor_info(v) for v in model.graph.outputs)
+    inputs = tuple(
+        tensor_info(v, given.get(v.name or "")) for v in model.graph.inputs if v.name not in model.graph.initializers
+    )
+    outputs = tuple(tensor_info(v, given.get(v.name or "")) for v in model.graph.outputs)
     return Graph(model, model_hash, source, nodes, inputs, outputs, notes=notes)
 
 

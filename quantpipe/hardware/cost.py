@@ -1,6 +1,7 @@
-"""What a choice of bits costs: bits, weight bytes, BOPs, cycles of the device, most bytes of activations at once.
+"""What a choice of bits costs.
 
-All are pure functions of (topology, graph, hardware, bits per tensor); none runs a model.
+There are bits, weight bytes (at their bits, and as they are stored), BOPs, cycles of the device, and the most bytes of
+activations at once. All are pure functions of (topology, graph, hardware, bits per tensor); none runs a model.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from collections.abc import Callable, Mapping
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.gain import rate
+from quantpipe.hardware.storage import storage_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology
@@ -52,6 +55,29 @@ def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
     Returns:
         The number of bytes.
     """
+    return _bytes_of_weights(topology, graph, bits)
+
+
+def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
+    """Return the bytes of all weights in the types that they are stored in.
+
+    Weights that are left in float by choice count 4 bytes a value.
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device.
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of bytes.
+    """
+    types = storage_types(topology).at(bits)
+    return _bytes_of_weights(topology, graph, {tensor: dtype.bits for tensor, dtype in types.items()})
+
+
+def _bytes_of_weights(topology: Topology, graph: Graph, bits: Bits) -> float:
+    """All weights with so many bits a value, and those that are left in float by choice."""
     stored = [prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights]
     return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
 
@@ -79,11 +105,12 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the device cycles that one sample takes.
 
-    They are the MACs over the rate of the operands' width, what is loaded (weights at their bits, 32 in float, and
-    `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every kernel and every float
-    node that computes real numbers (swallowed clamps start nothing).
+    They are the MACs over the rate of the operands' width, what is loaded (weights in the types that they are stored
+    in, 32 bits in float, and `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every
+    kernel and every float node that computes real numbers (swallowed clamps start nothing).
 
-    Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one.
+    Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one. An operand
+    counts by its bits, or by its type where its kernel has it in a wider one than they need.
 
     Args:
         topology: what runs in integers.
@@ -94,6 +121,8 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
     Returns:
         The number of cycles.
     """
+    storage = storage_types(topology)
+    types = storage.at(bits)
     total = spec.cost.launch_cycles * sum(
         n.name not in topology.swallowed and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
     )
@@ -109,13 +138,14 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             total += work / spec.cost.macs_per_cycle["float32"] + loaded / spec.cost.bytes_per_cycle
             continue
         if kernel.weight is None:
-            total += work / _rate(spec, max(bits[topology.group_of[o.tensor].key] for o in kernel.operands))
+            total += work / rate(spec, max(storage.width(o.tensor, bits[o.tensor], types) for o in kernel.operands))
             continue
-        widest = max(bits[kernel.weight], bits[topology.group_of[kernel.operands[0].tensor].key])
-        total += work * alignment(node, graph, spec) / _rate(spec, widest)
+        operands = (kernel.weight, kernel.operands[0].tensor)
+        widest = max(storage.width(t, bits[t], types) for t in operands)
+        total += work * alignment(node, graph, spec) / rate(spec, widest)
         site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
         scales = 1 if site.axis is None else shape[site.axis]
-        loaded = prod(shape) * bits[kernel.weight] / 8 + scales * spec.cost.scale_bytes
+        loaded = prod(shape) * types[kernel.weight].bits / 8 + scales * spec.cost.scale_bytes
         total += loaded / spec.cost.bytes_per_cycle
     return total
 
@@ -162,6 +192,7 @@ def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, 
 COSTS: Mapping[str, CostFunction] = {
     "bits": bit_sum,
     "weight_bytes": weight_bytes,
+    "stored_bytes": stored_bytes,
     "bops": bops,
     "cycles": cycles,
     "peak_activation_bytes": peak_activation_bytes,
@@ -188,11 +219,3 @@ def alignment(node: Node, graph: Graph, spec: HardwareSpec) -> float:
     """
     shape, block = graph.shapes[node.inputs[1]], spec.cost.channel_block
     return prod(ceil(c / block) * block / c for c in shape[:2])
-
-
-def _rate(spec: HardwareSpec, width: int) -> float:
-    rates = sorted((int(k[3:]), v) for k, v in spec.cost.macs_per_cycle.items() if k.startswith("int"))
-    for bits, rate in rates:
-        if width <= bits:
-            return rate
-    return spec.cost.macs_per_cycle["float32"]

@@ -79,21 +79,42 @@ def choose_signature(
     for signature in declared:
         if not signature.is_integer:
             continue
-        if not signature.input(0).signed and spec.activations.symmetric:
-            reason = f"{spec.name} takes no zero points, and {signature.input(0)} holds negative values only with one"
-            continue
-        if rule.weight is not None and spec.weights.symmetric and rule.weight_of(node, graph) is not None:
-            weight = signature.input(rule.weight)
-            if not weight.signed:
-                reason = (
-                    f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
-                )
-                continue
-        why = refused.get(signature) or refusal(signature, node, graph, rule) or _too_wide(spec, node, graph, rule)
+        why = (
+            _signs(spec, signature, node, graph, rule=rule)
+            or refused.get(signature)
+            or refusal(signature, node, graph, rule)
+            or _too_wide(spec, node, graph, rule)
+        )
         if why is None:
             return signature, ""
         reason = why
     return None, reason
+
+
+def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> tuple[OpSignature, ...]:
+    """Return every integer signature that takes the node, in the order of the file.
+
+    Types of neighbours are not looked at.
+    """
+    return tuple(
+        s
+        for s in spec.ops.get(node.op, ())
+        if s.is_integer
+        and _signs(spec, s, node, graph, rule=rule) is None
+        and refusal(s, node, graph, rule) is None
+        and _too_wide(spec, node, graph, rule) is None
+    )
+
+
+def _signs(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph, *, rule: OpRule) -> str | None:
+    """Why types without a sign cannot hold what this device has no zero points for, or None."""
+    if not signature.input(0).signed and spec.activations.symmetric:
+        return f"{spec.name} takes no zero points, and {signature.input(0)} holds negative values only with one"
+    if rule.weight is not None and spec.weights.symmetric and rule.weight_of(node, graph) is not None:
+        weight = signature.input(rule.weight)
+        if not weight.signed:
+            return f"{spec.name} takes weights without zero points, and {weight} holds negative ones only with one"
+    return None
 
 
 def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str | None:

@@ -56,7 +56,18 @@ FIELDS: Mapping[str, str] = {
     "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",
 }
 """Fields that every file has, and what is legal there."""
-OPTIONAL = ("realize", "add_inputs", "isa", "narrowing", "pad", "align", "skip", "float_on", "channel_bounds")
+OPTIONAL = (
+    "realize",
+    "add_inputs",
+    "isa",
+    "narrowing",
+    "pad",
+    "align",
+    "skip",
+    "float_on",
+    "channel_bounds",
+    "runs_here",
+)
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
@@ -113,6 +124,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
+        runs_here=reader.flag(data, "", "runs_here", default=False),
     )
     refuse_contradictions(spec, reader)
     refuse_idle(spec, reader)

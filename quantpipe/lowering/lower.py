@@ -17,6 +17,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, Topology
 
 OPSET = 17
@@ -38,10 +39,14 @@ def opset_for(spec: HardwareSpec) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Rendered:
-    """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`."""
+    """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`.
+
+    `inside`: output in half precision -> name of the float32 value that is cast to it.
+    """
 
     model: ir.Model = field(repr=False)
     integers: Mapping[str, str]
+    inside: Mapping[str, str] = field(default_factory=dict)
 
 
 class Dialect(Protocol):
@@ -134,6 +139,12 @@ class Context:
     def real(self, tensor: str) -> ir.Value | None:
         """Return a tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
         return self.get(tensor, Form.FLOAT) if tensor else None
+
+    def shaped(self, tensor: str) -> ir.Value | None:
+        """Return a tensor in any form that exists: all have its shape, and a conversion only to read that is no use."""
+        forms = (form for form in (Form.FLOAT, Form.QUANTIZED, Form.RAW) if (tensor, form) in self._values)
+        form = next(forms, None)
+        return self.real(tensor) if form is None else self._values[tensor, form]
 
     def is_stored(self, tensor: str) -> bool:
         """Return whether a kernel makes the tensor (so that its real form is the dequantized one)."""
@@ -233,7 +244,8 @@ def render(
 def _copy_float(context: Context, node: Node) -> None:
     for tensor in node.captured:
         context.get(tensor, Form.FLOAT)  # sub-graphs read outer tensors by name, so these must exist in real form
-    results = context.builder.copy(node, [context.real(t) for t in node.inputs])
+    read = context.shaped if node.op in OF_SHAPES else context.real
+    results = context.builder.copy(node, [read(t) for t in node.inputs])
     for name, value in zip(node.outputs, results, strict=True):
         if name:
             context.set(name, Form.FLOAT, value)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.scores import VIEWS
 
 Array = NDArray[Any]
 
@@ -176,7 +177,7 @@ PASSAGES: Mapping[str, ChannelPassthrough] = {
     "LeakyRelu": _SLOPES,
     "PRelu": _SLOPES,
 }
-"""Ops that let a change of channels pass. Clamps do, too, with bounds per channel (their family says so)."""
+"""Ops that let a change of channels along axis 1 pass. Clamps do, too, with bounds per channel (by their family)."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,14 @@ they run."""
 
 CLAMP, MAX, MIN = "Clip", "Max", "Min"
 """What a clamp becomes whose limits change: for all channels alike, or (the last two) with a constant per channel."""
+
+
+def keeps_rows(node: Node, graph: Graph) -> bool:
+    """Return whether a node leaves channels along the last axis where they are: rows laid flat, or put back."""
+    if node.op not in VIEWS:
+        return False
+    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
+    return bool(before) and before[-1:] == after[-1:]
 
 
 def along(values: Array, rank: int, axis: int) -> Array:

@@ -11,8 +11,8 @@ from quantpipe.graph.view import Graph, Node
 NORMALIZED = ("Softmax", "LogSoftmax")
 READERS = (*NORMALIZED, "ArgMax")
 SAME_PLACE = ("Identity", "Cast", "Dropout")
-SAME_LAST = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
-"""Moves that leave the last axis alone where its size is the same on both sides."""
+VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+"""Other shapes of the same values in the same order; the last axis is the same where its size is."""
 
 
 def is_scores(graph: Graph, output: str) -> bool:
@@ -40,7 +40,7 @@ def _before(graph: Graph, node: Node, axis: int) -> int | None:
     if node.op == "Transpose":
         order = node.attr("perm") or list(reversed(range(len(graph.shapes[node.outputs[0]]))))
         return int(order[axis])
-    if node.op in SAME_LAST:
+    if node.op in VIEWS:
         shapes = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
         last = all(shapes) and axis == len(shapes[1]) - 1 and shapes[0][-1:] == shapes[1][-1:]
         return len(shapes[0]) - 1 if last else None

@@ -12,6 +12,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
+from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
 from quantpipe.metrics.losses import OutputLoss
@@ -37,6 +38,7 @@ from quantpipe.types import (
     Score,
     SearchReport,
     Strategy,
+    ThresholdRuleRow,
     Topology,
     by_model,
 )
@@ -54,6 +56,8 @@ class Evaluated:
         costs: The strategy by every cost measure.
         host: What is to be known of the machine that ran it.
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
+        speed: How fast it is beside the float model; None where nothing says that.
+        slower: The sentence on that where it is slower.
     """
 
     plan: QuantPlan
@@ -62,6 +66,8 @@ class Evaluated:
     costs: CostPart
     host: str | None
     lacking: Sequence[WithoutKernel]
+    speed: Speed | None
+    slower: str | None
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
@@ -98,6 +104,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "model": evaluated.model,
         "cost": evaluated.costs,
         "latency": evaluation.latency,
+        "speed": evaluated.speed.as_dict() if evaluated.speed is not None else None,
         "float_nodes": [
             {"node": n, "op": graph.by_name[n].op, "reason": r.text} for n, r in topology.float_nodes.items()
         ],
@@ -121,8 +128,10 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *_shared(data),
             *_profile_notes(profile),
             *_search_notes(found.report),
+            *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
+            *([evaluated.slower] if evaluated.slower is not None else []),
         ],
     }
 
@@ -199,6 +208,17 @@ def _profile_notes(profile: Profile | None) -> list[str]:
 def _search_notes(search: SearchReport) -> list[str]:
     missed = search.get("shortfall")
     return [*search.get("notes", []), *([missed] if missed else [])]
+
+
+def _overruled(rules: Sequence[ThresholdRuleRow]) -> list[str]:
+    """A line per rule that another one keeps from tensors it fits first, since these share their scale with others."""
+    return [
+        f"threshold.rules: {row['rule']} does not decide on {', '.join(row['overruled'][:5])}: "
+        f"{'it shares its' if len(row['overruled']) == 1 else 'they share their'} scale with tensors that an earlier "
+        "rule fits, which decides for all of them"
+        for row in rules
+        if row["overruled"]
+    ]
 
 
 def shortfall(

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quantpipe.annotate.choices import range_choice
-from quantpipe.annotate.limits import pinned
+from quantpipe.annotate.limits import left_out, pinned
 from quantpipe.annotate.variants import Topologies
 from quantpipe.artifacts import Origin, digest_json
-from quantpipe.calibrate.estimators import clip_percents
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.ruled import percents_of, ruled
+from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.profile import digest_of_profile
 from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.search_start import SearchStart, read_start
 from quantpipe.pipeline.settings import Console, EvaluateSettings, Settings
 from quantpipe.pipeline.strategy_file import strategy_payload
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import rescale_channels
 from quantpipe.types import (
     ChoiceSpace,
+    LeftOutPart,
     Measured,
     MoreResults,
     OptionValue,
+    Profile,
     RecoveryRecord,
     RectifiedRow,
     ResultsPart,
     SearchReport,
     Strategy,
     StrategyFile,
+    ThresholdRuleRow,
     Topology,
 )
 
@@ -66,19 +72,34 @@ class RunContext:
     space: ChoiceSpace
     whole: ChoiceSpace
     """The space before the user's own limits."""
+    estimator: Estimator
+    """The threshold option's, with what rules give single tensors."""
+    rules: list[ThresholdRuleRow] = field(default_factory=list)
+    """What each rule decides."""
+    left_out: LeftOutPart = field(default_factory=LeftOutPart)
+    """How many options of how many choices the space is without, as the device gains nothing from them."""
+    start: SearchStart | None = None
+    """What the search begins with beside the most precise point."""
     profile: str | None = None
     """Digest of the file that statistics are loaded from, if they are."""
 
     @classmethod
     def of(cls, settings: Settings, inputs: Inputs, console: Console) -> RunContext:
         """Return the context of a run: its topologies, its choice space and its folder."""
-        percents = clip_percents(settings.estimator)
         variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
-        whole = variants.space(percents)
+        estimator, rules = ruled(settings.estimator, settings.rules, inputs.graph, variants.reference)
+        percents = percents_of(estimator, variants.reference.groups)
+        whole, every = variants.space(percents), variants.space(percents, every=True)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
-        space = settings.limits.narrowed(whole)
+        space = settings.limits.narrowed(whole, every)
+        begin = None
+        if settings.search.start is not None and "search" in settings.stages and settings.command == "run":
+            begin = read_start(settings.search.start, settings.folder, space)
+            space = replace(space, begin=begin.points)
         files = RunFolder(settings.folder, console.warn)
-        return cls(settings, inputs, console, files, variants, variants.base, space, whole, profile)
+        without = left_out(every, whole, space)
+        job = cls(settings, inputs, console, files, variants, variants.base, space, whole, estimator)
+        return replace(job, left_out=without, start=begin, profile=profile, rules=rules)
 
     def settled(self, strategy: Strategy) -> RunContext:
         """Return the same job with the topology of a strategy."""
@@ -105,7 +126,7 @@ class RunContext:
             self,
             variants=variants,
             topology=variants.base,
-            space=ChoiceSpace((*self.space, *added)),
+            space=self.space.extended(added),
             whole=ChoiceSpace((*self.whole, *added)),
         )
 
@@ -113,6 +134,23 @@ class RunContext:
     def branches(self) -> Topologies | None:
         """Return the topologies that the search may choose among; None where there is one."""
         return self.variants if self.variants.choices else None
+
+    def thresholds(self, profile: Profile) -> ThresholdTable:
+        """Return the ranges and thresholds that the estimators of this run give, by statistics of its samples."""
+        return ThresholdTable(
+            self.graph,
+            self.topology,
+            self.settings.schema,
+            profile,
+            estimator=self.estimator,
+            weight_method=self.settings.weight_method,
+            variants=self.branches,
+        )
+
+    @property
+    def percents(self) -> Mapping[str, Sequence[int]]:
+        """Return what the search may clip ranges to, by key of the scale group, where it may."""
+        return percents_of(self.estimator, self.variants.reference.groups)
 
     @property
     def pinned(self) -> dict[str, OptionValue]:
@@ -139,8 +177,15 @@ class RunContext:
 
         It is made from the model, from `inputs` (digests by name), and by the configuration at `keys`.
         """
-        config = {key: self.settings.config.get(key) for key in keys}
+        config = {key: self._configured(key) for key in keys}
         return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
+
+    def _configured(self, key: str) -> Any:
+        """A part of the configuration, as far as it says anything: without rules it is that of earlier versions."""
+        found = self.settings.config.get(key)
+        if key == "threshold" and isinstance(found, Mapping) and not found.get("rules"):
+            return {name: value for name, value in found.items() if name != "rules"}
+        return found
 
     @property
     def annotated(self) -> Origin:
@@ -153,8 +198,11 @@ class RunContext:
 
         The threshold option may add choices to what the topology has, and the user may limit it.
         """
-        keys = (*ANNOTATE, "threshold") if clip_percents(self.settings.estimator) else ANNOTATE
-        return self.origin("annotate", {}, (*keys, "choices"))
+        keys = (*ANNOTATE, "threshold") if self.percents else ANNOTATE
+        # `annotate.choices=[auto]` offers other bits where the cost counts them.
+        asked = "auto" in (self.settings.config.get("annotate") or {}).get("choices", ())
+        counted = asked and "auto" not in self.settings.annotate.choices
+        return self.origin("annotate", {"bits": "all"} if counted else {}, (*keys, "choices"))
 
     @property
     def calibrated(self) -> Origin:
@@ -165,7 +213,11 @@ class RunContext:
     @property
     def searched(self) -> Origin:
         """Return what the strategy is made from."""
-        return self.origin("search", self.fitted_on, (*ANNOTATE, *SEARCH))
+        begin = {} if self.start is None else self.start.origin
+        found = self.origin("search", self.fitted_on | begin, (*ANNOTATE, *SEARCH))
+        # The file that a search begins with counts by what it holds, not by where it lies.
+        search = {k: v for k, v in (found.config["search"] or {}).items() if k != "start"}
+        return replace(found, config={**found.config, "search": search})
 
     def recovered(self, strategy: str) -> Origin:
         """Return what the recovered weights are made from; `strategy` is a digest."""
@@ -173,7 +225,7 @@ class RunContext:
         own = {"metric": self._metric} if self.settings.value_of is not None else {}
         inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
         # Steps that change channels estimate ranges anew.
-        ranges = {"threshold": digest_json(self.settings.config.get("threshold"))}
+        ranges = {"threshold": digest_json(self._configured("threshold"))}
         ranges |= {"profile": self.profile} if self.profile else {}
         found = self.origin("recover", inputs | ranges, (*ANNOTATE, "recover", "seed"))
         # What it divides is named by the samples' digests; where it divides nothing it decides nothing.

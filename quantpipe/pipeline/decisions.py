@@ -18,14 +18,23 @@ _log = logging.getLogger(RUN_LOG)
 def searched(report: SearchReport) -> None:
     """Log the search's part of the report."""
     _log.info(
-        "search     %s after %s evaluations (%s given up): value %.6g at cost %.6g, objective %s",
+        "search     %s after %s evaluations (%s given up): value %.6g at cost %.6g (%s), objective %s",
         report.get("stopped"),
         report.get("evaluations"),
         report.get("pruned"),
         report["best_value"],
         report["best_cost"],
+        report.get("cost"),
         "met" if report.get("feasible") else "not met",
     )
+
+    left_out = report["device"]["left_out"] if "device" in report else {}
+    if left_out:
+        _log.info(
+            "search     %s options of %s choices of bits are left out: the device gains nothing from them",
+            left_out["options"],
+            left_out["choices"],
+        )
 
 
 def recovered(record: RecoveryRecord) -> None:

@@ -10,6 +10,7 @@ from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.io import file_hash, read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
@@ -137,6 +138,10 @@ def _evaluate(
     slow = slow_warning(lacking)
     if slow is not None:
         job.console.warn(slow)
+    speed = speed_of(job.graph, job.topology, settings.spec, found.strategy.bits, latency=evaluation.latency)
+    slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking)
+    if slower is not None:
+        job.console.warn(slower)
     evaluated = Evaluated(
         plan,
         evaluation,
@@ -146,6 +151,8 @@ def _evaluate(
         costs=stages.all_costs(job.graph, job.topology, settings.spec, found.strategy),
         host=host,
         lacking=lacking,
+        speed=speed,
+        slower=slower,
     )
     return build_report(job, found, evaluated, profile)
 

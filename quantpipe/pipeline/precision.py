@@ -15,6 +15,7 @@ from typing import cast
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import Origin, is_current, read_json
 from quantpipe.calibrate.estimators import MSE
+from quantpipe.calibrate.ruled import place_of
 from quantpipe.errors import Interrupted
 from quantpipe.oprules import Family, rule_of
 from quantpipe.pipeline.calibrate import calibrate
@@ -201,10 +202,11 @@ def _certain(said: Sequence[Finding]) -> list[Finding]:
 
 
 def _groups(job: RunContext) -> tuple[str, ...]:
-    """Keys of the scale groups whose range is estimated by the default, and so may be another."""
+    """Keys of the scale groups whose range is estimated by the default, and so may be another: no rule asks for it."""
     if not isinstance(job.settings.estimator, MSE):
         return ()
-    return tuple(group.key for group in job.variants.reference.groups if group.fixed is None)
+    free = [group for group in job.variants.reference.groups if group.fixed is None]
+    return tuple(group.key for group in free if place_of(job.estimator, group.tensors) is None)
 
 
 def _moves(job: RunContext) -> tuple[Move, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantpipe.artifacts import digest_file
+from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.importers import load_profile
 from quantpipe.calibrate.needs import require
 from quantpipe.errors import ArtifactError
@@ -28,7 +29,7 @@ def digest_of_profile(path: Path) -> str:
         ) from error
 
 
-def loaded_profile(settings: Settings, graph: Graph, measured: Sequence[str]) -> Profile | None:
+def loaded_profile(settings: Settings, graph: Graph, measured: Sequence[str], estimator: Estimator) -> Profile | None:
     """Return the statistics of the file, checked against the model and the estimator.
 
     The result is None when none is to be loaded.
@@ -36,5 +37,5 @@ def loaded_profile(settings: Settings, graph: Graph, measured: Sequence[str]) ->
     if settings.profile is None:
         return None
     profile = load_profile(settings.profile, graph, measured)
-    require(settings.estimator, profile)
+    require(estimator, profile)
     return profile

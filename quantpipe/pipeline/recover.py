@@ -57,7 +57,7 @@ def recover(
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, settings.estimator, settings.weight_method
+            options, settings.calibrate.memory_mb, settings.seed, job.estimator, settings.weight_method
         ),
         progress=job.console.progress("recover"),
         kept=kept,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.metrics.reference import objective_value
 from quantpipe.pipeline.candidate_weights import rounder
 from quantpipe.pipeline.context import RunContext, SearchDecision
@@ -38,15 +37,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
         The decision.
     """
     settings, objective = job.settings, aim.judging
-    table = ThresholdTable(
-        job.graph,
-        job.topology,
-        settings.schema,
-        profile,
-        estimator=settings.estimator,
-        weight_method=settings.weight_method,
-        variants=job.branches,
-    )
+    table = job.thresholds(profile)
     tried: list[tuple[Trial, Trial, SearchDecision]] = []
     start = rounder(job)
     chosen = finalists(aim.log.read(), aim.objective, settings.search.finalists)

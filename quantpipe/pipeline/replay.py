@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.candidate_weights import rounded
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.run_folder import replayed_overrides
-from quantpipe.pipeline.strategy_file import read_strategy, results_of, strategy_payload
+from quantpipe.pipeline.strategy_file import MOST, read_strategy, results_of, strategy_payload
 from quantpipe.pipeline.trial import replayed_trial
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.types import (
@@ -29,6 +30,17 @@ def stored_strategy(job: RunContext) -> SearchDecision:
         )
     _refuse_seen(job)
     return _read(job, job.files.strategy)
+
+
+def finished_strategy(job: RunContext) -> SearchDecision:
+    """Return the strategy of the finished run in this folder, with what recovery made of it.
+
+    Its ranges are as calibration found them, however large: a mask may reach as far as float32 does.
+
+    Raises:
+        ArtifactError: where it is damaged, or not of this model and device.
+    """
+    return _read(job, job.files.strategy, finished=True)
 
 
 def _refuse_seen(job: RunContext) -> None:
@@ -77,21 +89,30 @@ def _decided(job: RunContext, found: SearchDecision) -> object:
     return payload["strategy"]
 
 
-def _read(job: RunContext, path: Path) -> SearchDecision:
+def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecision:
+    """The decision in a file; `finished`: it is that of a finished run in this folder, with its recovered weights."""
     settings = job.settings
     payload = read_json(path)
     decided = payload.get("strategy")
     model = str(decided.get("model_hash") if isinstance(decided, dict) else None)
     forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
     expected = model if forced else job.graph.model_hash
-    strategy = read_strategy(payload, str(path), expected, settings.spec, schema=settings.schema, variants=job.variants)
+    strategy = read_strategy(
+        payload,
+        str(path),
+        expected,
+        settings.spec,
+        schema=settings.schema,
+        variants=job.variants,
+        most=math.inf if finished else MOST,
+    )
     report, rectified, recovery = results_of(payload, str(path))
     found = SearchDecision(strategy, report, rectified)
     if forced:
         left = ", and its recovered weights are left out" if recovery.get("weights") else ""
         job.console.warn(f"replay.force: {path} was made for another model ({model[:20]}…); its names fit{left}")
         return found
-    if settings.command != "replay":
+    if settings.command != "replay" and not finished:
         return found
     if not recovery:
         return replace(found, overrides=_as_searched(job, path, found))

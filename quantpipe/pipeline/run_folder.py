@@ -38,6 +38,7 @@ from quantpipe.recover import RecoveryResult, overrides_arrays, overrides_from_a
 from quantpipe.report import render_html
 from quantpipe.types import (
     ChoiceSpace,
+    ExplainReport,
     Profile,
     QuantPlan,
     RecoveryGain,
@@ -89,6 +90,7 @@ class RunFolder:
         self.report = root / "evaluate" / "report.json"
         self.page = root / "evaluate" / "report.html"
         self.evaluating = root / "evaluate" / "partial"
+        self.explained = root / "explain.json"
 
     def lock(self) -> AbstractContextManager[Any]:
         """Return a lock that keeps a second process out of the folder."""
@@ -315,6 +317,11 @@ class RunFolder:
         if not self.current(self.page, origin):
             write_text(self.page, render_html(report), origin, "<!--")
         return report
+
+    def write_explained(self, report: ExplainReport, origin: Origin) -> None:
+        """Write what is wrong with the run, and what would mend it."""
+        self.look_over(self.explained)
+        write_json(self.explained, report, origin)
 
     def write_recovered(
         self, climbed: RecoveryResult, origin: Origin, gain: RecoveryGain | None = None

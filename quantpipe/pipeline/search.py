@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from quantpipe.artifacts import digest_json, read_json
-from quantpipe.calibrate.estimators import clip_percents
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import Interrupted
 from quantpipe.executors import Workers
@@ -21,10 +20,11 @@ from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_trials
-from quantpipe.pipeline.missed import least_value, still_missed
+from quantpipe.pipeline.missed import still_missed
 from quantpipe.pipeline.pareto import front_current, picked, write_front
+from quantpipe.pipeline.search_report import search_report
+from quantpipe.pipeline.worth import opening, weighed
 from quantpipe.plan import NO_OVERRIDES, Planner
-from quantpipe.report.text import number
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure
 from quantpipe.search import (
@@ -34,13 +34,11 @@ from quantpipe.search import (
     Measure,
     Metric,
     Objective,
-    SearchResult,
     Stopped,
     reaches,
     search_origin,
 )
 from quantpipe.types import (
-    LossRow,
     Point,
     PrecisionRecord,
     Profile,
@@ -118,9 +116,10 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
         model=job.graph.model_hash,
         **job.fitted_on,
         **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
-        threshold=f"{settings.estimator!r}, weights by {settings.weight_method}",
+        threshold=settings.estimation,
         algorithm=algorithm,
         **rounding_origin(settings),
+        **({} if job.start is None else job.start.origin),
     )
     return JsonlLog(path, identity, job.space, job.console.warn)
 
@@ -175,15 +174,7 @@ class Candidates:
     def of(cls, job: RunContext, aim: SearchContext, profile: Profile) -> Candidates:
         """Open the workers; whoever opened them closes them."""
         settings = job.settings
-        table = ThresholdTable(
-            job.graph,
-            job.topology,
-            settings.schema,
-            profile,
-            estimator=settings.estimator,
-            weight_method=settings.weight_method,
-            variants=job.branches,
-        )
+        table = job.thresholds(profile)
         timed = aim.objective.cost is CostKind.LATENCY
         recipe = CandidateRecipe(
             job.graph,
@@ -195,7 +186,7 @@ class Candidates:
             job.inputs.search,
             aim.reference,
             aim.objective.metric.value,
-            "bits" if timed else str(settings.objective["cost"]),
+            "bits" if timed else aim.objective.cost.value,
             settings.backend,
             EvaluatorKind(settings.search.candidate_form),
             settings.calibrate.memory_mb,
@@ -225,7 +216,7 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
     settings, timed = job.settings, aim.objective.cost is CostKind.LATENCY
     planner = Planner(job.graph, job.topology, settings.spec, settings.schema)
     aim.log.mend()
-    job.console.stage("search", f"{settings.choices.get('search', '')}, space of {number(job.space.size)} points")
+    job.console.stage("search", opening(job, aim.objective))
     show = job.console.progress("search")
     limit = settings.search.max_evaluations or 0
     budget = Budget(settings.search.max_evaluations, settings.search.max_seconds, settings.search.target)
@@ -242,10 +233,17 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
             singly=timed,
         )
     point, score, front = picked(job, result, aim.objective)
+    worth = weighed(job, result, aim.objective, point=point, score=score)
+    point, score = worth.point, worth.score
     strategy = table.strategy(job.space.decode(point))
     current = job.files.current(job.files.strategy, job.searched)
     known = read_json(job.files.strategy)["results"]["search"] if current else {}
-    report: SearchReport = {**_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    report: SearchReport = {**search_report(job, result, score, aim.objective, known=known, workers=workers), **front}
+    report["device"] = worth.report
+    if job.start is not None:
+        report["start"] = {"start": job.start.digest, "points": len(job.start.points)}
+    if worth.report["sentence"]:
+        job.console.stage("search", worth.report["sentence"])
     if decided:
         report = {**report, "precision": decided, "notes": [*decided.get("notes", ()), *report["notes"]]}
     variants = recipe.variants(planner)
@@ -326,73 +324,3 @@ def _timed(job: RunContext, candidates: Measure, table: ThresholdTable, planner:
         runs=int(objective["latency_runs"]),
         max_seconds=float(objective["latency_seconds"]),
     )
-
-
-def _report(
-    job: RunContext,
-    result: SearchResult,
-    score: Score,
-    objective: Objective,
-    *,
-    known: Mapping[str, Any],
-    workers: Workers,
-) -> SearchReport:
-    """Return the search's part of the report.
-
-    `score` is that of the point taken. `known` is the report of an earlier run of this very search: its float pass was
-    timed beside its trials.
-    """
-    pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
-    return {
-        "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
-        "evaluations": result.evaluations,
-        "seconds": result.seconds,
-        "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
-        "pruned": result.pruned,
-        "weights": job.settings.search.weights,
-        "evaluator": _kind(workers, known, job.settings.search.candidate_form),
-        "workers": workers.count,
-        "float_pass_seconds": pass_seconds,
-        "best_value": score.value,
-        "best_cost": score.cost,
-        "feasible": objective.feasible(score),
-        "shortfall": shortfall(objective, score, doubtful=bool(job.inputs.doubts), losses=job.inputs.compared.losses),
-        "least_value": least_value(objective),
-        "stopped": result.stopped.value,
-        "space_size": job.space.about,
-        "space_log10": job.space.log10,
-        "metrics": dict(score.metrics),
-        "metric": objective.metric.value,
-        "losses": [cast("LossRow", asdict(loss)) for loss in job.inputs.compared.losses],
-        "cost": objective.cost.value,
-        "pinned": dict(job.pinned),
-        "form": objective.form.value,
-        "notes": _notes(job, result),
-        "trace": [[t.number, t.score.value] for t in result.trace],
-        "trace_cost": [[t.number, t.score.cost] for t in result.trace],
-    }
-
-
-def _notes(job: RunContext, result: SearchResult) -> list[str]:
-    """Return what the user should know of how the search went.
-
-    That is that it had thresholds to search and did not, and that it saw what judges recovery.
-    """
-    notes = []
-    if clip_percents(job.settings.estimator) and result.evaluations == 1:
-        notes.append(
-            "threshold=search leaves every range to the search, and this search looked at a single point: all ranges "
-            "are those of threshold.activations.base; take search=annealing, greedy_edge or greedy, or a threshold "
-            "option that estimates"
-        )
-    if job.settings.holdout and job.inputs.aside is None:
-        notes.append(
-            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so what judges the "
-            "steps of recovery has been seen by the search"
-        )
-    return notes
-
-
-def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
-    """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
-    return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))

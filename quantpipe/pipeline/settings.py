@@ -10,6 +10,7 @@ from typing import Any, Protocol, get_args
 from quantpipe.annotate.conditions import STRUCTURAL, AnnotateOptions
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.rules import Rule
 from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
@@ -26,7 +27,7 @@ RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay", "check", "lint", "verify")
+COMMANDS = ("run", "replay", "check", "lint", "verify", "explain")
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (
@@ -51,7 +52,7 @@ class SearchSettings:
     """State how a search is run.
 
     `weights`: how candidates' weights are rounded. `refine`: whether `finalists` candidates are recovered, and the best
-    of them after that is taken.
+    of them after that is taken. `start`: the file of an earlier search that this one begins with.
     """
 
     algorithm: Algorithm
@@ -62,6 +63,7 @@ class SearchSettings:
     weights: str = "nearest"
     refine: bool = False
     finalists: int = 4
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         _legal("search.weights", self.weights, WEIGHTS)
@@ -170,6 +172,23 @@ class CheckSettings:
 
 
 @dataclass(frozen=True)
+class ExplainSettings:
+    """State which run is explained, and how closely.
+
+    `run`: its folder. `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how
+    many samples of the search errors alone are measured.
+    """
+
+    run: Path | None = None
+    culprits: int = 10
+    samples: int = 64
+
+    def __post_init__(self) -> None:
+        whole("explain.culprits", self.culprits, least=1)
+        whole("explain.samples", self.samples, least=1)
+
+
+@dataclass(frozen=True)
 class ReplaySettings:
     """State which strategy is replayed.
 
@@ -239,6 +258,14 @@ class Settings:
     value_of: ValueOf | None = None
     isolate: bool = True
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
+    explain: ExplainSettings = field(default_factory=ExplainSettings)
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def estimation(self) -> str:
+        """Return how ranges are estimated, as logs of trials name it."""
+        own = f", rules {[rule.text for rule in self.rules]}, {[rule.estimator for rule in self.rules]}"
+        return f"{self.estimator!r}, weights by {self.weight_method}{own if self.rules else ''}"
 
     @property
     def recovers_if_missed(self) -> bool:
@@ -269,9 +296,12 @@ class Settings:
         if not self.stages:
             raise ConfigError(f"names no stage; legal are {', '.join(STAGES)}", where="stages")
         _legal("threshold.weights.method", self.weight_method, get_args(WeightMethod))
-        if self.calibrate.statistics == "extremes" and getattr(self.estimator, "needs_histogram", True):
+        used = {f"threshold={self.choices.get('threshold', type(self.estimator).__name__)}": self.estimator}
+        used |= {f"threshold.rules: {rule.text}": rule.estimator for rule in self.rules}
+        reading = [name for name, estimator in used.items() if getattr(estimator, "needs_histogram", True)]
+        if self.calibrate.statistics == "extremes" and reading:
             raise ConfigError(
-                f"is extremes, and threshold={self.choices.get('threshold', type(self.estimator).__name__)} reads "
+                f"is extremes, and {reading[0]} reads "
                 "histograms; legal are full, or a threshold that needs only extremes, such as max_range",
                 where="calibrate.statistics",
             )
@@ -303,12 +333,15 @@ class Settings:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
+        if self.command == "explain" and self.explain.run is None:
+            raise ConfigError("command=explain needs explain.run=FOLDER, that of a finished run", where="explain.run")
 
     def _refuse_idle_keys(self) -> None:
         """ConfigError for keys that say something and would change nothing."""
         idle = {
             "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
+            "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (
                 bool(self.objective.get("outputs")),

@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import onnx_ir as ir
+
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.estimators import MSE, Estimator
@@ -27,6 +29,7 @@ from quantpipe.evaluate.evaluation import (
 )
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import model_size
+from quantpipe.graph.half_ends import cast_ends, inside_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
 from quantpipe.lowering import Rendered, render
@@ -86,7 +89,12 @@ Progress = Callable[[int, int, str], None]
 
 
 def annotate(
-    graph: Graph, spec: HardwareSpec, schema: Schema, options: AnnotateOptions, *, percents: Sequence[int] = ()
+    graph: Graph,
+    spec: HardwareSpec,
+    schema: Schema,
+    options: AnnotateOptions,
+    *,
+    percents: Mapping[str, Sequence[int]] | None = None,
 ) -> tuple[Topology, ChoiceSpace]:
     """Return what runs in integers by default, and what there is to choose.
 
@@ -95,7 +103,7 @@ def annotate(
         spec: the device.
         schema: how ranges become scales.
         options: the settings of annotate.
-        percents: what ranges may be clipped to, if anything.
+        percents: what ranges may be clipped to, by key of the scale group, where they may.
 
     Returns:
         The topology and the choice space.
@@ -199,9 +207,12 @@ def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> 
         backend: the name of the form.
 
     Returns:
-        The model.
+        The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
     """
-    return render(graph, topology, plan, BACKENDS[backend]())
+    rendered = render(graph, topology, plan, BACKENDS[backend]())
+    kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
+    model = cast_ends(rendered.model, kinds)
+    return replace(rendered, model=model, inside=inside_of(model, kinds))
 
 
 def float_pass(graph: Graph, samples: Samples) -> float:

@@ -154,7 +154,7 @@ class Steps:
             aim.log.read()  # another search's is refused; where the choices are still to be decided, that comes later
         known = job.files.read_profile(job.calibrated) if replayed is None else None
         needed = bool(self._wanted & {"calibrate", "search"}) and replayed is None and known is None
-        loaded = loaded_profile(settings, job.graph, job.variants.measured) if needed else None
+        loaded = loaded_profile(settings, job.graph, job.variants.measured, job.estimator) if needed else None
         job.files.look_over(*job.files.renewed)
         job.files.write_config(settings.config, job.origin("config", {}, ()))
         job.files.write_data(job.inputs.data_record(), job.origin("data", job.judged_on, ("dataset", "seed")))

@@ -79,7 +79,14 @@ def strategy_payload(
 
 
 def read_strategy(
-    payload: Mapping[str, Any], where: str, model_hash: str, spec: HardwareSpec, *, schema: Schema, variants: Topologies
+    payload: Mapping[str, Any],
+    where: str,
+    model_hash: str,
+    spec: HardwareSpec,
+    *,
+    schema: Schema,
+    variants: Topologies,
+    most: float = MOST,
 ) -> Strategy:
     """Return the strategy of a file, checked against the model and hardware it is to be used on.
 
@@ -90,6 +97,7 @@ def read_strategy(
         spec: the device.
         schema: how ranges become scales.
         variants: the topologies of the model.
+        most: the greatest end of a range of an activation.
 
     Returns:
         The strategy.
@@ -120,7 +128,7 @@ def read_strategy(
     _same_nodes(found["topology"]["node_conds"], topology, where)
     bits = _bits(found["bits"], topology, where)
     thresholds = found["thresholds"]
-    ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where) for g in topology.groups}
+    ranges = {g.key: _read_range(_entry(thresholds, g.key, where), g.key, where, most) for g in topology.groups}
     weights = {
         w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w, variants, where) for w in topology.weights
     }
@@ -241,14 +249,14 @@ def _read_weight(value: Any, site: WeightSite, variants: Topologies, where: str)
     return np.asarray(limits if per_channel else limits[0], np.float64)
 
 
-def _read_range(value: Any, name: str, where: str) -> Range:
+def _read_range(value: Any, name: str, where: str, most: float = MOST) -> Range:
     """A number T for [-T, T], or low and high with low <= 0 <= high: every range holds zero."""
     low = high = value
     if isinstance(value, Mapping) and set(value) == {"low", "high"}:
         low, high = value["low"], value["high"]
     elif _is_real(value):
         low = -value
-    if _is_real(low) and _is_real(high) and -MOST <= low <= 0 <= high <= MOST:
+    if _is_real(low) and _is_real(high) and -most <= low <= 0 <= high <= most:
         return Range(float(low), float(high))
     raise ArtifactError(
         f"the threshold of {name} is {_short(value)}; legal is T for [-T, T] (T from 0 on), or low and high with zero "

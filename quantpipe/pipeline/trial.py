@@ -7,7 +7,6 @@ from typing import cast
 
 from quantpipe.annotate.choices import range_key
 from quantpipe.artifacts import digest_json
-from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.candidate_weights import rounded, rounding_origin
@@ -38,15 +37,7 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
     job = _as_decided(job, trial)
     settings = job.settings
     profile = calibrate(job, None if forced else _beside(job, log))
-    table = ThresholdTable(
-        job.graph,
-        job.topology,
-        settings.schema,
-        profile,
-        estimator=settings.estimator,
-        weight_method=settings.weight_method,
-        variants=job.branches,
-    )
+    table = job.thresholds(profile)
     strategy = table.strategy(trial.choices)
     score = trial.trial.score
     if score.pruned:
@@ -59,6 +50,8 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
         "metrics": dict(score.metrics),
         "weights": settings.search.weights,
     }
+    if job.rules:
+        report["threshold_rules"] = job.rules
     return SearchDecision(strategy, cast("SearchReport", report), table.rectified(strategy), rounded(job, strategy))
 
 
@@ -74,7 +67,7 @@ def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
     """Whether another model is forced upon it."""
     settings = job.settings
     here = {key: digest_json(settings.config.get(key)) for key in ANNOTATE} | {
-        "threshold": f"{settings.estimator!r}, weights by {settings.weight_method}",
+        "threshold": settings.estimation,
         "calibrate_data": job.inputs.calibrate.digest,
         "weights": rounding_origin(settings).get("weights"),
     }
@@ -97,7 +90,8 @@ def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
 
 
 def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
-    legal = {choice.key: choice.options for choice in job.whole}
+    every = job.variants.space(job.percents, every=True)
+    legal = {choice.key: choice.options for choice in every}
     for key, options in legal.items():
         if key not in trial.choices:
             raise ArtifactError(

@@ -43,6 +43,9 @@ class Overrides:
     channels: Mapping[str, ChannelChange] = field(default_factory=dict)
     rotations: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return any((self.weights, self.biases, self.ranges, self.thresholds, self.channels, self.rotations))
+
     def applied(self, strategy: Strategy) -> Strategy:
         """Return the strategy with the ranges and thresholds that stand here."""
         if not self.ranges and not self.thresholds:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.storage import Types, storage_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.builder import PlanBuilder
@@ -19,6 +20,7 @@ from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.weights import choose_weight, ends
 from quantpipe.types import (
+    DType,
     Form,
     HardwareSpec,
     Kernel,
@@ -36,13 +38,14 @@ class Planner:
 
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
-        self._weights: dict[tuple[str, int, int | None, bytes], WeightTensor] = {}
+        self._weights: dict[tuple[str, int, int | None, DType, bytes], WeightTensor] = {}
+        self._types = storage_types(topology)
         self.functions = Functions(graph)
 
     def on(self, topology: Topology) -> Planner:
         """Return a planner for another topology of the same graph; integer weights are shared."""
         other = copy(self)
-        other._topology = topology
+        other._topology, other._types = topology, storage_types(topology)
         return other
 
     def plan(
@@ -63,10 +66,15 @@ class Planner:
         """
         topology = self._topology if kernels is None else self._topology.restricted(kernels)
         strategy = overrides.applied(strategy)
+        types = self._types.at(strategy.bits)
+
+        def weight(tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
+            return self.weight(tensor, bits, thresholds, types[tensor])
+
         draft = PlanBuilder(
-            self._graph, topology, self._spec, self._schema, strategy, overrides, self.weight, self.functions
+            self._graph, topology, self._spec, self._schema, strategy, overrides, weight, self.functions
         )
-        _choose_quantizers(draft)
+        _choose_quantizers(draft, types)
         for kernel in topology.kernels:
             if kernel.weight is not None:
                 choose_weight(draft, kernel)
@@ -90,48 +98,56 @@ class Planner:
             raised=tuple(draft.raised),
         )
 
-    def weight(self, tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
+    def weight(
+        self, tensor: str, bits: int, thresholds: NDArray[np.float64], dtype: DType | None = None
+    ) -> WeightTensor:
         """Return the integer weights of one constant: q = clamp(rint(w / s) + z).
 
         Args:
             tensor: the constant.
             bits: its bits.
             thresholds: thresholds `()` or `[C]`, or ranges `[C, 2]`, in real units.
+            dtype: what they are stored in (None: the type of the topology); the numbers do not depend on it.
 
         Returns:
             The integers with their scales.
         """
         site = self._topology.weight_of[tensor]
-        key = (tensor, bits, site.axis, np.asarray(thresholds, np.float64).tobytes())
+        dtype = dtype or site.dtype
+        key = (tensor, bits, site.axis, dtype, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights:
             low, high = ends(thresholds)
-            scale, zero, qmin, qmax = intmath.scales_zero_points(
-                low, high, bits, site.dtype, schema=self._schema.weights
-            )
+            scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, dtype, schema=self._schema.weights)
             if site.axis is None:
                 scale, zero = scale.reshape(()), zero.reshape(())
-            values = self._integers(tensor, scale, zero, (qmin, qmax))
-            self._weights[key] = WeightTensor(tensor, values, scale, site.axis, site.dtype, bits, zero)
+            values = self._integers(tensor, scale, zero, (qmin, qmax), dtype=dtype)
+            self._weights[key] = WeightTensor(tensor, values, scale, site.axis, dtype, bits, zero)
         return self._weights[key]
 
     def _integers(
-        self, tensor: str, scale: NDArray[np.float32], zero: NDArray[np.int64], bounds: tuple[int, int]
+        self,
+        tensor: str,
+        scale: NDArray[np.float32],
+        zero: NDArray[np.int64],
+        bounds: tuple[int, int],
+        *,
+        dtype: DType,
     ) -> NDArray[Any]:
         """Integers of a weight; for one that stays in its file they go to a file, too, a few rows at a time."""
         qmin, qmax = bounds
         site, weight = self._topology.weight_of[tensor], self._graph.constant(tensor)
         if place_of(self._graph.constant_tensor(tensor)) is None:
-            return intmath.quantize(weight, scale, zero, qmin=qmin, qmax=qmax, dtype=site.dtype, axis=site.axis)
-        values = file_array(weight.shape, site.dtype.numpy)
+            return intmath.quantize(weight, scale, zero, qmin=qmin, qmax=qmax, dtype=dtype, axis=site.axis)
+        values = file_array(weight.shape, dtype.numpy)
         for rows in row_blocks(weight):
             own, offset = (scale[rows], zero[rows]) if site.axis == 0 else (scale, zero)
             values[rows] = intmath.quantize(
-                weight[rows], own, offset, qmin=qmin, qmax=qmax, dtype=site.dtype, axis=site.axis
+                weight[rows], own, offset, qmin=qmin, qmax=qmax, dtype=dtype, axis=site.axis
             )
         return values
 
 
-def _choose_quantizers(draft: PlanBuilder) -> None:
+def _choose_quantizers(draft: PlanBuilder, types: Types) -> None:
     for group in draft.topology.groups:
         bits = draft.strategy.bits[group.key]
         scale, zero, qmin, qmax = intmath.scale_zero_point(
@@ -139,7 +155,7 @@ def _choose_quantizers(draft: PlanBuilder) -> None:
         )
         for tensor in group.tensors:
             draft.quantizers[tensor] = Quantizer(
-                tensor, np.asarray(scale, np.float32), zero, group.dtype, bits, qmin, qmax
+                tensor, np.asarray(scale, np.float32), zero, types[tensor], bits, qmin, qmax
             )
 
 

@@ -31,8 +31,9 @@ def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
     weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)
     if tensor in draft.overrides.weights:
         given = draft.overrides.weights[tensor]
-        values = beside(given.values, weight.values)
-        weight = given if values is given.values else replace(given, values=values)
+        values = beside(given.values.astype(weight.values.dtype, copy=False), weight.values)
+        same = values is given.values and given.dtype is weight.dtype
+        weight = given if same else replace(given, values=values, dtype=weight.dtype)
     elif kernel.bias is not None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))

@@ -1,8 +1,9 @@
 """Showing a report: the HTML page for the run folder, the table for the terminal."""
 
+from quantpipe.report.explained import explained
 from quantpipe.report.fit import fit_tables
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
 from quantpipe.report.table import summary_table
 
-__all__ = ["fit_tables", "lint_table", "render_html", "summary_table"]
+__all__ = ["explained", "fit_tables", "lint_table", "render_html", "summary_table"]

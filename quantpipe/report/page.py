@@ -57,6 +57,7 @@ def render_html(report: RunReport) -> str:
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),
+        rules=_rows(search.get("threshold_rules")),
         warnings=[str(w) for w in _warnings(report)],
         shown=_SHOWN_ROWS,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -13,6 +13,7 @@ from threading import Lock
 
 import cloudpickle
 import numpy as np
+from cachetools import FIFOCache, LRUCache
 
 from quantpipe.annotate.choices import bits_of
 from quantpipe.annotate.variants import Topologies
@@ -132,7 +133,7 @@ class CandidateMeasure:
         self._lanes, self._threads = side_by_side(self._batches.least, threads)
         self._pool = ThreadPoolExecutor(self._lanes)
         self._parts = self._sections(recipe.topology)
-        self._chains: OrderedDict[Structure, Chain] = OrderedDict()
+        self._chains: LRUCache[Structure, Chain] = LRUCache(CHAINS)
         self.kind = EvaluatorKind(recipe.kind)
         """For `auto`, what it came to, once a point was measured."""
 
@@ -234,9 +235,6 @@ class CandidateMeasure:
                 found = self._in_form(self.kind, parts)
             found.cache = self._cache
             self._chains[structure] = found
-            while len(self._chains) > CHAINS:
-                self._chains.popitem(last=False)
-        self._chains.move_to_end(structure)
         return found
 
     def _in_form(self, kind: EvaluatorKind, parts: Sequence[Section]) -> Chain:
@@ -293,7 +291,7 @@ class _Batches:
         self._count: int | None = None
         self._reader: Iterator[Batch] | None = None
         self._next = 0
-        self._latest: OrderedDict[int, State] = OrderedDict()
+        self._latest: FIFOCache[int, State] = FIFOCache(LANES)
         self._lock = Lock()
 
     def numbers(self) -> Iterator[int]:
@@ -320,8 +318,6 @@ class _Batches:
         while self._next <= number:
             self._latest[self._next] = next(self._reader).inputs
             self._next += 1
-            while len(self._latest) > LANES:
-                self._latest.popitem(last=False)
         self._cache.put(SAMPLES, number, self._latest[number])
         return self._latest[number]
 

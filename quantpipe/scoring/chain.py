@@ -8,12 +8,12 @@ the whole model.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
@@ -53,7 +53,7 @@ class Chain:
     ) -> None:
         self._parts, self.cache, self._backend, self._threads = tuple(parts), cache, backend, threads
         self._digests = PlanDigest()
-        self._ready: list[OrderedDict[bytes, Ready]] = [OrderedDict() for _ in parts]
+        self._ready: list[LRUCache[bytes, Ready]] = [LRUCache(SESSIONS) for _ in parts]
         self._lock = Lock()
         self._simulators = [Simulator(p.graph, p.topology, p.stored, SESSIONS, threads=threads) for p in parts]
 
@@ -100,9 +100,6 @@ class Chain:
             found = kept.get(key)
             if found is None:
                 found = kept[key] = self._prepare(index, of.plan)
-                while len(kept) > SESSIONS:
-                    kept.popitem(last=False)
-            kept.move_to_end(key)
             return found
 
     def _prepare(self, index: int, plan: QuantPlan) -> Ready:

@@ -18,8 +18,9 @@ from quantpipe.search.algorithms.uniform import Uniform
 from quantpipe.search.budget import Batching, Budget
 from quantpipe.search.evaluator import Evaluator
 from quantpipe.search.finalists import finalists
-from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial
+from quantpipe.search.log import JsonlLog, LoggedTrial, TrialLog, find_trial, read_trials
 from quantpipe.search.objective import (
+    OWN_COST,
     CostKind,
     FloatFigures,
     Form,
@@ -33,6 +34,7 @@ from quantpipe.search.pareto import Pick, front
 from quantpipe.search.run import SearchResult, Stopped, run_search
 
 __all__ = [
+    "OWN_COST",
     "Algorithm",
     "Annealing",
     "Batching",
@@ -66,6 +68,7 @@ __all__ = [
     "find_trial",
     "front",
     "reaches",
+    "read_trials",
     "run_search",
     "search_origin",
 ]

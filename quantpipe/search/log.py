@@ -222,12 +222,21 @@ class LoggedTrial:
     trial: Trial
 
 
-def find_trial(path: Path, number: int) -> LoggedTrial:
-    """Return the trial of this number in a log of any origin.
+def read_trials(path: Path) -> tuple[LoggedTrial, ...]:
+    """Return all whole trials of a log of any origin, in its order; ArtifactError where the file is no log."""
+    found = []
+    origin, sealed, lines = _any_log(path, stage="search")
+    for line in lines:
+        try:
+            fields = json.loads(line)
+            found.append(LoggedTrial(origin, dict(fields["choices"]), _read_line(line, origin, sealed=sealed)))
+        except (_DamagedLine, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            continue  # what is damaged there is measured here
+    return tuple(found)
 
-    Raises:
-        ArtifactError: where there is none.
-    """
+
+def _any_log(path: Path, *, stage: str) -> tuple[dict[str, str], bool, list[bytes]]:
+    """(origin, whether lines have digests, the lines of trials) of a log, whosever it is."""
     try:
         lines = path.read_bytes().splitlines()
         header = json.loads(lines[0])
@@ -237,16 +246,26 @@ def find_trial(path: Path, number: int) -> LoggedTrial:
         if DIGEST in header and header != _header(origin):
             raise ValueError("its first line does not fit its digest")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"is no trial log of this program: {error}", stage="replay", where=str(path)) from error
+        raise ArtifactError(f"is no trial log of this program: {error}", stage=stage, where=str(path)) from error
+    return origin, DIGEST in header, lines[1:]
+
+
+def find_trial(path: Path, number: int) -> LoggedTrial:
+    """Return the trial of this number in a log of any origin.
+
+    Raises:
+        ArtifactError: where there is none.
+    """
+    origin, sealed, lines = _any_log(path, stage="replay")
     found = []
-    for line in lines[1:]:
+    for line in lines:
         try:
             fields = json.loads(line)
             if not isinstance(fields["number"], int):
                 continue
             found.append(fields["number"])
             if fields["number"] == number:
-                trial = _read_line(line, origin, sealed=DIGEST in header)
+                trial = _read_line(line, origin, sealed=sealed)
                 return LoggedTrial(origin, dict(fields["choices"]), trial)
         except _DamagedLine as error:
             raise ArtifactError(

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from quantpipe.errors import ConfigError
+from quantpipe.errors import ConfigError, nearest
 from quantpipe.search.options import illegal, member, real, whole
 from quantpipe.types import Score
 
@@ -56,10 +56,15 @@ class CostKind(StrEnum):
 
     BITS = "bits"
     WEIGHT_BYTES = "weight_bytes"
+    STORED_BYTES = "stored_bytes"
     BOPS = "bops"
     CYCLES = "cycles"
     PEAK_ACTIVATION_BYTES = "peak_activation_bytes"
     LATENCY = "latency"
+
+
+OWN_COST = "auto"
+"""How `objective.cost` names the cost that the hardware has of its own; whoever knows the hardware puts it there."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ class Objective:
         if kind is Metric.CALLABLE:
             reference = 0.0 if figures.value is None else float(figures.value)
         start_cost, cost_limit = figures.start_cost, options.cost_limit
-        measured = member("objective.cost", options.cost, CostKind) is CostKind.LATENCY
+        measured = cost_kind(options.cost) is CostKind.LATENCY
         if cost_limit is not None and not measured and real("objective.cost_limit", cost_limit, above=0.0) <= 1.0:
             if start_cost is None:
                 raise ValueError("a cost limit that is a share needs start_cost")
@@ -178,7 +183,7 @@ class Objective:
             metric=kind,
             form=member("objective.form", options.form, Form),
             tolerance=options.tolerance,
-            cost=member("objective.cost", options.cost, CostKind),
+            cost=cost_kind(options.cost),
             reference_value=reference,
             cost_limit=cost_limit,
             weight=options.weight,
@@ -281,6 +286,14 @@ class Objective:
         if self.cost is CostKind.LATENCY:
             text += f" runs={self.latency_runs} seconds={self.latency_seconds!r}"
         return text + (f" weight={self.weight!r} unit={self.cost_unit!r}" if self.open_ended else "")
+
+
+def cost_kind(name: str) -> CostKind:
+    """Return the cost of a name. ConfigError for what is none."""
+    names = [OWN_COST, *(kind.value for kind in CostKind)]
+    if name not in names[1:]:
+        raise illegal("objective.cost", name, "one of " + ", ".join(names) + nearest(str(name), names))
+    return CostKind(name)
 
 
 def weights(given: Mapping[str, float] | None) -> tuple[tuple[str, float], ...]:

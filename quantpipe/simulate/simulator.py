@@ -8,7 +8,6 @@ efficientnet_lite0: the runtime can then no longer lay them out in advance).
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
@@ -111,9 +111,9 @@ class Simulator:
         threads: int | None = None,
     ) -> None:
         self._graph, self._topology, self._stored = graph, topology, stored
-        self._most, self._threads = sessions, threads
-        self._sessions: OrderedDict[bytes, Session] = OrderedDict()
-        self._skeletons: OrderedDict[bytes, bytes] = OrderedDict()
+        self._threads = threads
+        self._sessions: LRUCache[bytes, Session] = LRUCache(sessions)
+        self._skeletons: LRUCache[bytes, bytes] = LRUCache(sessions)
 
     def prepare(self, plan: QuantPlan) -> tuple[Session, Mapping[str, NDArray[Any]]]:
         """Return the session of a plan and the parameters to feed beside the samples."""
@@ -123,8 +123,6 @@ class Simulator:
         session = self._sessions.get(key)
         if session is None:
             session = self._sessions[key] = self._session(simulation, structure)
-            _drop_oldest(self._sessions, self._most)
-        self._sessions.move_to_end(key)
         return session, simulation.scalars
 
     def _session(self, simulation: Simulation, structure: bytes) -> Session:
@@ -137,8 +135,6 @@ class Simulator:
             if is_heavy(model):
                 return load(model)
             data = self._skeletons[structure] = hollow(model, simulation.weights)
-            _drop_oldest(self._skeletons, self._most)
-        self._skeletons.move_to_end(structure)
         return load(data, weights=simulation.weights)
 
 
@@ -149,8 +145,3 @@ def _weights_digest(simulation: Simulation) -> bytes:
         weight = simulation.centred.get(name)
         digest.update(weight.digest if weight is not None else np.ascontiguousarray(array).data)
     return digest.digest()
-
-
-def _drop_oldest(kept: OrderedDict[bytes, Any], most: int) -> None:
-    while len(kept) > most:
-        kept.popitem(last=False)

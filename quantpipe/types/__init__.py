@@ -3,6 +3,7 @@
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
+from quantpipe.types.explained import AdviceRow, AloneRow, CauseRow, ExplainReport, MomentsRow
 from quantpipe.types.hardware import (
     Accumulator,
     ActivationLimits,
@@ -63,6 +64,7 @@ from quantpipe.types.report_rows import (
     RoleRow,
     SessionRow,
     StepRow,
+    ThresholdRuleRow,
     WithoutKernelRow,
 )
 from quantpipe.types.reports import (
@@ -71,9 +73,11 @@ from quantpipe.types.reports import (
     ConversionsPart,
     CostPart,
     DataPart,
+    DevicePart,
     FrontPart,
     GeneralizationPart,
     LatencyPart,
+    LeftOutPart,
     Metrics,
     ModelMetrics,
     ModelPart,
@@ -86,6 +90,8 @@ from quantpipe.types.reports import (
     RunPart,
     RunReport,
     SearchReport,
+    SpeedPart,
+    StartPart,
     by_model,
 )
 from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
@@ -107,11 +113,14 @@ __all__ = [
     "Accumulator",
     "ActivationLimits",
     "AddInputs",
+    "AdviceRow",
     "AgreementPart",
+    "AloneRow",
     "Average",
     "Batch",
     "BiasScale",
     "CalibratePart",
+    "CauseRow",
     "ChannelStats",
     "Choice",
     "ChoiceRow",
@@ -123,7 +132,9 @@ __all__ = [
     "DType",
     "DataPart",
     "Denominator",
+    "DevicePart",
     "Edge",
+    "ExplainReport",
     "FinalistRow",
     "FindingRow",
     "FixedPoint",
@@ -140,6 +151,7 @@ __all__ = [
     "KernelPlan",
     "LatencyPart",
     "LayerRow",
+    "LeftOutPart",
     "Limit",
     "LoadedPart",
     "Lookup",
@@ -148,6 +160,7 @@ __all__ = [
     "Metrics",
     "ModelMetrics",
     "ModelPart",
+    "MomentsRow",
     "MoreResults",
     "Move",
     "OpSignature",
@@ -198,6 +211,8 @@ __all__ = [
     "SearchReport",
     "SessionRow",
     "Skip",
+    "SpeedPart",
+    "StartPart",
     "StepRow",
     "Strategy",
     "StrategyFile",
@@ -209,6 +224,7 @@ __all__ = [
     "TensorSchema",
     "TensorStats",
     "Term",
+    "ThresholdRuleRow",
     "Topology",
     "Trial",
     "Unify",

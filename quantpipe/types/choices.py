@@ -33,12 +33,24 @@ class Choice:
         object.__setattr__(self, "options", tuple(self.options))
         object.__setattr__(self, "edges", tuple(self.edges))
 
+    def nearest(self, wanted: OptionValue | None) -> OptionValue:
+        """Return an option that another space may lack here.
+
+        It is the option itself; of bits that are not offered the next more precise one; else the first.
+        """
+        if wanted in self.options:
+            return wanted
+        finer = [o for o in self.options if isinstance(o, int) and isinstance(wanted, int) and o >= wanted]
+        return finer[-1] if self.graded and finer else self.options[0]
+
 
 @dataclass(frozen=True)
 class ChoiceSpace:
     """Hold independent choices: every point is valid, because edges that must agree share one choice."""
 
     choices: tuple[Choice, ...]
+    begin: tuple[Point, ...] = ()
+    """Points of an earlier search that this one begins with, beside the most precise one; the space is the same."""
 
     @property
     def size(self) -> int:
@@ -59,6 +71,11 @@ class ChoiceSpace:
     def start(self) -> Point:
         """Return the point of all first options: the most precise one of graded choices."""
         return tuple(0 for _ in self.choices)
+
+    def extended(self, more: tuple[Choice, ...] | list[Choice]) -> ChoiceSpace:
+        """Return the space with further choices behind its own; what it begins with has their first options."""
+        ends = (0,) * len(more)
+        return ChoiceSpace((*self.choices, *more), tuple((*point, *ends) for point in self.begin))
 
     def decode(self, point: Point) -> dict[str, OptionValue]:
         """Return a mapping: choice key -> chosen option."""

@@ -15,11 +15,28 @@ Outputs = NDArray[Any] | tuple[NDArray[Any], ...]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Describe a model port: name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name."""
+    """Describe a model port: name, shape (None where an axis is free, as the batch axis is) and NumPy dtype name.
+
+    `given` is the half-precision type that the user's file gives a port which is float32 here: the values that go
+    through it are rounded to that type, and held in float32.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    given: str | None = None
+
+    @property
+    def type_name(self) -> str:
+        """Return the type as the user's file has it."""
+        return self.given or self.dtype
+
+    def rounded(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return values as they come through the port, in `dtype`; infinite where the given type ends before them."""
+        if self.given is None:
+            return values
+        with np.errstate(over="ignore"):
+            return values.astype(self.given).astype(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

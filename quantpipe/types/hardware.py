@@ -250,6 +250,8 @@ class HardwareSpec:
     float_on: FloatOn = FloatOn.CPU
     channel_bounds: bool = False
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
+    runs_here: bool = False
+    """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
 
     def is_wide(self, dtype: DType) -> bool:
         """Return whether a type is real or an accumulator, rather than a stored activation."""

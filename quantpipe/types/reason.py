@@ -14,6 +14,8 @@ class ReasonKind(StrEnum):
 
     KEPT = "kept"
     """The user or the hardware file keeps it in float."""
+    NOT_ASKED = "not_asked"
+    """The user names the ops to quantize, and its own is not among them."""
     CHOSEN = "chosen"
     """The search, or the strategy, leaves it in float."""
     UNKNOWN_OP = "unknown_op"

@@ -51,6 +51,14 @@ RectifiedRow = TypedDict(
 """A range that a common scale changed."""
 
 
+class ThresholdRuleRow(TypedDict):
+    """A rule of `threshold.rules`, and what it decides."""
+
+    rule: str
+    tensors: list[str]
+    overruled: list[str]
+
+
 class OverflowRow(TypedDict):
     """An accumulator that some input could overflow, and how often the samples did."""
 

@@ -28,6 +28,7 @@ from quantpipe.types.report_rows import (
     RoleRow,
     SessionRow,
     StepRow,
+    ThresholdRuleRow,
     WithoutKernelRow,
 )
 
@@ -51,6 +52,31 @@ class PrecisionRecord(TypedDict, total=False):
     notes: list[str]
     ranges: list[str]
     float: list[str]
+
+
+class LeftOutPart(TypedDict, total=False):
+    """Options that the device would gain nothing from; empty where none are."""
+
+    options: int
+    choices: int
+
+
+class DevicePart(TypedDict):
+    """What the search is worth by the hardware's own cost."""
+
+    cost: str
+    start: float
+    result: float
+    asked: str
+    left_out: LeftOutPart
+    sentence: str | None
+
+
+class StartPart(TypedDict):
+    """What `search.start` gave: the digest of the file, and how many points of it were asked."""
+
+    start: str
+    points: int
 
 
 class SearchReport(TypedDict):
@@ -88,6 +114,9 @@ class SearchReport(TypedDict):
     pick: NotRequired[str]
     trial: NotRequired[int]
     precision: NotRequired[PrecisionRecord]
+    device: NotRequired[DevicePart]
+    start: NotRequired[StartPart]
+    threshold_rules: NotRequired[list[ThresholdRuleRow]]
 
 
 class FrontPart(TypedDict, total=False):
@@ -108,6 +137,7 @@ class ReplayedSearch(TypedDict, total=False):
     best_cost: float
     metrics: dict[str, float]
     weights: str
+    threshold_rules: NotRequired[list[ThresholdRuleRow]]
 
 
 class RecoveryGain(TypedDict):
@@ -252,6 +282,7 @@ class CostPart(TypedDict):
 
     bits: float
     weight_bytes: float
+    stored_bytes: float
     bops: float
     cycles: float
     peak_activation_bytes: float
@@ -263,7 +294,16 @@ class LatencyPart(TypedDict, total=False):
     float_ms: float
     realized_ms: float
     ratio: float
+    ratio_low: float
     runs: int
+
+
+class SpeedPart(TypedDict):
+    """How fast the realized model is beside the float one."""
+
+    by: Literal["latency", "cycles"]
+    ratio: float
+    slower: bool
 
 
 class ConversionsPart(TypedDict):
@@ -316,6 +356,7 @@ class RunReport(OptionalParts):
     model: ModelPart
     cost: CostPart
     latency: LatencyPart
+    speed: SpeedPart | None
     float_nodes: list[FloatNodeRow]
     conversions: ConversionsPart
     without_kernel: list[WithoutKernelRow]

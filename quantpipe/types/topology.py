@@ -8,6 +8,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from quantpipe.types.dtype import DType
+from quantpipe.types.hardware import OpSignature
 from quantpipe.types.reason import Reason
 from quantpipe.types.statistics import Range
 
@@ -130,6 +131,8 @@ class Topology:
     """Edges that another variant of the same graph quantizes and this one does not."""
     float_weights: tuple[str, ...] = ()
     """Weights that another variant quantizes wholly and this one keeps in float, for some of their users or all."""
+    signatures: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)
+    """Kernel node -> every way in which the device runs it; its bits say which one is taken (hardware/storage.py)."""
 
     def restricted(self, kernels: tuple[Kernel, ...]) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph)."""

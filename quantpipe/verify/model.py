@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 
 from quantpipe.verify.files import Folder, Wrong, expect
+from quantpipe.verify.half import without_end_casts
 from quantpipe.verify.ops import apply, is_elementwise
 
 Array = NDArray[Any]
@@ -30,7 +31,7 @@ class Model:
     """
 
     def __init__(self, folder: Folder) -> None:
-        self._folder, graph = folder, folder.model.graph
+        self._folder, graph = folder, without_end_casts(folder.model.graph)
         self.nodes = list(graph.node)
         self.producer = {out: n for n in self.nodes for out in n.output if out}
         self.inputs = {i.name for i in graph.input}

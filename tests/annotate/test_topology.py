@@ -9,7 +9,7 @@ from onnx import helper
 
 from quantpipe.annotate.choices import bits_of, choice_space, clips_of
 from quantpipe.annotate.conditions import AnnotateOptions
-from quantpipe.annotate.unionfind import UnionFind
+from quantpipe.annotate.disjoint import disjoint, in_order
 from quantpipe.errors import ConfigError
 from quantpipe.types import DType, Form, Reason, ReasonKind
 from tests.ops.line import Line, Net, hardware, hardware_data, line
@@ -279,7 +279,8 @@ def test_choices_run_from_the_most_precise_down() -> None:
 
 def test_ranges_may_be_choices_of_their_own() -> None:
     made = line_of("max_pool", "ort_cpu", "auto")
-    space = choice_space(made.topology, AnnotateOptions(), (100, 75, 50))
+    percents = {group.key: (100, 75, 50) for group in made.topology.groups}
+    space = choice_space(made.topology, AnnotateOptions(), percents)
     assert {c.key: c for c in space}["clip:front_out"].options == (100, 75, 50)
     assert set(clips_of(made.topology, space.decode(space.start)).values()) == {100}
     changed = space.decode(space.start) | {"clip:front_out": 50}
@@ -294,12 +295,12 @@ def test_edges_have_conditions_of_their_readers() -> None:
     assert made.topology.edge_conds["x->front:0"] is True
 
 
-def test_union_find_keeps_the_order_of_addition() -> None:
-    sets = UnionFind("abcde")
-    sets.union("e", "b")
-    sets.union("c", "e")
-    assert sets.sets() == [("a",), ("b", "c", "e"), ("d",)]
-    assert sets.find("e") == "b"
+def test_disjoint_sets_keep_the_order_of_addition() -> None:
+    sets = disjoint("abcde")
+    sets.merge("e", "b")
+    sets.merge("c", "e")
+    assert in_order(sets) == [("a",), ("b", "c", "e"), ("d",)]
+    assert sets["e"] == sets["b"] == sets["c"] != sets["a"]
 
 
 def test_a_model_that_is_quantized_already_says_so_first() -> None:

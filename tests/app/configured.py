@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from quantpipe.app.main import asset, folder_of, search_path
 from quantpipe.app.settings import GROUPS, build_settings
+from quantpipe.app.thresholds import shipped_option
 from quantpipe.pipeline.settings import Settings
 from tests.ops.line import schemas
 
@@ -30,7 +31,10 @@ def settings_of(*overrides: str, folder: Path = Path("unused")) -> Settings:
     for key, value in pairs:
         if key not in GROUPS:
             OmegaConf.update(config, key.lstrip("+"), yaml.safe_load(value), merge=False)
-    with patch("quantpipe.app.settings.shipped_schemas", schemas):
+    with (
+        patch("quantpipe.app.settings.shipped_schemas", schemas),
+        patch("quantpipe.app.settings.threshold_option", shipped_option),
+    ):
         return build_settings(config, _hydra(dict(o.split("=", 1) for o in options), folder))
 
 

@@ -22,17 +22,20 @@ OP_TABLES = (
     "lowering/",
     "graph/normalize.py",
     "graph/fold.py",
+    "graph/half.py",
+    "graph/half_ends.py",
     "graph/integer_ops.py",
     "graph/outputs.py",
     "graph/pairs.py",
+    "graph/switches.py",
     "graph/vet.py",
     "graph/rewrites/",
     "recover/",
     "lint/forms.py",
     "verify/",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions and a probe;
-and the checker of certificates, which shares nothing with any of them."""
+"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions, switches and a
+probe; and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py",),

@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from quantpipe.app.device import with_cost
 from quantpipe.app.instances import make
 from quantpipe.app.main import asset, search_path
 from quantpipe.app.settings import GROUPS, shipped_schemas
@@ -51,7 +52,8 @@ def build(config: DictConfig) -> None:
     make(config.search.algorithm, "search.algorithm")
     make(config.executor, "executor")
     make(config.tracking, "tracking", launch_folder=".", parent_key=None)
-    Objective.of(ObjectiveOptions(**plain["objective"]), FloatFigures(accuracy=0.9, start_cost=100.0))
+    objective = ObjectiveOptions(**with_cost(plain["objective"], spec))
+    Objective.of(objective, FloatFigures(accuracy=0.9, start_cost=100.0))
 
 
 def test_candidates_are_measured_in_several_processes_unless_asked_otherwise() -> None:

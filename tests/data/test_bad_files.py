@@ -47,7 +47,7 @@ HEADERS = {
 def test_headers_that_lie(tmp_path: Path) -> None:
     """As a file of its own, and in an archive, stored and compressed."""
     for name, data in HEADERS.items():
-        begin = time.monotonic()
+        begin = time.process_time()
         (tmp_path / "a.npy").write_bytes(data)
         with pytest.raises(DataError, match=r"a\.npy"):
             ArrayFile(tmp_path / "a.npy", None)
@@ -56,7 +56,7 @@ def test_headers_that_lie(tmp_path: Path) -> None:
                 archive.writestr("images.npy", data)
             with pytest.raises(DataError, match="images"):
                 ArrayFile(tmp_path / "a.npz", "images")
-        assert time.monotonic() - begin < 2, name
+        assert time.process_time() - begin < 2, name
 
 
 def test_archives_that_lie(tmp_path: Path) -> None:

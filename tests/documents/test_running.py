@@ -68,8 +68,8 @@ def _run(command: Command, program: Program, folder: Path) -> None:
 
 def _quick(arguments: list[str]) -> list[str]:
     """The command line with short searches and measurements, without tracking."""
-    if "command=verify" in arguments or not {"--cfg", "--info"}.isdisjoint(arguments):
-        return arguments
+    if not {"command=verify", "command=explain", "--cfg", "--info"}.isdisjoint(arguments):
+        return arguments  # these take no configuration of a run, or make none
     asked = [int(word.split("=")[1]) for word in arguments if re.fullmatch(r"search\.max_evaluations=\d+", word)]
     if asked and asked[0] <= 40:
         return [*arguments, NO_TRACKING, *QUICK]

@@ -41,8 +41,8 @@ def test_a_search_on_arrays_and_recovery_on_arrays(program: Program) -> None:
     cases: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
         (
             "vta",
-            ("search=greedy", "search.max_evaluations=25", "objective.tolerance=0.05"),
-            {"search": {"option": "greedy", "max_evaluations": 25}, "objective": {"tolerance": 0.05}},
+            ("search=greedy", "objective.cost=bits", "search.max_evaluations=25", "objective.tolerance=0.05"),
+            {"search": {"option": "greedy", "max_evaluations": 25}, "objective": {"cost": "bits", "tolerance": 0.05}},
         ),
         (
             "snpe",

@@ -19,7 +19,9 @@ def agrees(report: dict[str, object]) -> None:
 
 
 def test_vta_with_greedy_search(program: Program) -> None:
-    result = program.run("hardware=vta", "search=greedy", "objective.tolerance=0.2", "search.max_evaluations=40")
+    result = program.run(
+        "hardware=vta", "search=greedy", "objective.cost=bits", "objective.tolerance=0.2", "search.max_evaluations=40"
+    )
     assert result.code == 0, result.err
     agrees(result.report)
     assert result.report["search"]["algorithm"] == "greedy"

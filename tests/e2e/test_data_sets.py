@@ -211,7 +211,13 @@ def test_samples_that_cannot_be_used(program: Program, functions: str) -> None:
 def test_skipped_samples_neither_steer_the_search_nor_judge(program: Program, functions: str, batch: Any) -> None:
     model = mlp(program.cwd / "m.onnx", batch=batch)
     data = ("dataset=callable", "dataset.target=mydata:broken", functions, "dataset.on_error=skip")
-    search = ("hardware=int4_weights", "search=random", "search.max_evaluations=3", "search.weights=recovered")
+    search = (
+        "hardware=int4_weights",
+        "search=random",
+        "objective.cost=bits",
+        "search.max_evaluations=3",
+        "search.weights=recovered",
+    )
     result = agreed(program.run(model, *data, *search, "recover=default", "recover.steps=[propagation]"))
     record = read(result.folder / "data.json")
     roles = ("calibrate", "search", "judge", "evaluate")

@@ -15,7 +15,13 @@ import pytest
 
 from tests.e2e.program import Program, Result, environment, read
 
-SEARCH = ("hardware=vta", "search=greedy", "search.max_evaluations=90", "objective.tolerance=0.2")
+SEARCH = (
+    "hardware=vta",
+    "search=greedy",
+    "objective.cost=bits",
+    "search.max_evaluations=90",
+    "objective.tolerance=0.2",
+)
 # A pass that takes long enough to be interrupted in.
 SLOW = "dataset.samples.search=null"
 
@@ -99,7 +105,13 @@ def test_the_best_of_an_interrupted_search_can_be_replayed(program: Program) -> 
 
 def test_two_processes_on_one_folder(program: Program) -> None:
     log = program.cwd / "run" / "search" / "trials.jsonl"
-    long = ("hardware=vta", "search=random", "search.max_evaluations=120", SLOW)  # longer than a second start takes
+    long = (
+        "hardware=vta",
+        "search=random",
+        "objective.cost=bits",
+        "search.max_evaluations=120",
+        SLOW,
+    )  # longer than a second start takes
     first = program.start(*long)
     try:
         while not log.is_file():

@@ -32,7 +32,9 @@ def test_an_autoencoder_by_mean_squared_error(program: Program, hardware: str) -
     values = np.random.default_rng(1).standard_normal((400, 16)).astype(np.float32)
     data = npz(program.cwd / "d.npz", images=values, labels=None)
     model = autoencoder(program.cwd / "ae.onnx")
-    result = program.run(model, "dataset=npz", data, "objective=mse", f"hardware={hardware}", "search=greedy")
+    result = program.run(
+        model, "dataset=npz", data, "objective=mse", f"hardware={hardware}", "search=greedy", "objective.cost=bits"
+    )
     assert result.code == 0, result.err
     assert result.report["agreement"]["differing"] == 0
     assert result.report["metrics"]["realized"]["sqnr_db"] > 18
@@ -72,7 +74,7 @@ def test_the_output_that_counts_is_chosen_by_name(program: Program) -> None:
     del model.graph.output[:]
     model.graph.output.extend([second, first])
     onnx.save(model, program.cwd / "swapped.onnx")
-    few = ("search=greedy", "search.max_evaluations=6", "objective=accuracy")
+    few = ("search=greedy", "objective.cost=bits", "search.max_evaluations=6", "objective=accuracy")
     plain = program.run(f"model.path={program.cwd}/m.onnx", *few, folder="plain")
     named = program.run(f"model.path={program.cwd}/swapped.onnx", *few, "evaluate.output=logits", folder="named")
     assert plain.code == named.code == 0, plain.err + named.err
@@ -115,7 +117,7 @@ def test_an_op_that_no_rule_knows_stays_float_and_is_listed(program: Program, do
 
 @pytest.mark.slow
 def test_the_seed_is_all_that_a_random_search_follows(program: Program, tmp_path: Path) -> None:
-    search = ("search=random", "search.max_evaluations=6", "stages=[calibrate,search]")
+    search = ("search=random", "objective.cost=bits", "search.max_evaluations=6", "stages=[calibrate,search]")
     one, again, other = (
         program.run(*search, f"seed={seed}", folder=folder) for seed, folder in ((3, "a"), (3, "b"), (4, "c"))
     )

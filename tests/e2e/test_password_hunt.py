@@ -174,7 +174,13 @@ def test_a_server_that_goes_away_and_a_failure_in_the_middle(program: Program, s
 def test_an_interruption_prints_a_command_without_the_password(program: Program, server: FakeServer) -> None:
     """And while it ran, no process that it had started carried the password in its command line."""
     command = [
-        *("search=annealing", "search.max_evaluations=100000", "executor.start_seconds=0", "executor.workers=2"),
+        *(
+            "search=annealing",
+            "objective.cost=bits",
+            "search.max_evaluations=100000",
+            "executor.start_seconds=0",
+            "executor.workers=2",
+        ),
         f"tracking.uri={server.uri(f'user:{IN_URI}')}",
     ]
     process = program.start("tracking=mlflow", *command)

@@ -15,7 +15,13 @@ import quantpipe
 from quantpipe.data.sources.digits import digits_arrays
 from tests.e2e.program import Program, Result
 
-NARROW = ("hardware=int4_weights", "annotate.min_bits=2", "search=knapsack", "search.max_evaluations=12")
+NARROW = (
+    "hardware=int4_weights",
+    "annotate.min_bits=2",
+    "search=knapsack",
+    "objective.cost=bits",
+    "search.max_evaluations=12",
+)
 DIGITS = Path(quantpipe.__file__).parent / "assets" / "digits.onnx"
 LIMIT = ("objective.form=best_value_within_cost", "objective.cost=weight_bytes", "objective.cost_limit=0.75")
 

@@ -60,13 +60,13 @@ def test_losses_are_compared_anew_for_another_metric_or_search_split(
 
 
 def test_a_larger_budget_goes_on_where_the_smaller_one_ended(program: Program) -> None:
-    small = program.run("search=random", "search.max_evaluations=4")
+    small = program.run("search=random", "objective.cost=bits", "search.max_evaluations=4")
     assert small.code == 0, small.err
-    large = program.run("search=random", "search.max_evaluations=8")
+    large = program.run("search=random", "objective.cost=bits", "search.max_evaluations=8")
     assert large.code == 0, large.err
     trials = (large.folder / "search" / "trials.jsonl").read_text().splitlines()[1:]
     assert [json.loads(t)["number"] for t in trials] == list(range(8))
-    fresh = program.run("search=random", "search.max_evaluations=8", folder="fresh")
+    fresh = program.run("search=random", "objective.cost=bits", "search.max_evaluations=8", folder="fresh")
     assert large.strategy == fresh.strategy
     assert large.report["metrics"] == fresh.report["metrics"]
 

@@ -45,7 +45,7 @@ def test_the_files_of_other_runs_are_as_described(arguments: tuple[str, ...], pr
 
 
 def test_the_files_of_replays_are_as_described(program: Program) -> None:
-    searched = program.run("search=random", "search.max_evaluations=3", NO_TRACKING, *QUICK)
+    searched = program.run("search=random", "objective.cost=bits", "search.max_evaluations=3", NO_TRACKING, *QUICK)
     for number, given in enumerate((["strategy.json"], ["trials.jsonl", "replay.trial=1"])):
         strategy, *more = given
         file = searched.folder / "search" / strategy

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.program import Program, Result, read
 
-SMALL = ("annotate.min_bits=3",)
+SMALL = ("annotate.min_bits=3", "objective.cost=bits")
 TRIAL = ("strategy=run/search/trials.jsonl",)
 
 
@@ -46,7 +46,12 @@ def test_a_pareto_run_stores_its_front_and_another_pick_measures_nothing(pareto:
     assert f"{len(rows)} candidates; the ring is trial {picked['number']}, picked by knee" in page
     before = trials(first.folder)
     within = program.run(
-        *SMALL, "objective.form=pareto", "search=knapsack", "search.max_evaluations=60", "pick=within:0.05"
+        *SMALL,
+        "objective.form=pareto",
+        "search=knapsack",
+        "objective.cost=bits",
+        "search.max_evaluations=60",
+        "pick=within:0.05",
     )
     assert within.code == 0, within.err
     assert trials(within.folder) == before, "no new search"
@@ -62,7 +67,12 @@ def test_a_pareto_run_stores_its_front_and_another_pick_measures_nothing(pareto:
 def test_a_pick_that_nothing_meets_says_so(pareto: tuple[Program, Result]) -> None:
     program, _ = pareto
     result = program.run(
-        *SMALL, "objective.form=pareto", "search=knapsack", "search.max_evaluations=60", "pick=within:0.0001"
+        *SMALL,
+        "objective.form=pareto",
+        "search=knapsack",
+        "objective.cost=bits",
+        "search.max_evaluations=60",
+        "pick=within:0.0001",
     )
     assert "near enough for pick=within:0.0001" in result.report["warnings"][0]
     assert "knee, within:X" in program.run("pick=elbow", folder="elbow").paragraph
@@ -117,7 +127,7 @@ def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Pro
 
 def test_limits_on_choices(program: Program) -> None:
     limits = (r"choices.fix={bits\:stem*:4}", r"choices.restrict={bits\:*:[8,4]}", "choices.freeze=[bits:image]")
-    result = program.run("search=random", "search.max_evaluations=12", *limits)
+    result = program.run("search=random", "objective.cost=bits", "search.max_evaluations=12", *limits)
     assert result.code == 0, result.err
     space = {c["key"]: c["options"] for c in read(result.folder / "annotate" / "choices.json")["choices"]}
     assert space["bits:image"] == [8]
@@ -146,7 +156,7 @@ def test_a_function_of_the_users_own_in_other_processes(program: Program, execut
         "    return -float(np.mean(np.abs(reference - outputs)))\n"
     )
     own = ("objective=callable", "objective.target=scores:margin", "plugins=[scores]", "annotate.choices=[bits,float]")
-    given = (*own, "search=random", "search.max_evaluations=6", "stages=[search]")
+    given = (*own, "search=random", "objective.cost=bits", "search.max_evaluations=6", "stages=[search]")
     alone = program.run(*given, folder="alone")
     several = program.run(*given, f"executor={executor}", "executor.workers=2", folder="several")
     assert (alone.code, several.code) == (0, 0), several.err
@@ -184,8 +194,12 @@ def test_weighted_and_peak_of_activations(program: Program) -> None:
     assert result.report["cost"]["peak_activation_bytes"] == found["best_cost"] < start
 
 
+BITS = "annotate.choices=[bits]"
+"""Also those that the device gains nothing from, so that there is something to search."""
+
+
 def test_measured_latency_is_a_cost(program: Program) -> None:
-    options = ("objective.cost=latency", "objective.latency_runs=5", "search=random", "objective.tolerance=1")
+    options = ("objective.cost=latency", "objective.latency_runs=5", "search=random", "objective.tolerance=1", BITS)
     result = program.run(*options, "search.max_evaluations=4", "search.algorithm.batch=3")
     assert result.code == 0, result.err
     rows = trials(result.folder)
@@ -196,7 +210,7 @@ def test_measured_latency_is_a_cost(program: Program) -> None:
 
 
 def test_a_target_ends_the_search(program: Program) -> None:
-    options = ("hardware=ort_cpu", "search=greedy_backward")
+    options = ("hardware=ort_cpu", "search=greedy_backward", "objective.cost=bits")
     result = program.run(*options, "search.target=0.7")
     assert result.code == 0, result.err
     assert result.report["search"]["stopped"] == "target"
@@ -223,7 +237,7 @@ def test_model_based_searches_run_and_resume(program: Program, search: str) -> N
 
 @pytest.mark.slow
 def test_sigterm_keeps_what_was_measured(program: Program) -> None:
-    options = ("search=tpe", "search.max_evaluations=400", "hardware=ort_cpu")
+    options = ("search=tpe", "objective.cost=bits", "search.max_evaluations=400", "hardware=ort_cpu")
     process = program.start(*options)
     log = program.cwd / "run" / "search" / "trials.jsonl"
     deadline = time.monotonic() + 120
@@ -235,7 +249,7 @@ def test_sigterm_keeps_what_was_measured(program: Program) -> None:
     assert process.returncode == 130, err
     assert "Resume with: " in err and "Traceback" not in err
     kept = len(trials(program.cwd / "run"))
-    resumed = program.run("search=tpe", f"search.max_evaluations={kept + 2}", "hardware=ort_cpu")
+    resumed = program.run("search=tpe", "objective.cost=bits", f"search.max_evaluations={kept + 2}", "hardware=ort_cpu")
     assert resumed.code == 0, resumed.err
     assert len(trials(resumed.folder)) == kept + 2
 

@@ -42,8 +42,8 @@ def test_a_file_that_cannot_be_written_whole(program: Program) -> None:
 
 
 def test_a_log_of_trials_that_cannot_grow(program: Program) -> None:
-    search = ("search=random", "search.max_evaluations=30", "stages=[calibrate,search]")
-    done = program.run(*search[:1], "search.max_evaluations=2", search[2])
+    search = ("search=random", "objective.cost=bits", "search.max_evaluations=30", "stages=[calibrate,search]")
+    done = program.run(*search[:2], "search.max_evaluations=2", search[3])
     log = done.folder / "search" / "trials.jsonl"
     before = log.read_bytes()
     result = program.run(*search, file_limit=30_000)

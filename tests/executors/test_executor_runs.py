@@ -15,7 +15,7 @@ from tests.e2e.program import Program
 from tests.executors.test_process import gone
 
 __all__ = ["program", "zygote"]
-SEARCH = ("search=knapsack", "search.max_evaluations=24")
+SEARCH = ("search=knapsack", "objective.cost=bits", "search.max_evaluations=24")
 
 
 def trials(folder: Path) -> list[dict[str, object]]:

@@ -19,7 +19,10 @@ EXTREMES: Mapping[str, Any] = {"option": "max_range", "weights": {"method": "max
 MIXED: Mapping[str, Any] = {"pin": {"bits:c5": 5, "bits:c9": 6, "bits:*1_out": 7, "bits:conv4_out": 6}}
 """Bits that differ from tensor to tensor, decided beforehand."""
 
-SEARCHED: Mapping[str, Any] = {"search": {"option": "greedy", "max_evaluations": 40}}
+SEARCHED: Mapping[str, Any] = {
+    "search": {"option": "greedy", "max_evaluations": 40},
+    "objective": {"option": "auto", "cost": "bits"},  # the device itself gains nothing from fewer than 8
+}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.check.sample import made_up
 from quantpipe.errors import ConfigError, ModelError
+from quantpipe.graph import apart as apart_module
 from quantpipe.graph import normalize
 from quantpipe.graph.apart import Limits, apart
 from quantpipe.graph.normalize import load_graph
@@ -230,6 +232,23 @@ def test_what_ends_the_process_is_an_error_of_the_model() -> None:
 def test_where_forking_does_not_work_the_work_is_done_here() -> None:
     assert apart(lambda tell: os.getpid(), lambda: os._exit(1), LIMITS, "m.onnx") == os.getpid()
     assert apart(lambda tell: os.getpid(), lambda: None, LIMITS, "m.onnx") != os.getpid()
+
+
+def test_work_that_waits_for_a_lock_that_nobody_holds_there_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a lock of native code that another thread of this process held when it forked."""
+    monkeypatch.setattr(apart_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(apart_module, "POLL_SECONDS", 0.1)
+    parent = os.getpid()
+
+    def work(tell: Callable[[str], None]) -> int:
+        tell("the step")
+        if os.getpid() != parent:
+            threading.Event().wait()
+        return os.getpid()
+
+    before = children()
+    assert apart(work, lambda: None, Limits(30.0, 1 << 28), "m.onnx") == parent
+    assert children() == before
 
 
 def test_a_model_is_the_same_wherever_it_was_loaded() -> None:

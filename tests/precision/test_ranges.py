@@ -35,7 +35,7 @@ def masked(low: float, op: str = "Add") -> Net:
     """Scores of a dense layer, to which (1 - keep) · low is added, in front of another layer."""
     net = Net()
     x, keep = net.input(None, 8), net.input(None, 8, name="keep")
-    scores = net.dense(x, 8, 8, name="scores")
+    scores = net.node("Mul", net.dense(x, 8, 8, name="scores"), net.constant(np.float32(0.35)), name="scaled")
     away = net.node("Mul", keep, net.constant(np.float32(-low)), name="away")
     mask = net.node("Add", away, net.constant(np.float32(low)), name="mask", output="mask_out")
     kept = net.node("Softmax", net.node(op, scores, mask, name="apply"), axis=-1)

@@ -54,6 +54,23 @@ def test_a_dense_layer_over_a_sequence_has_its_channels_last() -> None:
     same_function(made)
 
 
+def test_rows_laid_flat_keep_their_channels_last() -> None:
+    """Behind a normalization [N, T, C] and behind a dense layer [N·T, C]: the channels lie last in each tensor."""
+    net = Net(7)
+    x = net.node(
+        "LayerNormalization", net.input(None, 5, 4), net.floats(4, scale=0.2), net.floats(4), name="norm", axis=-1
+    )
+    x = net.node("Add", net.node("MatMul", x, net.floats(4, 6), name="up"), net.floats(6))
+    net.output(net.node("Add", net.node("MatMul", net.node("Relu", x), net.floats(6, 3), name="down"), net.floats(3)))
+    made = line(net, "vta")
+    found = {link.maker: link for link in links(made.graph, made.topology)[0].values()}
+    assert {maker: link.channels for maker, link in found.items()} == {"norm": 4, "up": 6}
+    assert found["norm"].axis == -1 and made.graph.by_name["up"].op == "Gemm"
+    extremes = channel_extremes(made.graph, [found["norm"]], made.samples, moments=False)[found["norm"].tensor]
+    assert extremes.minimum.shape == (4,)
+    same_function(made)
+
+
 def test_a_sequence_flattened_mixes_its_channels() -> None:
     """[N, T, C] -> [N, T·C]: feature t·C + c is not feature c·T + t, which a map's channels would become."""
     net = Net(3)

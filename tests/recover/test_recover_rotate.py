@@ -32,6 +32,16 @@ from tests.recover.test_recover_channels import PAD, on, outputs
 Array = np.ndarray[Any, Any]
 
 
+def test_layers_that_see_channels_along_other_axes_have_no_stream() -> None:
+    """A convolution makes channels along axis 1, and a matrix product mixes the last axis, of as many places."""
+    net = Net(5)
+    x = net.conv(net.input(None, 3, 4, 6), 3, 6, 1, 1, name="conv")
+    net.output(net.node("MatMul", x, net.floats(6, 6, scale=0.4), name="last"))
+    made = line(net)
+    found, refused = streams(made.graph, made.topology)
+    assert not found and "do not agree about where channels are" in refused["conv"]
+
+
 def turn(size: int, seed: int) -> Array:
     return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from search_toys import ALGORITHMS, TOYS, WITHIN_TOLERANCE, Counting, Toy, bits, make_space, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Annealing, Form, Greedy, Grid, Knapsack, Objective, RandomSearch, Stopped
+from quantpipe.search import Annealing, Form, Greedy, GreedyBackward, Grid, Knapsack, Objective, RandomSearch, Stopped
 from quantpipe.types import Point
 
 PAIRS = list(itertools.product(ALGORITHMS, TOYS))
@@ -141,13 +141,26 @@ def test_greedy_lowers_one_choice_to_its_end_in_order_of_sensitivity() -> None:
     assert result.best == (2, 0, 2, 2, 2)
 
 
+def test_greedy_lowers_what_saves_only_behind_another() -> None:
+    """A kernel runs at the rate of its widest operand: the first one lowered saves its bytes, the second one time."""
+    space = make_space(3, 3)
+
+    def cost(point: Point) -> float:
+        wide = max(space.decode(point).values())
+        return 10.0 * float(wide) + float(space.decode(point)["bits:1"])
+
+    toy = Toy(space, lambda p: 0.9, cost, WITHIN_TOLERANCE)
+    assert search(toy, Greedy()).best == (2, 2)
+    assert search(toy, GreedyBackward()).best == (2, 2)
+
+
 def test_greedy_skips_what_saves_nothing() -> None:
     space = make_space(3, 3)
     toy = Toy(space, lambda p: 0.9, lambda p: float(space.decode(p)["bits:1"]), WITHIN_TOLERANCE)
     measure = Counting(toy)
     result = search(toy, Greedy(), measure=measure)
     assert result.best == (0, 2)
-    assert measure.points == [(0, 0), (1, 0), (0, 1), (0, 2)]
+    assert measure.points == [(0, 0), (1, 0), (0, 1), (0, 2), (1, 2)], "at last, whether it does behind the other"
     measure = Counting(toy)
     assert search(toy, Greedy("topological"), measure=measure).best == (0, 2)  # type: ignore[arg-type]
     assert measure.points == [(0, 0), (1, 0), (0, 1), (0, 2)], "tried once, then never again"

@@ -63,7 +63,7 @@ def load(path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "search").glob("*.yaml")))
 def test_search_files_hold_the_defaults_of_the_code(name: str) -> None:
     content = load(CONF / "search" / f"{name}.yaml")
-    assert set(content) == {"algorithm", "max_evaluations", "max_seconds", "target"}
+    assert set(content) == {"algorithm", "max_evaluations", "max_seconds", "target", "start"}
     options = dict(content["algorithm"])
     module, _, cls = options.pop("_target_").rpartition(".")
     algorithm = getattr(importlib.import_module(module), cls)(**options)
@@ -76,6 +76,8 @@ def test_search_files_hold_the_defaults_of_the_code(name: str) -> None:
 @pytest.mark.parametrize("name", ["accuracy", "kl", "mse"])
 def test_objective_files_make_objectives(name: str) -> None:
     content = load(CONF / "objective" / f"{name}.yaml")
+    assert content["cost"] == "auto", "which only the hardware can make a cost of"
+    content["cost"] = "cycles"
     objective = Objective.of(ObjectiveOptions(**content), FloatFigures(accuracy=0.9))
     assert objective.metric == name
     assert objective.tolerance > 0

@@ -113,7 +113,11 @@ def test_configuration() -> None:
         ({"metric": "callable"}, "objective.target", "package.module:function"),
         ({"target": "a.b:c"}, "objective.target", "no meaning.*objective.metric=callable"),
         ({"form": "pareto", "cost_limit": 0.5}, "objective.cost_limit", "objective.form=best_value_within_cost"),
-        ({"cost": "joules"}, "objective.cost", "bits, weight_bytes, bops, cycles, peak_activation_bytes, latency"),
+        (
+            {"cost": "joules"},
+            "objective.cost",
+            "auto, bits, weight_bytes, stored_bytes, bops, cycles, peak_activation",
+        ),
         ({"tolerance": -0.1}, "objective.tolerance", "at least 0"),
         ({"tolerance": "1%"}, "objective.tolerance", "a number"),
         ({"cost_limit": 0.6}, "objective.cost_limit", "best_value_within_cost"),

@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.polynomial import argument
-from quantpipe.graph.rewrites.tools import is_op, new_node, only_user, scalar, take_place
+from quantpipe.graph.rewrites.tools import CLOSE, is_op, new_node, only_user, scalar, take_place
 
 SLOPE, CUBIC = math.sqrt(2 / math.pi), 0.044715
 INSIDE = {
@@ -67,4 +67,4 @@ def _is_half_of(value: ir.Value | None, data: ir.Value) -> bool:
 
 def _is(value: ir.Value | None, wanted: float) -> bool:
     found = scalar(value)
-    return found is not None and math.isclose(found, wanted, rel_tol=1e-4)
+    return found is not None and math.isclose(found, wanted, rel_tol=CLOSE)

@@ -7,12 +7,11 @@ import math
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.polynomial import argument
-from quantpipe.graph.rewrites.tools import is_op, new_node, only_user, scalar, take_place
+from quantpipe.graph.rewrites.tools import CLOSE, is_op, new_node, only_user, scalar, take_place
 
 SLOPES = (1 / 6, 0.2)
 """Those of published definitions: torch's, and that of Keras and ONNX. A clip between 0 and 1 behind another line is
 left as it is, since hardware has clips."""
-CLOSE = 1e-5
 
 
 def hard_sigmoid(graph: ir.Graph, node: ir.Node) -> None:

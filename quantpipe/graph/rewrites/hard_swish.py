@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.rewrites.hard_sigmoid import clamped, divides_by
 from quantpipe.graph.rewrites.polynomial import argument
-from quantpipe.graph.rewrites.tools import attribute, is_op, new_node, only_user, take_place
+from quantpipe.graph.rewrites.tools import CLOSE, attribute, is_op, new_node, only_user, take_place
 
 
 def hard_swish(graph: ir.Graph, node: ir.Node) -> None:
@@ -47,7 +47,7 @@ def _is_hard_sigmoid(node: ir.Node | None, data: ir.Value) -> bool:
     if node is None or not is_op(node, "HardSigmoid") or node.inputs[0] is not data:
         return False
     slope, offset = attribute(node, "alpha", 0.2), attribute(node, "beta", 0.5)
-    return math.isclose(slope, 1 / 6, rel_tol=1e-4) and math.isclose(offset, 0.5, rel_tol=1e-6)
+    return math.isclose(slope, 1 / 6, rel_tol=CLOSE) and math.isclose(offset, 0.5, rel_tol=1e-6)
 
 
 def _gated(value: ir.Value) -> ir.Value | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.tools import constant, is_op, rank
+from quantpipe.graph.rewrites.tools import CLOSE, constant, is_op, rank
 
 Polynomial = dict[int, float]
 """Coefficient of each power."""
@@ -15,8 +15,6 @@ Polynomial = dict[int, float]
 DEEPEST = 6
 """Nodes between a value and what it is a polynomial of; the tanh form of Gelu has five."""
 HIGHEST = 4
-CLOSE = 1e-4
-"""Relative error of a coefficient, as exporters round them."""
 
 
 def argument(value: ir.Value | None, wanted: Mapping[int, float]) -> ir.Value | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
-from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, takes_offsets
+from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, keeps_rows, takes_offsets
 from quantpipe.types import Form, Topology
 
 
@@ -25,8 +25,8 @@ class Link:
     `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
     values, `clamped` what it gives (`tensor` where there is none: a pool between them may average what met a limit
     away), and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
-    the way. `offsets`: whether channels may also be moved, or only scaled. `affine`: the maker ends with gain and
-    offset per channel instead of a weight.
+    the way, counted from the end (-1) where it is the last one of each. `offsets`: whether channels may also be moved,
+    or only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight.
     """
 
     tensor: str
@@ -80,7 +80,7 @@ class _Finder:
         tensor = maker.outputs[0]
         axis = self._axis(maker)
         channels = graph.shapes[tensor][axis]
-        tensors, repeats = [tensor], 1
+        tensors, repeats, ranks = [tensor], 1, {len(graph.shapes[tensor])}
         clamp: str | None = None
         offsets = affine or self._has_bias(maker)
         while True:
@@ -98,6 +98,9 @@ class _Finder:
                 if clamp is not None:
                     return f"{tensor} is bounded twice, by {clamp} and {node.name}"
                 clamp = node.name
+            elif self._lies_last(node, tensor, axis):
+                axis = len(graph.shapes[node.outputs[0]]) - 1
+                ranks.add(axis + 1)
             elif passage is not None and self._passes(node, tensor, axis) and passage.repeats(node, graph):
                 repeats *= passage.repeats(node, graph)
                 offsets = offsets and passage.offsets(node)
@@ -120,7 +123,7 @@ class _Finder:
             tensor if clamp is None else graph.by_name[clamp].outputs[0],
             self._swallows(maker, clamp),
             channels,
-            axis,
+            axis if len(ranks) == 1 else -1,
             repeats,
             offsets,
             affine,
@@ -141,6 +144,11 @@ class _Finder:
         """Whether the node takes the tensor for its data, and its channels for channels."""
         passage = PASSAGES[node.op]
         return (passage.anywhere or axis == 1) and node.inputs[0] == tensor and tensor not in node.inputs[1:]
+
+    def _lies_last(self, node: Node, tensor: str, axis: int) -> bool:
+        """Whether the node moves rows whose channels lie last, before it and behind it."""
+        last = axis == len(self._graph.shapes[tensor]) - 1
+        return last and node.inputs[0] == tensor and tensor not in node.inputs[1:] and keeps_rows(node, self._graph)
 
     def _own(self, node: Node) -> str:
         """Why a layer's constants cannot be changed, if so."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
-from quantpipe.oprules.channels import COLUMNS, PASSAGES
+from quantpipe.oprules.channels import COLUMNS, PASSAGES, keeps_rows
 from quantpipe.recover.rescale.channel_regions import users_of_constants
 from quantpipe.types import Topology
 
@@ -74,14 +74,16 @@ class _Finder:
     def spread(self, start: Node) -> Stream | str:
         """The stream of a layer's result, or why it is none."""
         graph, first = self._graph, start.outputs[0]
-        tensors, carriers = {first}, dict[str, Node]()
+        tensors = {first: self._place(start, first)}
         makers, readers = {start.name: start}, dict[str, Node]()
-        waiting = [first]
+        waiting, apart = [first], set[str]()
 
-        def reach(tensor: str) -> None:
+        def reach(tensor: str, axis: int) -> None:
             if tensor not in tensors:
-                tensors.add(tensor)
+                tensors[tensor] = axis
                 waiting.append(tensor)
+            elif tensors[tensor] != axis:
+                apart.add(tensor)
 
         while waiting:
             tensor = waiting.pop()
@@ -92,48 +94,48 @@ class _Finder:
                 return f"{tensor} is an input or a constant"
             if self.is_layer(maker):
                 makers[maker.name] = maker
-            elif self._carries(maker, tensor, reach):
-                carriers[maker.name] = maker
-            else:
+                reach(tensor, self._place(maker, tensor))
+            elif not self._carries(maker, tensor, tensors[tensor], reach):
                 return f"{tensor} is made by {maker.name} ({maker.op}), which does not mix with its channels"
             for reader, _ in graph.consumers.get(tensor, ()):
                 if self._reads(reader, tensor):
                     readers[reader.name] = reader
-                elif self._carries(reader, tensor, reach):
-                    carriers[reader.name] = reader
-                else:
+                    reach(tensor, self._place(reader, tensor))
+                elif not self._carries(reader, tensor, tensors[tensor], reach):
                     return (
                         f"{tensor} is read by {reader.name} ({reader.op}), which does not let mixtures of channels pass"
                     )
         if not readers:
             return f"no layer reads {first}"
-        places = {self._place(n, n.outputs[0]) for n in makers.values()}
-        places |= {self._place(n, n.inputs[0]) for n in readers.values()}
-        places |= {1 for n in carriers.values() if n.op in PASSAGES and not PASSAGES[n.op].anywhere}
-        if len(places) > 1 or len({graph.shapes[t][max(places)] for t in tensors}) > 1:
+        if apart or len({graph.shapes[t][axis] for t, axis in tensors.items()}) > 1:
             return f"the layers around {first} do not agree about where channels are"
         return self._pinned(tensors, [*makers.values(), *readers.values()]) or Stream(
-            self._ordered(tensors), self._ordered(makers), self._ordered(readers), graph.shapes[first][max(places)]
+            self._ordered(tensors), self._ordered(makers), self._ordered(readers), graph.shapes[first][tensors[first]]
         )
 
-    def _carries(self, node: Node, tensor: str, reach: Callable[[str], None]) -> bool:
+    def _carries(self, node: Node, tensor: str, axis: int, reach: Callable[[str, int], None]) -> bool:
         """Return whether the node does the same when its channels are mixed alike before it and after it.
 
-        All tensors that must be mixed then are reached.
+        All tensors that must be mixed then are reached, with the axis of their channels.
         """
         graph, rule, passage = self._graph, rule_of(node), PASSAGES.get(node.op)
         if rule is not None and rule.family is Family.SUM:
             ends = [*node.inputs, *node.outputs]
             if len({graph.shapes[t] for t in ends}) > 1:
                 return False
+            places = [axis] * len(ends)
+        elif tensor in node.inputs[1:]:
+            return False
+        elif axis == len(graph.shapes[tensor]) - 1 and keeps_rows(node, graph):
+            ends = [node.inputs[0], node.outputs[0]]
+            places = [len(graph.shapes[end]) - 1 for end in ends]
         elif passage is not None and passage.linear and passage.repeats(node, graph) == 1:
             ends = [node.inputs[0], node.outputs[0]]
-            if tensor in node.inputs[1:]:
-                return False
+            places = [axis if passage.anywhere else 1] * 2
         else:
             return False
-        for end in ends:
-            reach(end)
+        for end, place in zip(ends, places, strict=True):
+            reach(end, place)
         return True
 
     def _reads(self, node: Node, tensor: str) -> bool:

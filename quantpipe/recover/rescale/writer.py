@@ -93,7 +93,7 @@ class Writer:
     def graph(self) -> Graph:
         """Return the view of the copy."""
         old = self._graph
-        found = view(self._model, old.model_hash, old.source, old.notes)
+        found = view(self._model, old.model_hash, old.source, old.notes, given=old.given)
         return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying, states=old.states)
 
     def _added(self, name: str, array: NDArray[Any]) -> ir.Value:

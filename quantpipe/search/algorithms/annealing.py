@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Objective
 from quantpipe.search.options import real, whole
 from quantpipe.types import ChoiceSpace, Point
@@ -38,9 +39,8 @@ class Annealing:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Walk from the first point to random neighbours, taking worse ones less and less often."""
-        point = space.start
-        (start,) = evaluate([point])
-        energy = objective.energy(start, start)
+        point, score, start = begin(space, evaluate, objective)
+        energy = objective.energy(score, start)
         temperature = self.start_temperature
         while temperature > self.end_temperature and space.size > 1:
             neighbour = self._neighbour(space, point, rng)

@@ -72,7 +72,7 @@ class Proposals:
     def __init__(self, space: ChoiceSpace, rng: np.random.Generator) -> None:
         self.space, self._rng = space, rng
         self.seen: set[Point] = set()
-        self._waiting = levels(space)
+        self._waiting = [*space.begin, *levels(space)]
         self._repeats = 0
         self._best = space.start
 

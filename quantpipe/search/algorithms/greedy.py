@@ -15,6 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Form, Objective
 from quantpipe.search.options import member
 from quantpipe.types import ChoiceSpace, Point, Score
@@ -29,8 +30,9 @@ class Order(StrEnum):
 
 @dataclass(frozen=True)
 class Greedy:
-    """Walks down from the most precise point, one choice by one option at a time.
+    """Walk down from the most precise point, one choice by one option at a time.
 
+    Within a tolerance the walk begins at a better point that the space is given to begin with, where there is one.
     Within a tolerance, the same choice is lowered until that is refused, round after round. Within a cost, the choice
     that is expected to lose least per saved cost is lowered next (topological: they take turns) until the cost fits;
     where cost and value are weighed against each other, to the cheap end, as every point on the way may be wanted.
@@ -47,33 +49,84 @@ class Greedy:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""
-        (start,) = evaluate([space.start])
+        point, score, start = begin(space, evaluate, objective)
         if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
-            self._while_it_holds(space, evaluate, objective, start)
+            self._while_it_holds(space, evaluate, objective, point, start=score)
         elif objective.open_ended or not objective.feasible(start):
             self._until_it_fits(space, evaluate, objective, start)
 
-    def _while_it_holds(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        ranks, free, dearer = self._ranks(space, evaluate, objective, start)
-        point, score = _settled(space, evaluate, objective, free, start=start)
+    def _while_it_holds(
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
+    ) -> None:
+        ranks, free, dearer = self._ranks(space, evaluate, objective, first, start=start)
+        point, score = _settled(space, evaluate, objective, free, first=first, start=start)
         point, score = _lifted(space, evaluate, objective, dearer, point=point, score=score)
         turns = deque(sorted(ranks, key=ranks.__getitem__))
-        fruitless = 0
+        idle = [i for i, c in enumerate(space) if c.graded and i not in ranks]
+        while True:
+            point, score, dropped = self._in_turns(space, evaluate, objective, turns, point=point, score=score)
+            if self.order is Order.TOPOLOGICAL:
+                return
+            idle += [i for i in dropped if space.choices[i].graded]
+            woken = self._woken(space, evaluate, objective, idle, point=point, score=score)
+            if not woken:
+                return
+            idle = [i for i in idle if i not in woken]
+            turns.extend(woken)
+
+    def _woken(
+        self,
+        space: ChoiceSpace,
+        evaluate: Evaluate,
+        objective: Objective,
+        idle: list[int],
+        *,
+        point: Point,
+        score: Score,
+    ) -> list[int]:
+        """Return the choices that saved nothing so far and do now, least loss per saved cost first.
+
+        A kernel is as fast as the widest of its operands lets it be: the second of them saves only behind the first.
+        """
+        lowered = {i: p for i in idle if (p := _lowered(space, point, i)) is not None}
+        if point == space.start:
+            return []
+        scores = dict(zip(lowered, evaluate(list(lowered.values()), rival=score), strict=True))
+        ranks = {i: _sensitivity(score, found) for i, found in scores.items() if found.cost < score.cost}
+        return sorted(ranks, key=ranks.__getitem__)
+
+    def _in_turns(
+        self,
+        space: ChoiceSpace,
+        evaluate: Evaluate,
+        objective: Objective,
+        turns: deque[int],
+        *,
+        point: Point,
+        score: Score,
+    ) -> tuple[Point, Score, list[int]]:
+        """Lower the choices in turns, until each was refused once more.
+
+        The last of the result are those that saved nothing any more, and left the turns.
+        """
+        fruitless, dropped = 0, []
         while fruitless < len(turns):
             choice = turns.popleft()
             while (lower := _lowered(space, point, choice)) is not None:
                 (attempt,) = evaluate([lower], rival=score)
                 if attempt.cost >= score.cost:
+                    dropped.append(choice)
                     break
                 if not objective.better(attempt, score):
                     turns.append(choice)
                     fruitless += 1
                     break
                 point, score, fruitless = lower, attempt, 0
+        return point, score, dropped
 
     def _until_it_fits(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score) -> None:
-        ranks, free, _ = self._ranks(space, evaluate, objective, start)
-        point, score = _settled(space, evaluate, objective, free, start=start)
+        ranks, free, _ = self._ranks(space, evaluate, objective, space.start, start=start)
+        point, score = _settled(space, evaluate, objective, free, first=space.start, start=start)
         while ranks and (objective.open_ended or not objective.feasible(score)):
             choice = min(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
@@ -89,14 +142,14 @@ class Greedy:
             point, score = lower, attempt
 
     def _ranks(
-        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, start: Score
+        self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, first: Point, *, start: Score
     ) -> tuple[dict[int, tuple[float, float]], list[int], list[int]]:
         """Return the ranks of the choices that may save cost, and the choices that gain something.
 
         The first is choice -> rank, least first; then come the choices that are better at the same cost; then those
         that gain something for a cost, the most per cost first.
         """
-        lowered = {i: p for i in range(len(space)) if (p := _lowered(space, space.start, i)) is not None}
+        lowered = {i: p for i in range(len(space)) if (p := _lowered(space, first, i)) is not None}
         if self.order is Order.TOPOLOGICAL:
             return {i: (0.0, float(i)) for i in lowered}, [], []
         scores = dict(zip(lowered, evaluate(list(lowered.values())), strict=True))
@@ -108,12 +161,13 @@ class Greedy:
 
 
 def _settled(
-    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, free: list[int], *, start: Score
+    space: ChoiceSpace, evaluate: Evaluate, objective: Objective, free: list[int], *, first: Point, start: Score
 ) -> tuple[Point, Score]:
-    """The start with each free choice, one after the other, at the best of its options."""
-    point, score = space.start, start
+    """The first point with each free choice, one after the other, at the best of its options."""
+    point, score = first, start
     for choice in free:
-        others = [(*point[:choice], o, *point[choice + 1 :]) for o in range(1, len(space.choices[choice].options))]
+        options = [o for o in range(len(space.choices[choice].options)) if o != point[choice]]
+        others = [(*point[:choice], o, *point[choice + 1 :]) for o in options]
         for option, attempt in zip(others, evaluate(others), strict=True):
             if attempt.cost <= score.cost and objective.better(attempt, score):
                 point, score = option, attempt

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Form, Objective
 from quantpipe.search.options import real
 from quantpipe.types import ChoiceSpace, Point, Score
@@ -33,13 +34,15 @@ class GreedyBackward:
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Start from the coarsest options and raise the choice that loses most, until the objective is met."""
         first = space.start
-        (start,) = evaluate([first])
+        _, _, start = begin(space, evaluate, objective)
         last = {i: len(c.options) - 1 for i, c in enumerate(space) if len(c.options) > 1}
         probes = evaluate([(*first[:i], option, *first[i + 1 :]) for i, option in last.items()])
         ranks = {
             i: _sensitivity(start, probe) for i, probe in zip(last, probes, strict=True) if probe.cost < start.cost
         }
-        point: Point = tuple(last[i] if i in ranks else 0 for i in range(len(space)))
+        ranks |= _together(space, evaluate, start, last, probes=dict(zip(last, probes, strict=True)), ranks=ranks)
+        point = _coarse(space, evaluate, objective, tuple(last[i] if i in ranks else 0 for i in range(len(space))))
+        ranks = {i: rank for i, rank in ranks.items() if point[i] > 0}
         (score,) = evaluate([point])
         # Of a tolerance the search wants the first feasible point, of a cost limit the last one.
         within_cost = objective.form is Form.BEST_VALUE_WITHIN_COST
@@ -53,6 +56,40 @@ class GreedyBackward:
             if higher[choice] > 0:
                 ranks[choice] = rank / self.decay
             point, score = higher, attempt
+
+
+def _together(
+    space: ChoiceSpace,
+    evaluate: Evaluate,
+    start: Score,
+    last: dict[int, int],
+    *,
+    probes: dict[int, Score],
+    ranks: dict[int, float],
+) -> dict[int, float]:
+    """Return the ranks of graded choices that save nothing alone, and something beside the others.
+
+    A kernel is as fast as the widest of its operands lets it be. What they save shows at the coarse end.
+    """
+    idle = [i for i in last if i not in ranks and space.choices[i].graded and probes[i].cost == start.cost]
+    if not idle:
+        return {}
+    coarse = tuple(last[i] if i in ranks or i in idle else 0 for i in range(len(space)))
+    low, *high = evaluate([coarse, *((*coarse[:i], 0, *coarse[i + 1 :]) for i in idle)])
+    saved = {i: score.cost - low.cost for i, score in zip(idle, high, strict=True)}
+    losses = {i: (start.value - probes[i].value) / found for i, found in saved.items() if found > 0}
+    return {i: math.inf if math.isnan(loss) else loss for i, loss in losses.items()}
+
+
+def _coarse(space: ChoiceSpace, evaluate: Evaluate, objective: Objective, last: Point) -> Point:
+    """Return where the walk up begins.
+
+    That is a point of an earlier search that is not good enough yet, or the last options.
+    """
+    if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
+        return last
+    scores = zip(space.begin, evaluate(space.begin), strict=True)
+    return next((point for point, score in scores if not objective.feasible(score)), last)
 
 
 def _sensitivity(before: Score, after: Score) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
+from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Objective
 from quantpipe.types import ChoiceSpace
 
@@ -20,10 +21,10 @@ class GreedyEdge:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Go through the choices once and keep the best option of each."""
-        point = space.start
-        (score,) = evaluate([point])
+        point, score, _ = begin(space, evaluate, objective)
         for i, choice in enumerate(space):
-            others = [(*point[:i], option, *point[i + 1 :]) for option in range(1, len(choice.options))]
+            options = [option for option in range(len(choice.options)) if option != point[i]]
+            others = [(*point[:i], option, *point[i + 1 :]) for option in options]
             for other, attempt in zip(others, evaluate(others, rival=score), strict=True):
                 if objective.better(attempt, score):
                     point, score = other, attempt

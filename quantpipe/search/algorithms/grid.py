@@ -29,7 +29,7 @@ class Grid:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate all points in the order of how much coarser they are in sum."""
-        evaluate([space.start])
+        evaluate([space.start, *space.begin])
         last = [len(c.options) - 1 for c in space]
         points = itertools.chain.from_iterable(_level(last, total) for total in range(1, sum(last) + 1))
         while batch := list(itertools.islice(points, self.batch)):

@@ -18,6 +18,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.additive import Additive, Table, plan, rebased, used, useful, weighed
+from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.levels import depth, level, levels
 from quantpipe.search.algorithms.local_search import descend
 from quantpipe.search.objective import Form, Objective
@@ -57,8 +58,9 @@ class Knapsack:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Probe single options, plan the best combinations as if losses added up, and evaluate the plans."""
-        (start,) = evaluate([space.start])
+        point, score, start = begin(space, evaluate, objective)
         run = _Run(space, evaluate, objective, space.start, start)
+        run.best = (point, score)
         run.levels()
         run.rebase()
         if not objective.feasible(run.start) and objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
@@ -153,13 +155,13 @@ class _Run:
     def probe_in_parts(self, asked: list[tuple[int, int]]) -> None:
         """The same with a plan before each part."""
         size = max(1, -(-len(asked) // _CHUNKS))
-        for begin in range(0, len(asked), size):
+        for chunk in range(0, len(asked), size):
             if len(asked) > 2 * _CHUNKS and not self.objective.open_ended:
                 first = not self.model.measured
                 for _ in range(_FIRST_PLANS if first else _ATTEMPTS):
                     if self._plan_once() and not first:
                         break
-            self.probe(asked[begin : begin + size])
+            self.probe(asked[chunk : chunk + size])
 
     def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """What stands next to the best combination matters most."""

@@ -26,8 +26,9 @@ class RandomSearch:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate the first point and then random points, `batch` at a time, until all have been seen."""
-        evaluate([space.start])
-        seen = {space.start}
+        first = (space.start, *space.begin)
+        evaluate(first)
+        seen = set(first)
         options = np.array([len(c.options) for c in space], dtype=np.int64)
         while len(seen) < space.size:
             drawn = rng.integers(0, options, size=(self.batch, len(options)))

@@ -44,7 +44,7 @@ class Surrogate:
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Evaluate the levels, then neighbours of the best points, then points that a fitted model predicts as good."""
-        first = levels(space)
+        first = list(dict.fromkeys((*levels(space), *space.begin)))
         known = dict(zip(first, evaluate(first), strict=True))
         start = known[space.start]
         while len(known) < space.size:

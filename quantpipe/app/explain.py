@@ -1,0 +1,106 @@
+"""From a run folder back to the settings of its run, and what `command=explain` tries beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from quantpipe import __version__
+from quantpipe.app import compose
+from quantpipe.app.instances import make
+from quantpipe.app.settings import Launch, recover_options, settings_of
+from quantpipe.artifacts import read_json, read_text
+from quantpipe.errors import ArtifactError, ConfigError
+from quantpipe.pipeline.proposals import Shipped
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.pipeline.settings import Settings
+
+THRESHOLDS = ("max_range", "percentile", "mse", "kl")
+"""Options of the group that are tried for the whole run."""
+
+STAGE = "explain"
+
+
+def settings_of_run(folder: Path, *, plugins: list[str], given: Mapping[str, Any] | None = None) -> Settings:
+    """Return the settings that a run was made with, by the config.yaml in its folder.
+
+    Args:
+        folder: The run folder.
+        plugins: Packages that the caller allows; those in the file allow themselves nothing.
+        given: Settings that the caller has as objects, by the name of their field.
+
+    Raises:
+        ArtifactError: The folder is none of a run, or of another version.
+        ConfigError: The run needs what is not said here: a plug-in, or samples that were in memory.
+    """
+    files = RunFolder(folder)
+    if not folder.is_dir():
+        raise ArtifactError("is no folder; legal is the folder of a finished run", stage=STAGE, where=str(folder))
+    if not files.config.is_file():
+        raise ArtifactError(
+            f"holds no {files.config.name}, so it is no run folder; legal is the folder of a finished run (where its "
+            "report is in evaluate/report.json)",
+            stage=STAGE,
+            where=str(folder),
+        )
+    try:
+        config = yaml.safe_load(read_text(files.config))
+    except yaml.YAMLError as error:
+        raise ArtifactError(f"is no YAML: {error}", stage=STAGE, where=str(files.config)) from error
+    if not isinstance(config, dict):
+        raise ArtifactError("holds no configuration", stage=STAGE, where=str(files.config))
+    if not files.report.is_file():
+        raise ArtifactError(
+            "is not there: the run is not finished; run its command again to the end, then explain it",
+            stage=STAGE,
+            where=str(files.report),
+        )
+    _refuse_other_version(read_json(files.report), files.report)
+    objects = dict(given or {})
+    if "dataset" not in objects and "_target_" not in (config.get("dataset") or {}):
+        raise ConfigError(
+            f"the samples of the run in {folder} were given from Python, and are not in its folder; legal is "
+            "quantpipe.explain(folder, samples=…) with the same samples",
+            where="explain.run",
+        )
+    wanted = [name for name in config.get("plugins") or () if name not in plugins]
+    if wanted:
+        raise ConfigError(
+            f"the run was made with plugins=[{','.join(wanted)}]; give that on the command line, if you trust them",
+            where="explain.run",
+        )
+    config |= {"command": "run", "strategy": None, "tracking": {"_target_": "quantpipe.tracking.NullTracker"}}
+    config |= {"replay": {}, "search": {**(config.get("search") or {}), "start": None}}
+    launch = Launch(Path.cwd(), folder.absolute(), {}, f"explain.run={folder}", given=objects)
+    try:
+        return settings_of(OmegaConf.create(config), launch, compose.schemas())
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ArtifactError(
+            f"is no configuration of this version ({type(error).__name__}: {error})", stage=STAGE,
+            where=str(files.config),
+        ) from error  # fmt: skip
+
+
+def shipped() -> Shipped:
+    """Return the options that are tried for the whole run."""
+    thresholds = {}
+    for name in THRESHOLDS:
+        found = compose.option("threshold", name)
+        estimator = make(OmegaConf.create(found["activations"]), f"threshold={name}")
+        thresholds[name] = (estimator, found["weights"]["method"])
+    return Shipped(thresholds, recover_options(compose.option("recover", "default")))
+
+
+def _refuse_other_version(report: Mapping[str, Any], path: Path) -> None:
+    found = report.get("version")
+    if found != __version__:
+        raise ArtifactError(
+            f"is of quantpipe {found}, and this is {__version__}, which may plan other numbers; run its command again "
+            "in another folder, then explain that",
+            stage=STAGE,
+            where=str(path),
+        )

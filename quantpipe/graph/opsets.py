@@ -1,0 +1,30 @@
+"""Models brought to another version of ONNX's own ops, by onnx's converter; weights that lie in files stay there."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from quantpipe.graph.external_weights import with_weights, without_weights
+
+MOST_OPSET = 27
+"""The newest in which onnxruntime (1.32) has kernels for what back ends write: QuantizeLinear of 28 has none."""
+
+
+def lower_opset(model: ir.Model) -> ir.Model:
+    """Return the model in `MOST_OPSET` where it is in a newer one, else the model itself."""
+    return _converted(model, MOST_OPSET) if _version(model) > MOST_OPSET else model
+
+
+def raise_to(model: ir.Model, least: int) -> ir.Model:
+    """Return the model in opset `least` where it is in an older one, else the model itself."""
+    return _converted(model, least) if _version(model) < least else model
+
+
+def _version(model: ir.Model) -> int:
+    return model.graph.opset_imports.get("", 0)
+
+
+def _converted(model: ir.Model, version: int) -> ir.Model:
+    proto, held = without_weights(model)
+    return with_weights(onnx.version_converter.convert_version(proto, version), held)

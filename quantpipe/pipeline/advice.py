@@ -1,0 +1,214 @@
+"""What a change of a finished run's configuration gives, measured as a run with it would be.
+
+The run's decisions are planned anew under the changed configuration, and the plan is simulated.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from quantpipe.annotate.choices import BITS
+from quantpipe.errors import QuantpipeError
+from quantpipe.graph.execute import Session
+from quantpipe.hardware.cost import COSTS
+from quantpipe.hardware.gain import own_cost
+from quantpipe.metrics.outputs import top1
+from quantpipe.metrics.reference import reference_of
+from quantpipe.pipeline import stages
+from quantpipe.pipeline.calibrate import calibrate
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.precision import applied
+from quantpipe.pipeline.profile import loaded_profile
+from quantpipe.pipeline.settings import Settings
+from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
+from quantpipe.recover import RecoverOptions
+from quantpipe.scoring.judge import Judge
+from quantpipe.types import AdviceRow, Point, Profile, Strategy, Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """A change of a run's settings, in words and as it is pasted.
+
+    `anew`: ranges are estimated again, also those of tensors that it says nothing of. `recover`: the steps that follow.
+    """
+
+    role: str
+    members: tuple[str, ...]
+    words: str
+    overrides: tuple[str, ...]
+    settings: Settings = field(repr=False)
+    anew: bool = False
+    recover: RecoverOptions | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a strategy loses on the samples of the search, its accuracy, and what it costs the device."""
+
+    loss: float
+    accuracy: float | None
+    cost: float
+
+
+class Quiet:
+    """A console that tells nothing: what measurements do is no news."""
+
+    def stage(self, name: str, note: str = "") -> None:
+        """Pass over a stage."""
+
+    def progress(self, name: str) -> Callable[[int, int, str], None]:
+        """Return a function that does nothing."""
+        return lambda done, total, note: None
+
+    def warn(self, text: str) -> None:
+        """Pass over a warning."""
+
+
+class Advisor:
+    """Measures changes of one run, without a file in its folder.
+
+    `evaluations` counts runs of a simulated model over the samples of the search.
+    """
+
+    def __init__(self, job: RunContext, found: SearchDecision, profile: Profile | None) -> None:
+        self._job, self._found, self._profile = job, found, profile
+        session = Session(job.graph.model, where=job.graph.source)
+        samples = job.inputs.search
+        self.reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
+        self._judge = Judge(self.reference, samples)
+
+    @property
+    def evaluations(self) -> int:
+        """Return how many plans were run."""
+        return self._judge.evaluations
+
+    @property
+    def float_accuracy(self) -> float | None:
+        """Return the share of right answers of the float model; None without labels."""
+        return top1(self.reference.outputs, self.reference.labels)
+
+    def as_it_is(self) -> Measured:
+        """Return what the run's own strategy gives, recovery included."""
+        return self._judged(self._job.settled(self._found.strategy), self._found.strategy, self._found.overrides)
+
+    def unrecovered(self) -> Measured:
+        """Return what it gives without recovery."""
+        return self._judged(self._job.settled(self._found.strategy), self._found.strategy, NO_OVERRIDES)
+
+    def measured(self, change: Change) -> Measured | None:
+        """Return what a run with the change gives; None where it cannot be made."""
+        try:
+            return self._measured(change)
+        except QuantpipeError:
+            return None  # the device, or another statement of the user's, does not allow it
+
+    def row(self, change: Change, before: Measured) -> AdviceRow | None:
+        """Return the row of a change; None where it cannot be made, or changes nothing."""
+        after = self.measured(change)
+        if after is None or after == before:
+            return None
+        return {
+            "role": change.role,
+            "members": list(change.members),
+            "change": change.words,
+            "overrides": list(change.overrides),
+            "loss_before": before.loss,
+            "loss_after": after.loss,
+            "gain": (before.loss - after.loss) / before.loss if before.loss else 0.0,
+            "accuracy_after": after.accuracy,
+            "cost_before": before.cost,
+            "cost_after": after.cost,
+        }
+
+    def _measured(self, change: Change) -> Measured:
+        with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder:
+            settings = replace(change.settings, folder=Path(folder))
+            job = RunContext.of(settings, self._job.inputs, Quiet())
+            job = applied(job, self._found.report.get("precision"))
+            profile = self._statistics(job)
+            strategy = self._strategy(job, profile, change)
+        job, overrides = job.settled(strategy), NO_OVERRIDES
+        if change.recover is not None:
+            overrides = _recovered(job, strategy, profile, change.recover)
+        return self._judged(job, strategy, overrides)
+
+    def _statistics(self, job: RunContext) -> Profile:
+        """Those of the run, and what its own topology did not need; anew where they come from another place."""
+        same = job.settings.profile == self._job.settings.profile
+        loaded = None
+        if job.settings.profile is not None and self._profile is None:
+            loaded = loaded_profile(job.settings, job.graph, job.variants.measured, job.estimator)
+        return calibrate(job, self._profile if same else None, loaded)
+
+    def _strategy(self, job: RunContext, profile: Profile, change: Change) -> Strategy:
+        """The run's decisions in the space of the changed run; ranges as they were, where they are the same group's."""
+        own = self._found.strategy
+        found = job.thresholds(profile).strategy(job.space.decode(_point(job, own)))
+        if change.anew:
+            return found
+        before = self._job.variants.at(own.structure)
+        kept = _same_groups(before, job.variants.at(found.structure), own, found)
+        return replace(found, ranges={**found.ranges, **{key: own.ranges[key] for key in kept}})
+
+    def _judged(self, job: RunContext, strategy: Strategy, overrides: Overrides) -> Measured:
+        """`job` has the topology of the strategy already."""
+        spec = job.settings.spec
+        cost = COSTS[own_cost(spec)](job.topology, job.graph, spec, strategy.bits)
+        job = job.recovered_network(overrides)
+        plan = Problem(job.graph, job.topology, spec, job.settings.schema).plan(strategy, overrides)
+        self._judge.release()  # the sessions of another topology
+        outputs = self._judge.outputs(job.graph, job.topology, plan)
+        accuracy = top1(self.reference.main(outputs), self.reference.labels)
+        return Measured(self._judge.loss_of(outputs), accuracy, cost)
+
+
+def _point(job: RunContext, strategy: Strategy) -> Point:
+    """The point of a space that is nearest to what a strategy decides; what it does not know of begins as it does."""
+    decided = dict(strategy.structure.decided)
+    wanted = (
+        strategy.bits.get(choice.key.partition(":")[2]) if choice.kind == BITS else decided.get(choice.key)
+        for choice in job.space
+    )
+    return tuple(c.options.index(c.nearest(option)) for c, option in zip(job.space, wanted, strict=True))
+
+
+def _same_groups(before: Topology, after: Topology, own: Strategy, found: Strategy) -> Sequence[str]:
+    there = {group.key: group for group in before.groups}
+    return [
+        g.key
+        for g in after.groups
+        if g.fixed is None
+        and g.key in there
+        and there[g.key].tensors == g.tensors
+        and there[g.key].fixed is None
+        and own.bits[g.key] == found.bits[g.key]
+    ]
+
+
+def _recovered(job: RunContext, strategy: Strategy, profile: Profile, options: RecoverOptions) -> Overrides:
+    settings = job.settings
+    climbed = stages.recover(
+        Problem(job.graph, job.topology, settings.spec, settings.schema),
+        stages.Searched(strategy, NO_OVERRIDES, profile),
+        job.inputs.calibrate,
+        stages.Holdout(job.inputs.judge, job.inputs.compared),
+        settings=stages.RecoverySettings(
+            options, settings.calibrate.memory_mb, settings.seed, job.estimator, settings.weight_method
+        ),
+    )
+    return climbed.overrides
+
+
+def with_annotate(settings: Settings, **changes: Any) -> Settings:
+    """Return the settings with other options of annotate."""
+    return replace(settings, annotate=replace(settings.annotate, **changes))
+
+
+def constraints_with(settings: Settings, more: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what the user states of single tensors, with more."""
+    return {**(settings.annotate.constraints or {}), **more}

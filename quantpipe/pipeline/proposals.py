@@ -1,0 +1,165 @@
+"""Which changes of a run are worth measuring: of its worst tensors and weights, and of the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quantpipe.annotate.limits import ChoiceLimits
+from quantpipe.calibrate.estimators import Estimator, MaxRange, Percentile
+from quantpipe.calibrate.table import WeightMethod
+from quantpipe.errors import ConfigError
+from quantpipe.pipeline.advice import Change, constraints_with, with_annotate
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.override_text import override, patterns
+from quantpipe.recover import RecoverOptions
+from quantpipe.types import Granularity, Strategy, TensorStats, Topology
+
+WIDE = 16
+"""Bits that are tried where a stored tensor has fewer, and the device may have them."""
+
+OTHER_RANGES: Mapping[str, Estimator] = {"max_range": MaxRange(), "percentile": Percentile()}
+"""Of a single tensor: everything that calibration saw, or all but its rarest values."""
+
+ALIKE = 0.01
+"""Ranges whose ends differ by less, as a share of the greater one, are the same."""
+
+
+MOST_STATED = 6
+"""Tensors of one role whose ranges are stated one by one: those that cost most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Culprit:
+    """Tensors, or weights with their biases, at the same place of repeated blocks. `loss`: the sum of theirs alone."""
+
+    role: str
+    members: tuple[str, ...]
+    is_weight: bool
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Shipped:
+    """Options of the configuration that are tried for the whole run, by name: ranges, and the steps of recovery."""
+
+    thresholds: Mapping[str, tuple[Estimator, WeightMethod]] = field(default_factory=dict)
+    recover: RecoverOptions | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Proposals:
+    """The changes of one run.
+
+    `strategy` is what it chose, `topology` what runs in integers with that, `statistics` what other ranges follow from.
+    """
+
+    job: RunContext
+    strategy: Strategy
+    topology: Topology
+    statistics: Mapping[str, TensorStats]
+
+    def of(self, culprit: Culprit) -> Iterator[Change]:
+        """Return what could mend a culprit."""
+        yield from self._in_float(culprit)
+        if culprit.is_weight:
+            yield from self._weights(culprit)
+            return
+        yield from self._wider(culprit)
+        for name, estimator in OTHER_RANGES.items():
+            yield from self._range(culprit, name, estimator)
+
+    def of_all(self, shipped: Shipped, *, recovered: bool) -> Iterator[Change]:
+        """Return what could mend the whole run."""
+        settings = self.job.settings
+        if shipped.recover is not None and not recovered:
+            words, text = "better weights and biases", (override("recover", "default"),)
+            yield Change("the whole run", (), words, text, settings, recover=shipped.recover)
+        for name, (estimator, method) in shipped.thresholds.items():
+            if (repr(estimator), method) != (repr(settings.estimator), settings.weight_method):
+                other = replace(settings, estimator=estimator, weight_method=method)
+                yield Change(
+                    "the whole run", (), f"ranges by {name}", (override("threshold", name),), other, anew=True
+                )  # fmt: skip
+        if settings.profile is not None:
+            other = replace(settings, profile=None)
+            words = "statistics of the run's own samples"
+            yield Change("the whole run", (), words, (override("profile.load", None),), other, anew=True)
+        if settings.limits.fix:
+            other = replace(settings, limits=replace(settings.limits, fix={}))
+            yield Change("the whole run", (), "no choice fixed", (override("choices.fix", None),), other, anew=True)
+
+    def _in_float(self, culprit: Culprit) -> Iterator[Change]:
+        """The kernels that make or read it: a tensor stays stored as long as one of its readers wants it so."""
+        may = self.job.variants.may_float
+        nodes: dict[str, None] = {}
+        for member in culprit.members:
+            maker = self.job.graph.producers.get(member)
+            names = [] if maker is None else [self.topology.swallowed.get(maker.name, maker.name)]
+            names += [node.name for node, _ in self.job.graph.consumers.get(member, ())]
+            nodes |= dict.fromkeys(name for name in names if name in may)
+        if not nodes or not self.topology.kernel_of.keys() & nodes.keys():
+            return
+        every = [node.name for node in self.job.graph.nodes]
+        wanted = [*self.job.settings.annotate.float_nodes, *patterns(list(nodes), every)]
+        words = f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} in float"
+        settings = with_annotate(self.job.settings, float_nodes=tuple(wanted))
+        yield Change(culprit.role, culprit.members, words, (override("annotate.float_nodes", wanted),), settings)
+
+    def _wider(self, culprit: Culprit) -> Iterator[Change]:
+        members = [t for t in culprit.members if self.strategy.bits.get(t, WIDE) < WIDE]
+        yield from self._stated(culprit, f"{WIDE} bits", {t: {"kind": "any", "bits": WIDE} for t in members})
+
+    def _range(self, culprit: Culprit, name: str, estimator: Estimator) -> Iterator[Change]:
+        stats = self.statistics
+        found: dict[str, Any] = {}
+        for tensor in culprit.members[:MOST_STATED]:
+            group = self.topology.group_of.get(tensor)
+            sources = [stats[s] for s in group.sources if s in stats] if group is not None else []
+            if group is None or not sources or (getattr(estimator, "needs_histogram", True) and not sources[0].full):
+                continue
+            bits, schema = self.strategy.bits[group.key], self.job.settings.schema.activations
+            parts = [estimator(s, bits, schema) for s in sources]
+            low, high = (float(f"{end:.6g}") for end in (min(p.low for p in parts), max(p.high for p in parts)))
+            own = self.strategy.ranges[group.key]
+            if high > low and max(abs(low - own.low), abs(high - own.high)) > ALIKE * max(high, -low):
+                found[tensor] = {"kind": "calibrated", "min": low, "max": high}
+        yield from self._stated(culprit, f"range by {name}", found)
+
+    def _stated(self, culprit: Culprit, words: str, statements: Mapping[str, Any]) -> Iterator[Change]:
+        if not statements:
+            return
+        every = constraints_with(self.job.settings, statements)
+        try:
+            settings = with_annotate(self.job.settings, constraints=every)
+        except ConfigError:
+            return
+        yield Change(culprit.role, tuple(statements), words, (override("annotate.constraints", every),), settings)
+
+    def _weights(self, culprit: Culprit) -> Iterator[Change]:
+        settings, sites = self.job.settings, self.topology.weight_of
+        weights = [sites[t] for t in culprit.members if t in sites]
+        fewer = {f"bits:{w.tensor}": w.max_bits for w in weights if self.strategy.bits[w.tensor] < w.max_bits}
+        if fewer:
+            yield self._fixed(culprit, "all the bits it can have", fewer)
+        if Granularity.PER_CHANNEL not in settings.spec.weights.granularity:
+            return
+        coarse = {f"granularity:{w.tensor}": Granularity.PER_CHANNEL.value for w in weights if w.axis is None}
+        if coarse:
+            change = self._fixed(culprit, "a scale per channel", coarse)
+            kinds = [*(settings.config.get("annotate") or {}).get("choices", ()), "granularity"]
+            text = (override("annotate.choices", kinds), *change.overrides, override("choices.freeze", _REST))
+            annotated = with_annotate(change.settings, choices=(*settings.annotate.choices, "granularity"))
+            yield replace(change, overrides=text, settings=annotated)
+
+    def _fixed(self, culprit: Culprit, words: str, options: Mapping[str, int | str]) -> Change:
+        settings = self.job.settings
+        fix = {**settings.limits.fix, **options}
+        limits = ChoiceLimits(fix, settings.limits.restrict, settings.limits.freeze)
+        text = (override("choices.fix", fix),)
+        return Change(culprit.role, culprit.members, words, text, replace(settings, limits=limits))
+
+
+_REST: Sequence[str] = ("granularity:*",)
+"""Choices that stay as they begin: those of the weights that a change says nothing of."""

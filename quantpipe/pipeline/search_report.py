@@ -1,0 +1,99 @@
+"""The search's part of the report: what was searched, how far, and what the user should know of how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, cast
+
+from quantpipe.calibrate.estimators import Searched
+from quantpipe.executors import Workers
+from quantpipe.pipeline import stages
+from quantpipe.pipeline.build_report import shortfall
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.missed import least_value
+from quantpipe.scoring.candidate import EvaluatorKind
+from quantpipe.search import Objective, SearchResult
+from quantpipe.types import LossRow, Score, SearchReport
+
+
+def search_report(
+    job: RunContext,
+    result: SearchResult,
+    score: Score,
+    objective: Objective,
+    *,
+    known: Mapping[str, Any],
+    workers: Workers,
+) -> SearchReport:
+    """Return the search's part of the report.
+
+    Args:
+        job: The run.
+        result: What the search found.
+        score: That of the point taken.
+        objective: By what it was judged.
+        known: The report of an earlier run of this very search, whose float pass was timed beside its trials.
+        workers: What measured the candidates.
+
+    Returns:
+        The part.
+    """
+    pass_seconds = known.get("float_pass_seconds") or stages.float_pass(job.graph, job.inputs.search)
+    found: SearchReport = {
+        "algorithm": job.settings.choices.get("search", type(job.settings.search.algorithm).__name__),
+        "evaluations": result.evaluations,
+        "seconds": result.seconds,
+        "evaluations_per_second": result.evaluations / result.seconds if result.seconds > 0 else None,
+        "pruned": result.pruned,
+        "weights": job.settings.search.weights,
+        "evaluator": _kind(workers, known, job.settings.search.candidate_form),
+        "workers": workers.count,
+        "float_pass_seconds": pass_seconds,
+        "best_value": score.value,
+        "best_cost": score.cost,
+        "feasible": objective.feasible(score),
+        "shortfall": shortfall(objective, score, doubtful=bool(job.inputs.doubts), losses=job.inputs.compared.losses),
+        "least_value": least_value(objective),
+        "stopped": result.stopped.value,
+        "space_size": job.space.about,
+        "space_log10": job.space.log10,
+        "metrics": dict(score.metrics),
+        "metric": objective.metric.value,
+        "losses": [cast("LossRow", asdict(loss)) for loss in job.inputs.compared.losses],
+        "cost": objective.cost.value,
+        "pinned": dict(job.pinned),
+        "form": objective.form.value,
+        "notes": _notes(job, result),
+        "trace": [[t.number, t.score.value] for t in result.trace],
+        "trace_cost": [[t.number, t.score.cost] for t in result.trace],
+    }
+    if job.rules:
+        found["threshold_rules"] = job.rules
+    return found
+
+
+def _notes(job: RunContext, result: SearchResult) -> list[str]:
+    """Return what the user should know of how the search went.
+
+    That is that it had thresholds to search and did not, and that it saw what judges recovery.
+    """
+    notes = [] if job.start is None or job.start.misfit is None else [job.start.misfit]
+    if job.percents and result.evaluations == 1:
+        every = "every range" if isinstance(job.settings.estimator, Searched) else f"{len(job.percents)} ranges"
+        notes.append(
+            f"threshold=search leaves {every} to the search, and this search looked at a single point: they "
+            "are those of the base estimator; take search=annealing, greedy_edge or greedy, or a threshold "
+            "option that estimates"
+        )
+    if job.settings.holdout and job.inputs.aside is None:
+        notes.append(
+            f"the search samples ({len(job.inputs.search)}) cannot be divided (recover.holdout), so what judges the "
+            "steps of recovery has been seen by the search"
+        )
+    return notes
+
+
+def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
+    """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
+    return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))

@@ -1,0 +1,111 @@
+"""What a search is worth to the device.
+
+Choices that it would gain nothing from are left out, a result that is worse than the start and costs the device no less
+is not taken, and where nothing pays, that is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantpipe.hardware.cost import COSTS
+from quantpipe.hardware.gain import COUNTS_BITS, own_cost
+from quantpipe.pipeline.context import RunContext
+from quantpipe.report.text import number
+from quantpipe.search import OWN_COST, CostKind, Objective, SearchResult, Uniform
+from quantpipe.types import DevicePart, Point, Score
+
+_SLACK = 1e-9
+"""Of a cost: sums of the same terms in another order are equal."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What is taken, and what the report says of it (`search.device`)."""
+
+    point: Point
+    score: Score
+    report: DevicePart
+
+
+def weighed(job: RunContext, result: SearchResult, objective: Objective, *, point: Point, score: Score) -> Worth:
+    """Return the point that the search found, or its start, where that is the better one.
+
+    The start is where it has a greater value and the device pays no more for it. Whoever asks for a cost that counts
+    bits gets it in any case.
+    """
+    first = job.space.start
+    start = next((t.score for t in result.trace if t.point == first), score)
+    before, after = device_cost(job, first), device_cost(job, point)
+    pays = after < before * (1 - _SLACK)
+    asked = objective.cost.value in COUNTS_BITS or objective.cost is CostKind.LATENCY
+    if not asked and not pays and objective.feasible(start) and start.value > score.value:
+        point, score, after = first, start, before
+    found: DevicePart = {
+        "cost": own_cost(job.settings.spec),
+        "start": before,
+        "result": after,
+        "asked": str((job.settings.config.get("objective") or {}).get("cost", objective.cost.value)),
+        "left_out": job.left_out,
+        "sentence": None,
+    }
+    found["sentence"] = _sentence(job, found, objective, start=start, score=score, moved=point != first)
+    return Worth(point, score, found)
+
+
+def device_cost(job: RunContext, point: Point) -> float:
+    """Return what a point costs by the hardware's own measure."""
+    assignment, spec = job.space.decode(point), job.settings.spec
+    topology, bits = job.variants.topology_of(assignment), job.variants.bits(assignment)
+    return COSTS[own_cost(spec)](topology, job.graph, spec, bits)
+
+
+def _sentence(
+    job: RunContext, found: DevicePart, objective: Objective, *, start: Score, score: Score, moved: bool
+) -> str | None:
+    """That nothing pays; None where something does, or nothing was searched for."""
+    spec, cost = job.settings.spec.name, found["cost"]
+    if isinstance(job.settings.search.algorithm, Uniform):
+        return None
+    if job.space.size == 1:
+        why = left_out_text(job) or "no choice has a second option"
+        return f"nothing to search for: {why}. The result is the start, as search=uniform gives it"
+    if not moved:
+        return (
+            f"nothing that was tried is better than the start, by value and by what {spec} pays ({cost} "
+            f"{number(found['start'])}): the result is the start"
+        )
+    if objective.cost is CostKind.LATENCY:  # what it pays, by the clock
+        return None
+    if found["result"] < found["start"] * (1 - _SLACK) or score.value > start.value:
+        return None
+    return (
+        f"the search went from {number(start.cost)} to {number(score.cost)} in the cost that was asked for "
+        f"(objective.cost={objective.cost}), and {spec} pays no less for it: {cost} {number(found['result'])}, at the "
+        f"start {number(found['start'])}"
+    )
+
+
+def left_out_text(job: RunContext) -> str | None:
+    """Return how many options of bits the space is without, and why; None where it has them all."""
+    count, choices = job.left_out.get("options", 0), job.left_out.get("choices", 0)
+    if not count:
+        return None
+    return (
+        f"{count} options of {choices} choices of bits are left out, since {job.settings.spec.name} would store them "
+        "in the same bytes and run them no faster (objective.cost=bits or annotate.choices=[bits] searches them "
+        "nevertheless)"
+    )
+
+
+def opening(job: RunContext, objective: Objective) -> str:
+    """Return what is said when a search begins: how, in how large a space, and by which cost."""
+    name = job.settings.choices.get("search", "")
+    return f"{name}, space of {number(job.space.size)} points, {_cost(job, objective)}"
+
+
+def _cost(job: RunContext, objective: Objective) -> str:
+    """By what cost the search goes, and who said so."""
+    if (job.settings.config.get("objective") or {}).get("cost") != OWN_COST:
+        return f"cost {objective.cost}"
+    return f"cost {objective.cost} (objective.cost=auto: what {job.settings.spec.name} pays)"

@@ -1,0 +1,95 @@
+"""The answer of `command=explain` for the terminal: what costs most, and what would mend it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from quantpipe.report import text
+
+SHOWN = 10
+"""Rows of the table, and places that are mended; explain.json has all."""
+
+WORTH = 0.02
+"""Of the loss: a change that gains less is not shown."""
+
+
+def explained(report: Mapping[str, Any]) -> Group:
+    """Return the text of an answer; `report` is what explain.json holds."""
+    doubts = [Text(f"warning: {said}\n", style="bold red") for said in report["doubts"]]
+    return Group(*doubts, _head(report), _causes(report), *_advice(report))
+
+
+def _head(report: Mapping[str, Any]) -> Text:
+    accuracy = report["accuracy"]
+    right = ""
+    if accuracy["run"] is not None:
+        right = f", accuracy {text.percent(accuracy['run'])} of {text.percent(accuracy['float'])} in float"
+    name, loss, before = PurePath(report["model"]).name, text.number(report["loss"]), report["loss_before_recovery"]
+    said = f"{name} on {report['hardware']}: loss {loss}{right}\n"
+    said += "It meets its objective.\n" if report["shortfall"] is None else f"{report['shortfall']}\n"
+    if before is not None:
+        said += f"Recovery brought the loss from {text.number(before)} to {loss}; what follows is of the run without.\n"
+    return Text(said)
+
+
+def _causes(report: Mapping[str, Any]) -> Table:
+    rows = report["causes"]
+    table = Table(title="What costs most", title_justify="left")
+    table.add_column("", overflow="fold")
+    for name in ("bits", "alone", "SQNR", "so far", "mostly"):
+        table.add_column(name, justify="left" if name == "mostly" else "right")
+    for row in rows[:SHOWN]:
+        # Text, not str: names may hold what rich would read as markup.
+        name = row["tensor"] if row["kind"] == "tensor" else f"{row['tensor']} ({row['kind']})"
+        figures = (str(row["bits"]), text.number(row["alone"], 3), _worst(row["outputs"]))
+        table.add_row(Text(name), *figures, text.decibel(row["accumulated"]), _mostly(row))
+    more = f"; {len(rows) - SHOWN} more in explain.json" if len(rows) > SHOWN else ""
+    table.caption = Text(
+        f"alone: loss with only this quantized; SQNR: of the output then; so far:\nof the tensor in the run{more}",
+        style="dim",
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _worst(outputs: Sequence[Mapping[str, Any]]) -> str:
+    known = [row["sqnr_db"] for row in outputs if row["sqnr_db"] is not None]
+    return text.decibel(min(known)) if known else text.DASH
+
+
+def _mostly(row: Mapping[str, Any]) -> str:
+    if row["overflow"]:
+        return "overflow"
+    if row["rounding"] is None or row["clipping"] is None:
+        return text.DASH  # not measured apart
+    return "clipping" if row["clipping"] > row["rounding"] else "rounding"
+
+
+def _advice(report: Mapping[str, Any]) -> list[Text]:
+    best: dict[tuple[str, tuple[str, ...]], Mapping[str, Any]] = {}
+    for row in report["advice"]:  # the best of a place comes first
+        if row["gain"] >= WORTH:
+            best.setdefault((row["role"], tuple(row["members"])), row)
+    if not best:
+        return [Text(f"\nNone of {len(report['advice'])} changes that were measured gains anything to speak of.")]
+    first = next(iter(best.values()))
+    said = [Text(f"\nWhat would mend it (from a loss of {text.number(first['loss_before'])}):")]
+    for number, row in enumerate(list(best.values())[:SHOWN], 1):
+        said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))
+        said.append(Text(f"    {_figures(row)}"))
+        said.append(Text(f"    {shlex.join(row['overrides'])}", style="green"))
+    return said
+
+
+def _figures(row: Mapping[str, Any]) -> str:
+    before, after = row["cost_before"], row["cost_after"]
+    cost = "costs nothing" if after <= before else f"costs {100 * (after / before - 1):.1f} % more" if before else ""
+    right = "" if row["accuracy_after"] is None else f", accuracy {text.percent(row['accuracy_after'])}"
+    return f"loss {text.number(row['loss_after'])} ({100 * row['gain']:.0f} % less){right}; {cost}"
