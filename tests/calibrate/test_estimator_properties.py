@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from calibrate_samples import KINDS, samples, stats_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -59,6 +59,7 @@ def stats_from(counts: list[int], limit: float = 2.0) -> TensorStats:
     st.sampled_from(SCHEMAS),
     st.integers(2, 16),
 )
+@example([[6.5], [6.5]], SCHEMAS[0], 2)  # a moving average of equal values
 def test_ranges_lie_inside_the_data_and_have_a_scale(
     batches: list[list[float]], schema: TensorSchema, bits: int
 ) -> None:

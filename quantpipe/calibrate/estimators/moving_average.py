@@ -36,4 +36,6 @@ class MovingAverage:
         weights = self.momentum * (1.0 - self.momentum) ** np.arange(count - 1.0, -1.0, -1.0)
         weights[:1] = (1.0 - self.momentum) ** max(count - 1, 0)
         low, high = (weights @ stats.batch_extremes).tolist()
-        return legal_range(min(low, 0.0), max(high, 0.0), stats, schema)
+        least, greatest = min(stats.minimum, 0.0), max(stats.maximum, 0.0)
+        # The weights add up to one but for rounding, so an average of equal values may lie a hair outside of them.
+        return legal_range(min(max(low, least), 0.0), max(min(high, greatest), 0.0), stats, schema)
