@@ -13,12 +13,9 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
 from quantpipe.hardware.gain import Gains
 from quantpipe.types import Choice, ChoiceSpace, OptionValue, Reason, ReasonKind, ScaleGroup, Topology, WeightSite
+from quantpipe.types.choice_key import ChoiceKind, choice_key
 
-BITS = "bits"
 AUTO = "auto"
-STEP = "threshold_step"
-CLIP = "clip_percent"
-RANGE = "range"
 
 ESTIMATED, WHOLE = "estimated", "whole"
 """Options of a choice of range: what the estimator gives, or everything that calibration saw."""
@@ -59,10 +56,10 @@ def choice_space(
     for group in topology.groups:
         choices.append(_bits(group.key, group, group.tensors, options=options, gains=gains))
         if len(steps) > 1 and group.fixed is None:
-            choices.append(Choice(step_key(group.key), STEP, steps, group.edges, graded=False))
+            choices.append(Choice(step_key(group.key), ChoiceKind.STEP, steps, group.edges, graded=False))
         clips = tuple((percents or {}).get(group.key, ()))
         if len(clips) > 1 and group.fixed is None:
-            choices.append(Choice(clip_key(group.key), CLIP, clips, group.edges, graded=False))
+            choices.append(Choice(clip_key(group.key), ChoiceKind.CLIP, clips, group.edges, graded=False))
     choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains) for w in topology.weights]
     if not choices:
         raise ConfigError(
@@ -83,22 +80,22 @@ def _why(topology: Topology) -> str:
 
 def bits_key(tensor: str) -> str:
     """Return the key of the choice of bits of a tensor."""
-    return f"bits:{tensor}"
+    return choice_key(ChoiceKind.BITS, tensor)
 
 
 def step_key(tensor: str) -> str:
     """Return the key of the choice of a threshold step of a tensor."""
-    return f"step:{tensor}"
+    return choice_key(ChoiceKind.STEP, tensor)
 
 
 def clip_key(tensor: str) -> str:
     """Return the key of the choice of the clipped range of a tensor."""
-    return f"clip:{tensor}"
+    return choice_key(ChoiceKind.CLIP, tensor)
 
 
 def range_key(tensor: str) -> str:
     """Return the key of the choice of a group's range, by its first tensor."""
-    return f"range:{tensor}"
+    return choice_key(ChoiceKind.RANGE, tensor)
 
 
 def bits_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
@@ -127,7 +124,7 @@ def clips_of(topology: Topology, assignment: Assignment, reference: Topology | N
 
 def range_choice(group: ScaleGroup) -> Choice:
     """Return the choice between the estimated range of a group and the whole one."""
-    return Choice(range_key(group.key), RANGE, (ESTIMATED, WHOLE), group.edges, graded=False)
+    return Choice(range_key(group.key), ChoiceKind.RANGE, (ESTIMATED, WHOLE), group.edges, graded=False)
 
 
 def wholes_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> frozenset[str]:
@@ -159,10 +156,10 @@ def _bits(
 ) -> Choice:
     most = site.max_bits
     least = min(max(options.min_bits, site.min_bits), most)
-    if BITS in options.choices or (AUTO in options.choices and gains is None):
+    if ChoiceKind.BITS in options.choices or (AUTO in options.choices and gains is None):
         found = tuple(range(most, least - 1, -1))
     elif AUTO in options.choices and gains is not None:
         found = gains.options(tensors, most, least)
     else:
         found = (most,)
-    return Choice(bits_key(tensor), BITS, found, site.edges)
+    return Choice(bits_key(tensor), ChoiceKind.BITS, found, site.edges)

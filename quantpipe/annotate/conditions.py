@@ -24,7 +24,8 @@ from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.scores import VIEWS
 from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
-from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT_KEY
+from quantpipe.types.choice_key import ChoiceKind, choice_key
+from quantpipe.types.structure import DEFAULT
 
 REALS = ("float16", "bfloat16", "float64")
 
@@ -128,7 +129,7 @@ def decide(
         The signature of each integer node, and why each other one stays in float.
     """
     chosen = {
-        n.name: Reason(ReasonKind.CHOSEN, f"left in float by the choice {FLOAT_KEY}{n.name}")
+        n.name: Reason(ReasonKind.CHOSEN, f"left in float by the choice {choice_key(ChoiceKind.FLOAT, n.name)}")
         for n in graph.nodes
         if structure.floats(n.name)
     }
@@ -148,7 +149,9 @@ def decide(
             )
             reason = Reason(ReasonKind.DEVICE, why)
             if additions.get(node.name) is AddInputs.NONE:
-                reason = Reason(ReasonKind.CHOSEN, f"it adds in float by the choice {ADD_KEY}{node.name}")
+                reason = Reason(
+                    ReasonKind.CHOSEN, f"it adds in float by the choice {choice_key(ChoiceKind.ADD, node.name)}"
+                )
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
             alone = both and not _views_input(node, graph) and _producers_float(node, graph, found)

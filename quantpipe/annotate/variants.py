@@ -33,7 +33,8 @@ from quantpipe.types import (
     Structure,
     Topology,
 )
-from quantpipe.types.structure import ADD_KEY, DEFAULT, FLOAT, FLOAT_KEY, GRANULARITY_KEY, INTEGER, KEYS
+from quantpipe.types.choice_key import ChoiceKind, choice_key, is_structural, read_key
+from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER
 
 KEPT = 64
 """Topologies kept; a search stays among few structures for a while."""
@@ -109,7 +110,7 @@ class Topologies:
 
     def structure_of(self, assignment: Assignment) -> Structure:
         """Return what an assignment decides that is not the default."""
-        chosen = {k: str(v) for k, v in assignment.items() if k.startswith(KEYS)}
+        chosen = {k: str(v) for k, v in assignment.items() if is_structural(k)}
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
     def topology_of(self, assignment: Assignment) -> Topology:
@@ -146,15 +147,15 @@ class Topologies:
         """Return the structural ones that `annotate.choices` asks for, in graph order by kind."""
         kinds = self._given[3].choices
         found: list[Choice] = []
-        if "float" in kinds:
-            found += self._float_choices("add" in kinds)
+        if ChoiceKind.FLOAT in kinds:
+            found += self._float_choices(ChoiceKind.ADD in kinds)
         known = {choice.key for choice in found}
         found += [
             c for k in self._may_float() if k.node in self._floatable and (c := self._float_choice(k)).key not in known
         ]
-        if "add" in kinds:
+        if ChoiceKind.ADD in kinds:
             found += self._add_choices()
-        if "granularity" in kinds:
+        if ChoiceKind.GRANULARITY in kinds:
             found += self._granularity_choices()
         return tuple(found)
 
@@ -162,7 +163,7 @@ class Topologies:
     def measured(self) -> tuple[str, ...]:
         """Return tensors whose statistics calibration must gather, so that every variant has the ranges it needs."""
         known = dict.fromkeys((*self.base.measured, *self.reference.measured))
-        if any(c.key.startswith((FLOAT_KEY, ADD_KEY)) for c in self.choices):
+        if any(c.kind in (ChoiceKind.FLOAT, ChoiceKind.ADD) for c in self.choices):
             for kernel in self.reference.kernels:
                 known |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output, *self._inside(kernel)])
             # What moves values runs on either side, wherever the graph converts less.
@@ -218,7 +219,8 @@ class Topologies:
         return found
 
     def _float_choice(self, kernel: Kernel) -> Choice:
-        return Choice(FLOAT_KEY + kernel.node, "float", (INTEGER, FLOAT), self._edges(kernel), graded=False)
+        key = choice_key(ChoiceKind.FLOAT, kernel.node)
+        return Choice(key, ChoiceKind.FLOAT, (INTEGER, FLOAT), self._edges(kernel), graded=False)
 
     def _add_choices(self) -> list[Choice]:
         spec, sums = self._given[1], self._sums
@@ -231,8 +233,8 @@ class Topologies:
         for kernel in self.reference.kernels:
             legal = [t for t in spec.add_variants if t is not AddInputs.RESIDUAL_ONLY or kernel.node in joined]
             if kernel.node in sums and len(legal) > 1 and not self._touches_stated(kernel):
-                key, words = ADD_KEY + kernel.node, tuple(t.value for t in legal)
-                found.append(Choice(key, "add", words, self._edges(kernel), graded=False))
+                key, words = choice_key(ChoiceKind.ADD, kernel.node), tuple(t.value for t in legal)
+                found.append(Choice(key, ChoiceKind.ADD, words, self._edges(kernel), graded=False))
         return found
 
     @cached_property
@@ -240,7 +242,7 @@ class Topologies:
         return tuple(n.name for n in self._given[0].nodes if (r := rule_of(n)) is not None and r.family is Family.SUM)
 
     def _all_sums(self, treatment: AddInputs) -> Structure:
-        return Structure(tuple((ADD_KEY + n, treatment.value) for n in self._sums))
+        return Structure(tuple((choice_key(ChoiceKind.ADD, n), treatment.value) for n in self._sums))
 
     def _touches_stated(self, kernel: Kernel) -> bool:
         """Return whether a tensor beside the kernel has to stay stored.
@@ -270,8 +272,9 @@ class Topologies:
         legal = (first.value, *(g.value for g in spec.weights.granularity if g is not first))
         if len(legal) < 2:
             return []
+        kind = ChoiceKind.GRANULARITY
         return [
-            Choice(GRANULARITY_KEY + site.tensor, "granularity", legal, site.edges, graded=False)
+            Choice(choice_key(kind, site.tensor), kind, legal, site.edges, graded=False)
             for site in self.reference.weights
         ]
 
@@ -287,9 +290,10 @@ class Topologies:
 
     def _default(self, key: str) -> str | None:
         _, spec, schema, _ = self._given
-        if key.startswith(FLOAT_KEY):
+        kind = read.kind if (read := read_key(key)) is not None else None
+        if kind is ChoiceKind.FLOAT:
             return INTEGER
-        if key.startswith(ADD_KEY):
+        if kind is ChoiceKind.ADD:
             return spec.add_inputs.value if spec.add_inputs is not None else None
         return schema.weights.granularity.value
 
@@ -311,13 +315,13 @@ class Topologies:
         graph, spec, *_ = self._given
         weights = {w.tensor for w in self.reference.weights}
         for key, option in structure.decided:
-            kind, _, name = key.partition(":")
+            kind, name = read_key(key) or (None, "")
             legal: tuple[str, ...] = ()
-            if kind + ":" == FLOAT_KEY and name in graph.by_name:
+            if kind is ChoiceKind.FLOAT and name in graph.by_name:
                 legal = (INTEGER, FLOAT)
-            elif kind + ":" == ADD_KEY and name in graph.by_name:
+            elif kind is ChoiceKind.ADD and name in graph.by_name:
                 legal = tuple(t.value for t in spec.add_variants)
-            elif kind + ":" == GRANULARITY_KEY and name in weights:
+            elif kind is ChoiceKind.GRANULARITY and name in weights:
                 legal = tuple(g.value for g in spec.weights.granularity)
             if option not in legal:
                 raise ConfigError(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from quantpipe.annotate.choices import BITS
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
 from quantpipe.hardware.cost import COSTS
@@ -28,6 +27,7 @@ from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.judge import Judge
 from quantpipe.types import AdviceRow, Point, Profile, Strategy, Topology
+from quantpipe.types.choice_key import ChoiceKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +171,7 @@ def _point(job: RunContext, strategy: Strategy) -> Point:
     """The point of a space that is nearest to what a strategy decides; what it does not know of begins as it does."""
     decided = dict(strategy.structure.decided)
     wanted = (
-        strategy.bits.get(choice.key.partition(":")[2]) if choice.kind == BITS else decided.get(choice.key)
+        strategy.bits.get(choice.subject) if choice.kind == ChoiceKind.BITS else decided.get(choice.key)
         for choice in job.space
     )
     return tuple(c.options.index(c.nearest(option)) for c, option in zip(job.space, wanted, strict=True))

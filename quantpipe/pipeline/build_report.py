@@ -42,7 +42,7 @@ from quantpipe.types import (
     Topology,
     by_model,
 )
-from quantpipe.types.structure import KEYS
+from quantpipe.types.choice_key import STRUCTURAL, ChoiceKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,12 +325,11 @@ def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list
     """What was chosen, per choice of bits of what is held in integers, and per structural choice."""
     found: list[ChoiceRow] = []
     for choice in space:
-        kind, _, name = choice.key.partition(":")
-        edges = list(choice.edges)
-        if choice.key.startswith(KEYS):
+        name, edges = choice.subject, list(choice.edges)
+        if choice.kind in STRUCTURAL:
             option = strategy.structure.by_key.get(choice.key, choice.options[0])
-            found.append({"key": name, "kind": kind, "value": option, "threshold": None, "edges": edges})
-        if kind != "bits" or name not in strategy.bits:
+            found.append({"key": name, "kind": choice.kind, "value": option, "threshold": None, "edges": edges})
+        if choice.kind != ChoiceKind.BITS or name not in strategy.bits:
             continue
         threshold: Any = None
         if name in strategy.ranges:

@@ -29,7 +29,7 @@ from quantpipe.search import Batching, Budget, Evaluator, Metric
 from quantpipe.search.evaluator import BudgetExhausted
 from quantpipe.search.objective import LOSSES
 from quantpipe.types import PrecisionRecord, Profile, Score
-from quantpipe.types.structure import FLOAT_KEY
+from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 PRECISION = ("choices", "threshold", "objective", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
@@ -163,7 +163,7 @@ def _selected(
             return start
         if not spare:
             raise BudgetExhausted
-        chosen = moved | {FLOAT_KEY + name for name in moved}
+        chosen = moved | {choice_key(ChoiceKind.FLOAT, name) for name in moved}
         score = evaluate([tuple(int(key in chosen) for key in keys)])[0]
         loss = loss_of(score, aim.objective.metric)
         show(evaluate.evaluations, spare, f"loss {loss:.4g}")
@@ -215,7 +215,7 @@ def _moves(job: RunContext) -> tuple[Move, ...]:
     computing = [
         name
         for name in job.variants.may_float
-        if FLOAT_KEY + name in offered
+        if choice_key(ChoiceKind.FLOAT, name) in offered
         and (rule := rule_of(graph.by_name[name])) is not None
         and rule.family not in FOLLOWING
     ]

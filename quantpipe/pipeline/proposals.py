@@ -15,6 +15,7 @@ from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.recover import RecoverOptions
 from quantpipe.types import Granularity, Strategy, TensorStats, Topology
+from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 WIDE = 16
 """Bits that are tried where a stored tensor has fewer, and the device may have them."""
@@ -140,12 +141,20 @@ class Proposals:
     def _weights(self, culprit: Culprit) -> Iterator[Change]:
         settings, sites = self.job.settings, self.topology.weight_of
         weights = [sites[t] for t in culprit.members if t in sites]
-        fewer = {f"bits:{w.tensor}": w.max_bits for w in weights if self.strategy.bits[w.tensor] < w.max_bits}
+        fewer = {
+            choice_key(ChoiceKind.BITS, w.tensor): w.max_bits
+            for w in weights
+            if self.strategy.bits[w.tensor] < w.max_bits
+        }
         if fewer:
             yield self._fixed(culprit, "all the bits it can have", fewer)
         if Granularity.PER_CHANNEL not in settings.spec.weights.granularity:
             return
-        coarse = {f"granularity:{w.tensor}": Granularity.PER_CHANNEL.value for w in weights if w.axis is None}
+        coarse = {
+            choice_key(ChoiceKind.GRANULARITY, w.tensor): Granularity.PER_CHANNEL.value
+            for w in weights
+            if w.axis is None
+        }
         if coarse:
             change = self._fixed(culprit, "a scale per channel", coarse)
             kinds = [*(settings.config.get("annotate") or {}).get("choices", ()), "granularity"]

@@ -17,7 +17,7 @@ from typing import Any
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.search import front, read_trials
 from quantpipe.types import ChoiceSpace, OptionValue, Point
-from quantpipe.types.structure import KEYS
+from quantpipe.types.choice_key import OF_RANGES, STRUCTURAL, ChoiceKind
 
 MOST = 8
 """Points of a log's Pareto front that a search begins with."""
@@ -118,12 +118,12 @@ def _of_strategy(path: Path, content: bytes, space: ChoiceSpace) -> Mapping[str,
         ) from error
     assignment: dict[str, OptionValue] = {}
     for choice in space:
-        given = [bits.pop(edge) for edge in choice.edges if edge in bits] if choice.kind == "bits" else []
+        given = [bits.pop(edge) for edge in choice.edges if edge in bits] if choice.kind == ChoiceKind.BITS else []
         if given and all(_is_bits(value) for value in given):
             assignment[choice.key] = max(given)
         elif given:
             raise ArtifactError(f"gives {choice.key} {given[0]!r} bits", stage=STAGE, where=where)
-        elif choice.key.startswith(KEYS):
+        elif choice.kind in STRUCTURAL:
             assignment[choice.key] = structure.pop(choice.key, choice.options[0])
     return assignment | {str(name): 0 for name in (*bits, *structure)}
 
@@ -137,7 +137,7 @@ def _fitted(assignment: Mapping[str, OptionValue], space: ChoiceSpace) -> _Fit:
     for choice in space:
         if choice.key not in assignment:
             point.append(0)
-            silent.append(choice.key)
+            silent.append(choice)
             continue
         wanted = assignment[choice.key]
         option = choice.nearest(wanted)
@@ -147,7 +147,7 @@ def _fitted(assignment: Mapping[str, OptionValue], space: ChoiceSpace) -> _Fit:
     keys = {choice.key for choice in space}
     unknown = tuple(name for name in assignment if name not in keys)
     # A strategy holds ranges and no steps: what it cannot say is nothing that it lacks.
-    missing = tuple(key for key in silent if not key.startswith(("step:", "clip:", "range:")))
+    missing = tuple(choice.key for choice in silent if choice.kind not in OF_RANGES)
     return _Fit(tuple(point), len(space) - len(silent), unknown, missing, moved)
 
 

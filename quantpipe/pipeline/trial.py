@@ -18,7 +18,7 @@ from quantpipe.types import (
     ReplayedSearch,
     SearchReport,
 )
-from quantpipe.types.structure import FLOAT_KEY
+from quantpipe.types.choice_key import ChoiceKind, read_key
 
 
 def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
@@ -58,7 +58,8 @@ def replayed_trial(job: RunContext, log: Path, number: int) -> SearchDecision:
 def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
     """The job with what that run had decided before its search (`precision=auto`), which its log names."""
     further = {key: option for key, option in trial.choices.items() if key not in {c.key for c in job.whole}}
-    floats = [key.removeprefix(FLOAT_KEY) for key in further if key.startswith(FLOAT_KEY)]
+    read = [found for key in further if (found := read_key(key)) is not None]
+    floats = [key.subject for key in read if key.kind is ChoiceKind.FLOAT]
     wholes = [group.key for group in job.variants.reference.groups if range_key(group.key) in further]
     return job.offering(floats, wholes, decided=False) if floats or wholes else job
 

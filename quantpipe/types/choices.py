@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import log10, prod
 
+from quantpipe.types.choice_key import read_key
+
 Point = tuple[int, ...]
 """An index into each choice's options, in the order of the space's choices."""
 
@@ -32,6 +34,12 @@ class Choice:
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", tuple(self.options))
         object.__setattr__(self, "edges", tuple(self.edges))
+
+    @property
+    def subject(self) -> str:
+        """Return what the choice is about: the name of a tensor, a weight or a node."""
+        read = read_key(self.key)
+        return self.key if read is None else read.subject
 
     def nearest(self, wanted: OptionValue | None) -> OptionValue:
         """Return an option that another space may lack here.

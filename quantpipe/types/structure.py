@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from quantpipe.types.choice_key import ChoiceKind, choice_key
+
 FLOAT = "float"
 INTEGER = "integer"
-
-FLOAT_KEY, ADD_KEY, GRANULARITY_KEY = "float:", "add:", "granularity:"
-KEYS = (FLOAT_KEY, ADD_KEY, GRANULARITY_KEY)
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,15 @@ class Structure:
 
     def floats(self, node: str) -> bool:
         """Return whether a node is decided to stay in float."""
-        return self.by_key.get(FLOAT_KEY + node) == FLOAT
+        return self.by_key.get(choice_key(ChoiceKind.FLOAT, node)) == FLOAT
 
     def addition(self, node: str) -> str | None:
         """Return how this addition takes its operands, where that is decided."""
-        return self.by_key.get(ADD_KEY + node)
+        return self.by_key.get(choice_key(ChoiceKind.ADD, node))
 
     def granularity(self, weight: str) -> str | None:
         """Return how many scales a weight has, where that is decided."""
-        return self.by_key.get(GRANULARITY_KEY + weight)
+        return self.by_key.get(choice_key(ChoiceKind.GRANULARITY, weight))
 
 
 DEFAULT = Structure()

@@ -203,6 +203,7 @@ FIXED = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("op", FIXED)
 def test_fixed_outputs_are_those_of_the_specification(op: str) -> None:
     """Also on devices with fewer bits than their storage, and where scales are powers of two."""

@@ -51,6 +51,7 @@ def test_a_sample_beyond_float16_is_refused_by_name() -> None:
         quantpipe.quantize(to_half(small_net()), samples, evaluate=QUICK)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", ["truncates", "scales"])
 def test_a_certificate_does_not_look_through_other_ends(fault: str, tmp_path: Path) -> None:
     quantpipe.quantize(to_half(onnx.load(DIGITS)), DigitsDataset(), folder=tmp_path, evaluate=QUICK)

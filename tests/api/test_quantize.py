@@ -119,6 +119,7 @@ class Tensor:
         return self._array
 
 
+@pytest.mark.grid
 def test_every_form_of_a_model_gives_the_same_numbers(tmp_path: Path) -> None:
     model = small_net()
     onnx.save(model, tmp_path / "net.onnx")
@@ -130,6 +131,7 @@ def test_every_form_of_a_model_gives_the_same_numbers(tmp_path: Path) -> None:
     assert not (tmp_path / "path" / "input").exists()
 
 
+@pytest.mark.grid
 def test_a_model_beyond_one_file_is_written_with_its_data_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +165,7 @@ def test_several_inputs_and_sets_of_ones_own(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.grid
 def test_options_of_the_data(tmp_path: Path) -> None:
     data = images()
     scaled = quantpipe.quantize(
@@ -227,6 +230,7 @@ def everything_below(*folders: Path) -> set[str]:
     return {str(path) for folder in folders for path in folder.rglob("*")}
 
 
+@pytest.mark.grid
 def test_nothing_is_left_outside_the_folder_and_nothing_of_the_process_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +260,7 @@ def test_nothing_is_left_outside_the_folder_and_nothing_of_the_process_changes(
     assert (out, err) == ("", "")
 
 
+@pytest.mark.grid
 def test_two_threads_at_once_and_twice_in_one_process() -> None:
     before = sys.stdout
     numbers: dict[int, Any] = {}
@@ -279,6 +284,7 @@ def negative_distance(reference: Any, outputs: Any, labels: Any) -> float:
     return -float(np.abs(reference - outputs).max())
 
 
+@pytest.mark.grid
 def test_an_objective_that_is_a_function() -> None:
     settings: dict[str, Any] = {"evaluate": QUICK, "search": SEARCH, "executor": "serial"}
     direct = quantpipe.quantize(small_net(), images(), objective=negative_distance, **settings)
@@ -293,6 +299,7 @@ def test_an_objective_that_is_a_function() -> None:
     assert numbers_of(local.folder) == numbers_of(direct.folder)
 
 
+@pytest.mark.grid
 def test_a_missed_target_warns_at_the_callers_line_and_strict_refuses() -> None:
     given: dict[str, Any] = {"objective": {"tolerance": 1e-9}, "evaluate": QUICK}
     with warnings.catch_warnings(record=True) as caught:
@@ -353,6 +360,7 @@ class Diary(NullTracker):
         self.entries.append(("end", status))
 
 
+@pytest.mark.grid
 def test_tracking_when_it_is_asked_for() -> None:
     Diary.entries.clear()
     tracking = {"option": "none", "_target_": f"{__name__}.Diary"}

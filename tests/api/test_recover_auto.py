@@ -73,6 +73,7 @@ def test_a_missed_objective_is_met_by_recovery(tmp_path: Path) -> None:
     assert again.report["recovery"] == gain
 
 
+@pytest.mark.grid
 def test_the_stages_one_by_one_give_the_same(tmp_path: Path) -> None:
     given: dict[str, Any] = {"objective": between(), "evaluate": QUICK, "executor": "serial"}
     whole = run(objective=between())
@@ -101,6 +102,7 @@ def different(reference: Any, outputs: Any, labels: Any) -> float:
     return -float(np.any(reference != outputs))
 
 
+@pytest.mark.grid
 def test_what_gains_only_in_kl_is_not_kept() -> None:
     result = run(objective=different)
     gain = result.report["recovery"]
@@ -110,6 +112,7 @@ def test_what_gains_only_in_kl_is_not_kept() -> None:
     assert numbers_of(result.folder) == numbers_of(plain().folder)
 
 
+@pytest.mark.grid
 def test_it_goes_on_as_long_as_the_objective_is_missed() -> None:
     """KL 0.02 is enough for a walk not to be repeated, not for an objective that asks for less."""
     steps = ["gptq_compensated", "equalize"]
@@ -121,6 +124,7 @@ def test_it_goes_on_as_long_as_the_objective_is_missed() -> None:
     assert not any("recover.kl_target" in reason for reason in rows["accuracy"])
 
 
+@pytest.mark.grid
 def test_every_form_of_objective_and_search() -> None:
     search = {"option": "random", "max_evaluations": 3}
     never: list[dict[str, Any]] = [

@@ -79,7 +79,7 @@ def test_the_defaults_list_names_every_option() -> None:
         assert option in line.partition(":")[2], f"{group}={option}"
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(9)
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option(group: str, option: str) -> None:
     fitting = {

@@ -170,7 +170,6 @@ def test_realize_without_a_strategy_says_what_to_do(program: Program) -> None:
     assert "command=replay strategy=FILE" in program.run("stages=[realize]").paragraph
 
 
-@pytest.mark.smoke
 def test_a_changed_model_file_is_found_although_its_digest_was_changed_too(program: Program) -> None:
     """What is compared is the file: the rows of the last layer's weights are rolled, and the origin file agrees."""
     path = program.run().folder / "realize" / "model.onnx"

@@ -114,7 +114,7 @@ def whole(r: CandidateRecipe, point: Point) -> Score:
     return Score(objective_value(r.metric, metrics), r.make().cost(point), tuple(metrics.items()))
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "hago_sample", "tvm_arm", "int4_weights"])
 @pytest.mark.parametrize("net", NETS)
 def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:
@@ -123,6 +123,7 @@ def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None
     assert list(r.make()(asked)) == [whole(r, p) for p in asked]
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("backend", ["qdq", "qoperator"])
 def test_integer_candidates_have_the_same_scores(net: str, backend: str) -> None:
@@ -173,7 +174,7 @@ def test_auto_simulates_where_the_integer_form_computes_otherwise(monkeypatch: p
     assert score == whole(r, r.space.start)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("memory", [0, 40_000, 1 << 30])
 @pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
 def test_what_is_kept_changes_no_bit(memory: int, kind: EvaluatorKind) -> None:
@@ -217,6 +218,7 @@ def test_a_late_change_starts_late(runs: list[str]) -> None:
     assert len(runs) - before == batches, "a known point runs its last section only"
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
 def test_threads_change_no_bit(threads: int, kind: EvaluatorKind) -> None:
@@ -264,6 +266,7 @@ def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None
         assert any(not p.integer for p in parts[:-1]) or count == 1, "the island is no integer section"
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("metric", ["kl", "mse", "accuracy"])
 def test_a_measurement_that_cannot_win_is_given_up(metric: str, runs: list[str]) -> None:
     r = replace(recipe("residual", "ort_cpu"), metric=metric)
@@ -292,6 +295,7 @@ def test_a_cost_that_cannot_win_runs_nothing(runs: list[str]) -> None:
     assert score.pruned and score.value == 0.0 and not runs
 
 
+@pytest.mark.grid
 @requires_zoo
 def test_resnet20_in_integers_has_the_simulated_scores() -> None:
     from tests.ops.test_zoo_agreement import graph_of
@@ -325,6 +329,7 @@ def test_resnet20_in_integers_has_the_simulated_scores() -> None:
     assert found[0] == whole(r, asked[0])
 
 
+@pytest.mark.grid
 def test_recovered_weights_score_alike_in_both_forms_and_in_another_process() -> None:
     """Scores of candidates whose weights are recovered: the whole simulated model's with these weights, in any form."""
     plain = recipe("residual", "ort_cpu")

@@ -60,7 +60,7 @@ def test_random_points_on_digits_agree(spec: str) -> None:
     assert len(structures) > 4, "the points are of several topologies"
 
 
-@pytest.mark.sliced(7)
+@pytest.mark.grid
 @pytest.mark.parametrize("spec", SPECS)
 def test_random_points_on_a_residual_net_agree(spec: str) -> None:
     mixed = net(spec)
@@ -69,7 +69,7 @@ def test_random_points_on_a_residual_net_agree(spec: str) -> None:
         assert found.differing == 0, (mixed.space.decode(point), found)
 
 
-@pytest.mark.sliced(7)
+@pytest.mark.grid
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_ends_of_the_space_agree(spec: str) -> None:
     """Every structural choice alone at each of its options, and all of them at the last."""

@@ -76,6 +76,7 @@ def test_what_cannot_be_sent_is_measured_here(tmp_path: Path) -> None:
     assert ToyRecipe(tmp_path).processes() == {os.getpid()} and opened.count == 1
 
 
+@pytest.mark.grid
 def test_processes_start_in_a_batch_that_is_long(tmp_path: Path) -> None:
     recipe = ToyRecipe(tmp_path, seconds=0.05)
     opened = Process(2, start_seconds=0.3).open(recipe)

@@ -151,6 +151,7 @@ def test_functions_without_end(tmp_path: Path) -> None:
         assert said in refusal(model, tmp_path / "m.onnx")
 
 
+@pytest.mark.grid
 def test_nodes_that_give_other_numbers_each_time(tmp_path: Path) -> None:
     """Named; what is in training mode in name only is taken."""
     path = tmp_path / "m.onnx"

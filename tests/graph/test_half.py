@@ -83,6 +83,7 @@ def test_a_float32_model_is_left_alone() -> None:
     assert not any("float16" in note for note in graph.notes)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", KINDS)
 def test_functions_are_recognized_by_constants_of_half_precision(kind: int) -> None:
     """√2 is 1.4141 in float16; a Gelu stays a Gelu."""

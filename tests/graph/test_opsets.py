@@ -52,6 +52,7 @@ def dense_net(opset: int) -> onnx.ModelProto:
     return model(nodes, constants(w=(6, 8), b=(8,), fw=(8, 5), fb=(5,)), ["N", 6], opset)
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("opset", range(LEAST, NEWEST + 1))
 @pytest.mark.parametrize("net", [conv_net, dense_net])
 def test_every_opset_gets_in(net: Callable[[int], onnx.ModelProto], opset: int) -> None:

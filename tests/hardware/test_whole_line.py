@@ -63,7 +63,7 @@ def check(made: Line, name: str) -> None:
         assert real >= whole - (0.3 if name == "int4_weights" else 0.05), (real, whole)
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_digits(name: str) -> None:
     made = digits_line(name)
@@ -71,7 +71,7 @@ def test_digits(name: str) -> None:
     check(made, name)
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("treatment", ["both", "residual_only", "none"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:

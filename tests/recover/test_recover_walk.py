@@ -74,6 +74,7 @@ def same(a: Overrides, b: Overrides) -> bool:
     )
 
 
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize(("name", "bits"), [("vta", 8), ("ort_cpu", 4), ("hago_sample", 8)])
 def test_it_helps_and_repeats(name: str, bits: int) -> None:
     made = digits(name, bits)
@@ -86,7 +87,7 @@ def test_it_helps_and_repeats(name: str, bits: int) -> None:
     assert all(entry["error_recovered"] >= 0 and entry["uncertainty"] > 0 for entry in found.layers)
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(48)
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "wide_sums")) for n in CASES])
 def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:

@@ -107,6 +107,7 @@ def toys(draw: st.DrawFn) -> Toy:
     return Toy(space, value, cost, Objective(form=form, reference_value=0.9, cost_limit=limit * cost(space.start) + 1))
 
 
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("name", ALGORITHMS)
 @given(toy=toys(), budget=st.integers(1, 25), seed=st.integers(0, 5))
 @settings(max_examples=40, deadline=None)

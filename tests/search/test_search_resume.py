@@ -16,7 +16,7 @@ from quantpipe.search import JsonlLog, Stopped, search_origin
 RESUMED = ("additive", "interaction", "within_cost", "nothing_feasible")
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("toy", RESUMED)
 @pytest.mark.parametrize("name", ALGORITHMS)

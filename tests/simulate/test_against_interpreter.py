@@ -124,6 +124,7 @@ def nets(draw: st.DrawFn) -> tuple[Net, dict[str, Any]]:
     return net, {"scale": scale, "ties": draw(st.booleans()), **how}
 
 
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize(
     ("spec", "backend"),
     [("ort_cpu", "qdq"), ("ort_cpu", "integer"), ("vta", "integer"), ("tflite_int8", "integer")],

@@ -77,6 +77,7 @@ def test_a_whole_run(launch: Path, tmp_path: Path) -> None:
     assert tracker.ui_command == f"mlflow ui --backend-store-uri sqlite:///{launch}/mlflow.db"
 
 
+@pytest.mark.grid
 def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
     code = (
         "import sys, os; from quantpipe.tracking import MlflowTracker\n"
