@@ -119,7 +119,7 @@ def analyze(
             least=least,
         ),
         constants=constants,
-        signatures=ways if any(len(found) > 1 for found in ways.values()) else {},
+        signatures=ways if any(len(found) > 1 or _narrows_alone(found) for found in ways.values()) else {},
     )
 
 
@@ -128,6 +128,11 @@ def _signatures(graph: Graph, spec: HardwareSpec, name: str) -> tuple[OpSignatur
     node = graph.by_name[name]
     rule = rule_of(node)
     return () if rule is None else integer_signatures(spec, node, graph, rule)
+
+
+def _narrows_alone(signatures: Sequence[OpSignature]) -> bool:
+    """Whether a kernel narrows in a way of its own, so that the plan asks for its signature."""
+    return any(s.requantize is not None for s in signatures)
 
 
 def _widest(

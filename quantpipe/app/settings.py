@@ -42,7 +42,7 @@ from quantpipe.pipeline.settings import (
 )
 from quantpipe.realize import BACKENDS
 from quantpipe.recover import RecoverOptions
-from quantpipe.types import HardwareSpec, RequantizeKind, Rounding
+from quantpipe.types import HardwareSpec
 
 GROUPS = (
     "model",
@@ -321,12 +321,11 @@ def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
     where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
     if chosen not in BACKENDS:
         raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
-    how = spec.requantize
-    kernels = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
-    if not kernels and chosen != "integer":
+    other = next((how for how in spec.requantizations if not how.is_kernel_arithmetic), None)
+    if other is not None and chosen != "integer":
         raise ConfigError(
             f"is {chosen!r}, whose kernels multiply by float32 and round half_even; {spec.name} requantizes by "
-            f"{how.kind} with rounding {how.rounding}, legal is integer",
+            f"{other.kind} with rounding {other.rounding}, legal is integer",
             where=where,
         )
     return chosen

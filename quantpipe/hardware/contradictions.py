@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
-from quantpipe.oprules import OP_RULES
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     AddInputs,
     BiasScale,
@@ -44,26 +44,35 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def _requantization(spec: HardwareSpec, reader: Reader) -> None:
-    kind = spec.requantize.kind
-    shift = kind is RequantizeKind.SHIFT
-    if shift and spec.scales is not Scales.POWER_OF_TWO:
-        raise reader.error("scales", "must be power_of_two where requantize.kind is shift: a shift can do nothing else")
-    if shift and Granularity.PER_CHANNEL in spec.weights.granularity:
-        raise reader.error("weights.granularity", "must be per_tensor where requantize.kind is shift")
-    if shift and spec.unify is Unify.FREE:
-        raise reader.error("unify", "must be max_scale or min_scale where requantize.kind is shift")
-    if not shift and spec.unify is not Unify.FREE:
-        raise reader.error("unify", f"must be free where requantize.kind is {kind}")
-    if shift and not spec.activations.symmetric:
-        raise reader.error("activations.symmetric", "must be true where requantize.kind is shift")
-    if spec.channel_bounds and kind is RequantizeKind.FLOAT_MULTIPLIER:
-        raise reader.error(
-            "channel_bounds",
-            f"must be false where requantize.kind is {kind}: the forms of such devices have no bounds per channel",
-        )
+    """What narrowing asks of the rest of the file: the device's, then that of each kernel that has its own."""
+    _narrowing(spec, reader, spec.requantize.kind, "requantize.kind", adds=True)
+    for op, signatures in spec.ops.items():
+        adds = op in OP_RULES and OP_RULES[op].family is Family.SUM
+        for own in (s.requantize for s in signatures if s.requantize is not None):
+            _narrowing(spec, reader, own.kind, f"ops.{op}.requantize.kind", adds=adds)
     if spec.bias_scale is BiasScale.OWN and spec.scales is not Scales.POWER_OF_TWO:
         raise reader.error(
             "bias.scale", "must be product where scales is any: only a power of two can be shifted to it"
+        )
+
+
+def _narrowing(spec: HardwareSpec, reader: Reader, kind: RequantizeKind, field: str, *, adds: bool) -> None:
+    """`adds`: whether it is that of additions, which `unify` goes with."""
+    shift = kind is RequantizeKind.SHIFT
+    if shift and spec.scales is not Scales.POWER_OF_TWO:
+        raise reader.error("scales", f"must be power_of_two where {field} is shift: a shift can do nothing else")
+    if shift and Granularity.PER_CHANNEL in spec.weights.granularity:
+        raise reader.error("weights.granularity", f"must be per_tensor where {field} is shift")
+    if adds and shift and spec.unify is Unify.FREE:
+        raise reader.error("unify", f"must be max_scale or min_scale where {field} is shift")
+    if adds and not shift and spec.unify is not Unify.FREE:
+        raise reader.error("unify", f"must be free where {field} is {kind}")
+    if shift and not spec.activations.symmetric:
+        raise reader.error("activations.symmetric", f"must be true where {field} is shift")
+    if spec.channel_bounds and kind is RequantizeKind.FLOAT_MULTIPLIER:
+        raise reader.error(
+            "channel_bounds",
+            f"must be false where {field} is {kind}: the forms of such devices have no bounds per channel",
         )
 
 

@@ -14,6 +14,7 @@ from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import AddInputs, DType, HardwareSpec, OpSignature
 
 KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
+NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 
 def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
@@ -23,7 +24,11 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
     _bits(spec, reader)
     for chain in spec.fuse:
         _chain(spec, reader, chain)
+    for op, signatures in spec.ops.items():
+        if any(s.requantize is not None and not s.is_integer for s in signatures):
+            raise reader.error(f"ops.{op}.requantize", "has no effect where `in` is float32; legal is to leave it out")
     for op, signature in _integer(spec):
+        _narrows(op, signature, reader)
         _conditions(op, signature, reader)
         _moves(spec, op, signature, reader)
     for name in spec.cost.macs_per_cycle:
@@ -99,6 +104,15 @@ def _chain(spec: HardwareSpec, reader: Reader, chain: tuple[str, ...]) -> None:
                 f"{named}, but {first} hands on its accumulator, and a clamp acts on stored integers; legal are a "
                 f"stored type in ops.{first}.out, or fuse without it",
             )
+
+
+def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
+    """A way of narrowing of an op that has no accumulator."""
+    if signature.requantize is not None and OP_RULES[op].family not in NARROWS:
+        ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
+        raise reader.error(
+            f"ops.{op}.requantize", f"has no effect, since {op} has no accumulator to narrow; legal of {ops}"
+        )
 
 
 def _conditions(op: str, signature: OpSignature, reader: Reader) -> None:

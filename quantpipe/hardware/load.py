@@ -20,7 +20,6 @@ from quantpipe.types import (
     BiasScale,
     Cost,
     DType,
-    FixedRounding,
     FloatOn,
     Granularity,
     HardwareSpec,
@@ -28,9 +27,6 @@ from quantpipe.types import (
     Overflow,
     Padding,
     PadValue,
-    RequantizeKind,
-    RequantizeSpec,
-    Rounding,
     Scales,
     Skip,
     Unify,
@@ -70,12 +66,6 @@ OPTIONAL = (
 )
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
-ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
-    RequantizeKind.FLOAT_MULTIPLIER: (Rounding.HALF_EVEN, Rounding.HALF_UP, Rounding.HALF_AWAY, Rounding.FLOOR),
-    RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE),
-    RequantizeKind.SHIFT: (Rounding.HALF_UP, Rounding.HALF_EVEN, Rounding.HALF_AWAY, Rounding.FLOOR),
-}
-"""Legal roundings by kind, the default first."""
 
 
 class Narrowing(StrEnum):
@@ -113,7 +103,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         unify=reader.choice(Unify, data["unify"], "unify"),
         bias=bias,
         bias_scale=bias_scale,
-        requantize=_requantize(reader, data),
+        requantize=reader.requantize(data, ""),
         accumulator=_accumulator(reader, data),
         fuse=reader.chains(data["fuse"]),
         cost=_cost(reader, data),
@@ -133,8 +123,7 @@ def load_hardware(data: Data) -> HardwareSpec:
 
 def _form_for(spec: HardwareSpec) -> str:
     """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
-    how = spec.requantize
-    kernels = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
+    kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
     exact = spec.accumulator.dtype.bits >= 32 and spec.isa is Isa.VNNI
     integer = [s for rows in spec.ops.values() for s in rows if s.is_integer]
     narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
@@ -245,18 +234,6 @@ def _activations(reader: Reader, data: Data) -> ActivationLimits:
         reader.bits(part, "activations"),
         reader.flag(part, "activations", "narrow"),
         None if part.get("signed") is None else reader.flag(part, "activations", "signed"),
-    )
-
-
-def _requantize(reader: Reader, data: Data) -> RequantizeSpec:
-    part = reader.section(data, "requantize", ("kind", "rounding", "max_shift"), "kind")
-    kind = reader.choice(RequantizeKind, part.get("kind"), "requantize.kind")
-    legal = ROUNDINGS[kind]
-    rounding = part.get("rounding")
-    return RequantizeSpec(
-        kind,
-        int(reader.number(part.get("max_shift", 31), "requantize.max_shift", least=1)),
-        legal[0] if rounding is None else reader.one_of(legal, rounding, "requantize.rounding"),
     )
 
 

@@ -9,14 +9,20 @@ from typing import Any, TypeVar
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS, WORDS
 from quantpipe.oprules import FLOAT_OPS, OP_RULES
-from quantpipe.types import DType, OpSignature
+from quantpipe.types import DType, FixedRounding, OpSignature, RequantizeKind, RequantizeSpec, Rounding
 
 E = TypeVar("E", bound=StrEnum)
 Data = Mapping[str, Any]
 
-SIGNATURE = ("in", "out", "when")
+SIGNATURE = ("in", "out", "when", "requantize")
 STORABLE = tuple(d for d in DType if d is not DType.INT64)
 """What tensors between ops may be: int64 is for accumulators alone."""
+ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
+    RequantizeKind.FLOAT_MULTIPLIER: (Rounding.HALF_EVEN, Rounding.HALF_UP, Rounding.HALF_AWAY, Rounding.FLOOR),
+    RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE),
+    RequantizeKind.SHIFT: (Rounding.HALF_UP, Rounding.HALF_EVEN, Rounding.HALF_AWAY, Rounding.FLOOR),
+}
+"""Legal roundings by kind, the default first."""
 
 
 class Reader:
@@ -191,6 +197,29 @@ class Reader:
                 raise self.error(field, f"names the unknown op {op!r}{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
         return names
 
+    def requantize(self, data: Data, before: str) -> RequantizeSpec:
+        """Return the section `requantize` of the file, or of a signature.
+
+        Args:
+            data: the file or signature that holds the section.
+            before: what its name begins with in errors; empty for the file itself.
+
+        Returns:
+            How accumulators are narrowed.
+
+        Raises:
+            HardwareError: for an unknown field, or a value that is not legal.
+        """
+        field = f"{before}requantize"
+        part = self.section({field: data["requantize"]}, field, ("kind", "rounding", "max_shift"), "kind")
+        kind = self.choice(RequantizeKind, part.get("kind"), f"{field}.kind")
+        legal, rounding = ROUNDINGS[kind], part.get("rounding")
+        return RequantizeSpec(
+            kind,
+            int(self.number(part.get("max_shift", 31), f"{field}.max_shift", least=1)),
+            legal[0] if rounding is None else self.one_of(legal, rounding, f"{field}.rounding"),
+        )
+
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
         """Return the signatures of an op from the rows of its list.
 
@@ -222,7 +251,8 @@ class Reader:
         outputs = tuple(self.storable(d, f"ops.{op}.out") for d in listed(row["out"]))
         if not inputs or not outputs:
             raise self.error(f"ops.{op}", "needs at least one dtype in `in` and in `out`")
-        return OpSignature(inputs, outputs, tuple((str(k), str(v)) for k, v in when.items()))
+        own = None if row.get("requantize") is None else self.requantize(row, f"ops.{op}.")
+        return OpSignature(inputs, outputs, tuple((str(k), str(v)) for k, v in when.items()), own)
 
     def _when_values(self, op: str, when: Data) -> None:
         """Each condition must be able to read what the file says."""

@@ -116,6 +116,28 @@ class StorageTypes:
         return read and (row.output is None or any(d in self._options[row.output] for d in row.written))
 
 
+def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types) -> OpSignature | None:
+    """Return the signature that runs a kernel.
+
+    Args:
+        kernel: the kernel.
+        signatures: those that take its node, in the order of the hardware file.
+        types: what its tensors and its weight are stored in.
+
+    Returns:
+        The first one of these very types; where no signature names them, the first one; None where there is none.
+    """
+    read = [(o.port, o.tensor) for o in kernel.operands if o.form is Form.QUANTIZED]
+    weight = OP_RULES[kernel.op].weight
+    if kernel.weight is not None and weight is not None:
+        read.append((weight, kernel.weight))
+    for signature in signatures:
+        written = kernel.form is not Form.QUANTIZED or types[kernel.output] in signature.outputs
+        if written and all(signature.input(port) is types[tensor] for port, tensor in read):
+            return signature
+    return signatures[0] if signatures else None
+
+
 def storage_types(topology: Topology) -> StorageTypes:
     """Return what a topology's tensors may be stored in."""
     own = {t: g.dtype for g in topology.groups for t in g.tensors} | {w.tensor: w.dtype for w in topology.weights}

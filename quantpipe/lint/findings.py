@@ -136,9 +136,10 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
 def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
     """Multipliers on a device that only shifts, and nodes in float between integer ones."""
     below, above = _reach(reading)
+    shifts = all(how.kind is RequantizeKind.SHIFT for how in spec.requantizations)
     found = []
     for node in reading.real:
-        if spec.requantize.kind is RequantizeKind.SHIFT and _rescales(node, reading.graph):
+        if shifts and _rescales(node, reading.graph):
             text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
         elif node in reading.weight_only:
@@ -154,7 +155,7 @@ def _at_run_time(reading: Reading, spec: HardwareSpec) -> Iterator[Finding]:
     why = ""
     if spec.scales is Scales.POWER_OF_TWO:
         why = "takes scales that are powers of two"
-    elif spec.requantize.kind is not RequantizeKind.FLOAT_MULTIPLIER:
+    elif any(how.kind is not RequantizeKind.FLOAT_MULTIPLIER for how in spec.requantizations):
         why = "narrows by numbers that are computed beforehand"
     for node in reading.dynamic:
         text = "its range is computed from each sample at run time"

@@ -9,14 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.storage import signature_of
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.overrides import Overrides
 from quantpipe.types import (
     Form,
     HardwareSpec,
+    Kernel,
     KernelPlan,
     Quantizer,
     RaisedRow,
+    RequantizeSpec,
     RescaleRow,
     Schema,
     Strategy,
@@ -50,6 +53,18 @@ class PlanBuilder:
     kernels: dict[str, KernelPlan] = field(default_factory=dict)
     rescales: list[RescaleRow] = field(default_factory=list)
     raised: list[RaisedRow] = field(default_factory=list)
+
+    def narrowing(self, kernel: Kernel) -> RequantizeSpec:
+        """Return how a kernel narrows its accumulator: as its signature says, else as the device does."""
+        signatures = self.topology.signatures.get(kernel.node, ())
+        if all(s.requantize is None for s in signatures):
+            return self.spec.requantize
+        tensors = (*(o.tensor for o in kernel.operands), kernel.output)
+        types = {t: self.quantizers[t].dtype for t in tensors if t in self.quantizers}
+        if kernel.weight is not None:
+            types[kernel.weight] = self.weights[kernel.weight].dtype
+        taken = signature_of(kernel, signatures, types)
+        return self.spec.requantize if taken is None or taken.requantize is None else taken.requantize
 
     def scale(self, tensor: str, form: Form) -> NDArray[np.float32]:
         """Return the scale of a tensor in a form, float32 `()` or `[C]`: the accumulator's or the stored integers'."""

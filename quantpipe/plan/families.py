@@ -52,7 +52,7 @@ def _accumulate(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate 
         bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most
     limit = limit_of(draft, kernel.node, bound)
     draft.bounds[kernel.output] = bounded(bound, limit)
-    if bound > DType.INT32.qmax and draft.spec.requantize.kind is RequantizeKind.FIXED_POINT and limit is None:
+    if bound > DType.INT32.qmax and draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT and limit is None:
         raise HardwareError(
             f"its sums may reach {bound}; a fixed-point multiplication takes int32 sums: give its inputs or weights "
             "fewer bits",
@@ -88,12 +88,12 @@ def _average(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
     count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
     bound = draft.peak(data.tensor, Form.QUANTIZED) * count
     refuse_overflow(draft, kernel.node, bound)
-    if draft.spec.requantize.kind is not RequantizeKind.FLOAT_MULTIPLIER:
+    how = draft.narrowing(kernel)
+    if how.kind is not RequantizeKind.FLOAT_MULTIPLIER:
         scale = np.asarray(data.scale, np.float64) / count
         return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)
-    how = draft.spec.requantize
     output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, False, how.rounding)
     return Average(kernel.node, count, bound, output)
 

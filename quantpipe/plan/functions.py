@@ -52,7 +52,7 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
             where the result would be handed on as an accumulator.
     """
     (data,) = _stored(draft, kernel)
-    if draft.spec.requantize.kind is RequantizeKind.FIXED_POINT:
+    if draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
         raise _refused(
             kernel, f"how {draft.spec.name} forms the function in fixed point is not known, so no table equals it"
         )

@@ -41,7 +41,8 @@ def requantize(
     """
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
     own = channel_limits(kernel, out) if clamp else None
-    kind, rounding = draft.spec.requantize.kind, draft.spec.requantize.rounding
+    how = draft.narrowing(kernel)
+    kind, rounding = how.kind, how.rounding
     if kind is RequantizeKind.FLOAT_MULTIPLIER:
         multiplier = np.asarray(np.asarray(scale, np.float32) / out.scale, np.float32)
         return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first, rounding, None, own)
@@ -79,9 +80,10 @@ def real_of(fixed: FixedPoint) -> NDArray[np.float32]:
 
 
 def _check_shift(draft: PlanBuilder, kernel: Kernel, shift: int) -> None:
-    if shift > draft.spec.requantize.max_shift:
+    most = draft.narrowing(kernel).max_shift
+    if shift > most:
         raise HardwareError(
-            f"needs a right shift by {shift}, the device shifts by at most {draft.spec.requantize.max_shift}; "
+            f"needs a right shift by {shift}, the device shifts by at most {most}; "
             "its weights or inputs are too small for their threshold",
             stage="plan",
             where=kernel.node,

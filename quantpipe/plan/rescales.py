@@ -6,9 +6,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.types import (
     Kernel,
-    RequantizeKind,
     RescaleRow,
-    Rounding,
 )
 
 
@@ -19,11 +17,11 @@ def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
         HardwareError: where the device cannot do it in one step.
     """
     found: list[RescaleRow] = []
-    how = draft.spec.requantize
+    how = draft.narrowing(kernel)
     for operand in kernel.operands:
         if not operand.rescaled:
             continue
-        if how.kind is not RequantizeKind.FLOAT_MULTIPLIER or how.rounding is not Rounding.HALF_EVEN:
+        if not how.is_kernel_arithmetic:
             raise HardwareError(
                 f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and {draft.spec.name} has "
                 "no multiplier to bring one to the other in float32, halves to even; free one of them, or give both "

@@ -26,7 +26,7 @@ def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
     kernel, signs = _broadcast_last(draft, kernel, sign)
     if draft.spec.unify is not Unify.FREE:
         return _unified(draft, kernel, signs)
-    fixed = draft.spec.requantize.kind is RequantizeKind.FIXED_POINT
+    fixed = draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT
     return _fixed(draft, kernel, signs) if fixed else _free(draft, kernel, signs)
 
 
@@ -73,7 +73,7 @@ def _free(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
         terms.append(Term(o.tensor, o.form, scale, zero, 0, np.asarray(sign * scale / out.scale, np.float32)))
     one = np.asarray(1.0, np.float32)
     low, high = limits(kernel, out)
-    how = draft.spec.requantize
+    how = draft.narrowing(kernel)
     output = Requantize(how.kind, one, 0, out.zero_point, low, high, True, how.rounding)
     return Sum(kernel.node, tuple(terms), None, _free_offset(tuple(terms), out.zero_point), 0, output)
 
@@ -112,7 +112,7 @@ def _unified(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
         draft.raw[kernel.output] = scale
     else:
         output = requantize(draft, kernel, scale, draft.quantizers[kernel.output])
-    rounding = Rounding(draft.spec.requantize.rounding)
+    rounding = Rounding(draft.narrowing(kernel).rounding)
     return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding, limit)
 
 

@@ -118,17 +118,36 @@ class Overflow(StrEnum):
 
 
 @dataclass(frozen=True)
+class RequantizeSpec:
+    """State how a device, or one of its kernels, narrows an accumulator.
+
+    `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`.
+    """
+
+    kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
+    max_shift: int = 31
+    rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
+
+    @property
+    def is_kernel_arithmetic(self) -> bool:
+        """Return whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
+        return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
+
+
+@dataclass(frozen=True)
 class OpSignature:
     """Describe one way in which a device runs an op.
 
     `inputs`: dtype per data port, the last one repeating (bias ports are described by `HardwareSpec.bias`).
     `outputs`: the dtypes its result may be stored in, the preferred one first.
     `when`: conditions on the node, e.g. ("group", "any"), ("pad_max", "15"), ("window", "power_of_two").
+    `requantize`: how this kernel narrows its accumulator, where it does so in another way than the device's others.
     """
 
     inputs: tuple[DType, ...]
     outputs: tuple[DType, ...]
     when: tuple[tuple[str, str], ...] = ()
+    requantize: RequantizeSpec | None = None
 
     @property
     def is_integer(self) -> bool:
@@ -181,18 +200,6 @@ class Skip:
     first: bool = False
     last: bool = False
     ops: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RequantizeSpec:
-    """State how the device narrows an accumulator.
-
-    `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`.
-    """
-
-    kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
-    max_shift: int = 31
-    rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
 
 
 @dataclass(frozen=True)
@@ -252,6 +259,12 @@ class HardwareSpec:
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
     runs_here: bool = False
     """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
+
+    @property
+    def requantizations(self) -> tuple[RequantizeSpec, ...]:
+        """Return every way in which some kernel narrows an accumulator: the device's first, then those of kernels."""
+        own = (s.requantize for signatures in self.ops.values() for s in signatures if s.requantize is not None)
+        return tuple(dict.fromkeys((self.requantize, *own)))
 
     def is_wide(self, dtype: DType) -> bool:
         """Return whether a type is real or an accumulator, rather than a stored activation."""

@@ -167,6 +167,22 @@ BAD = {
         {"granularity": ["per_tensor"], "bits": 2, "reduce_range": True},
         "weights.reduce_range leaves one bit of weights.bits=2",
     ),
+    "kernel's rounding": (
+        "tflite_int8",
+        "ops/Conv/0/requantize",
+        {"kind": "fixed_point", "rounding": "half_up"},
+        "ops.Conv.requantize.rounding is 'half_up'; legal are double, single",
+    ),
+    "kernel's key": ("tflite_int8", "ops/Conv/0/requantize", {"rounds": 1}, "ops.Conv.requantize.rounds is not a fi"),
+    "kernel's shift": ("tflite_int8", "ops/Conv/0/requantize", "shift", "must be power_of_two where ops.Conv.requanti"),
+    "kernel's unify": (
+        "vta",
+        "ops/Add/0/requantize",
+        "fixed_point",
+        "unify must be free where ops.Add.requantize.kind is fixed_point",
+    ),
+    "kernel without a sum": ("tflite_int8", "ops/Relu/0/requantize", "fixed_point", "ops.Relu.requantize has no eff"),
+    "kernel in float": ("tflite_int8", "ops/Conv/1/requantize", "fixed_point", "has no effect where `in` is float32"),
     "64 bits between ops": ("vta", "ops/Add/0/out", ["int64"], "ops.Add.out is 'int64' (did you mean"),
 }
 
@@ -269,3 +285,16 @@ def test_an_unknown_preferred_schema_lists_the_known() -> None:
     spec = hardware("ort_cpu", preferred_schema="asymetric")
     with pytest.raises(HardwareError, match=r"preferred_schema is 'asymetric' \(did you mean 'asymmetric'"):
         schema_for(spec)
+
+
+def test_the_form_follows_every_kernel() -> None:
+    """One kernel that onnxruntime's do not compute, and the device's own form is the integer one."""
+    data = deepcopy(FILES["ort_cpu"])
+    data.pop("realize", None)
+    assert load_hardware(data).realize == "qdq"
+    data["ops"]["Mul"] = [
+        {"in": ["uint8"], "out": ["uint8"], "requantize": {"kind": "float_multiplier", "rounding": "floor"}}
+    ]
+    spec = load_hardware(data)
+    assert spec.realize == "integer"
+    assert [how.rounding for how in spec.requantizations] == ["half_even", "floor"]

@@ -278,3 +278,29 @@ def test_quantizers_cover_their_range(low: float, high: float, bits: int, thresh
 
 
 HYPOTHESIS_LINE = one_conv()
+
+
+# --- kernels that narrow in ways of their own -----------------------------------------------------------------------
+
+
+def test_a_kernel_narrows_as_its_signature_says() -> None:
+    """The first signature of the stored types decides; a signature without a way of its own has the device's."""
+    net = Net(seed=3)
+    x = net.conv(net.input(None, 3, 4, 4), 3, 4, 1, 1, name="conv")
+    net.output(net.conv(x, 4, 2, 1, 1, name="wide"))
+    once = {"kind": "fixed_point", "rounding": "single"}
+    narrow = {"in": ["int8", "int8"], "out": ["int8", "int16"], "requantize": once}
+    wide = {"in": ["int16", "int8"], "out": ["int8", "int16"]}
+    spec = hardware("tflite_int8", ops={"Conv": [narrow, wide]}, activations={"symmetric": False, "bits": 16})
+    made = line(net, spec)
+    strategy = made.strategy()
+    plan = made.planner.plan(replace(strategy, bits=strategy.bits | {"input": 8, "conv_out": 12}))
+    found = {n: k.output.rounding for n, k in plan.kernels.items() if isinstance(k, Accumulate) and k.output}
+    assert found == {"conv": "single", "wide": "double"}
+
+
+def test_max_shift_of_a_kernel_is_its_own() -> None:
+    ops = {"Conv": [{"in": ["int8", "int8"], "out": ["int8"], "requantize": {"kind": "shift", "max_shift": 3}}]}
+    made = line(one_conv(spec="vta").graph, hardware("vta", ops=ops, fuse=[]))
+    with pytest.raises(HardwareError, match=r"plan: c: needs a right shift by 10, the device shifts by at most 3"):
+        plan_of(made, {"x": Range(-1, 1), "c_out": Range(-3, 3)}, 0.5)

@@ -15,7 +15,7 @@ from quantpipe.graph.session_options import INT8_KERNELS
 from quantpipe.simulate.simulator import bind
 from quantpipe.types import QuantPlan
 from tests.ops.cases import CASES
-from tests.ops.line import ArraySamples, Line, Net, hardware, line, normal_samples
+from tests.ops.line import ArraySamples, Line, Net, hardware, hardware_data, line, normal_samples
 from tests.ops.test_every_op import graph_of, line_of
 from tests.simulate.interpreter import Interpreter
 
@@ -83,6 +83,22 @@ ROUNDINGS = {
     "raw arms, multiplier": ("ort_cpu", {"add_inputs": "residual_only"}),
     "raw arms, fixed point": ("tflite_int8", {"add_inputs": "residual_only"}),
 }
+
+
+def own_kernels() -> dict[str, Any]:
+    """Each kernel of the device narrows in another way."""
+    ways = {
+        "Conv": {"kind": "fixed_point", "rounding": "single"},
+        "Gemm": {"kind": "fixed_point", "rounding": "double"},
+        "Add": {"kind": "fixed_point", "rounding": "single"},
+        "Mul": {"kind": "float_multiplier", "rounding": "half_up"},
+        "GlobalAveragePool": {"kind": "float_multiplier", "rounding": "half_even"},
+    }
+    ops = hardware_data("tflite_int8")["ops"]
+    return {"ops": ops | {op: [{**ops[op][0], "requantize": way}] for op, way in ways.items()}}
+
+
+ROUNDINGS["own kernels"] = ("tflite_int8", own_kernels())
 FEW = ("conv_asymmetric_pads", "gemm_plain", "residual_projection", "wide_sums",
        "add_broadcast_activation", "global_average_pool", "mul_activations", "add_input")  # fmt: skip
 
