@@ -30,7 +30,7 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.sources.image_folder import ImageFolderDataset
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.pipeline.stages import annotate, realize

@@ -42,7 +42,7 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.data.subset import First
 from quantpipe.executors import Process, Serial
 from quantpipe.graph.execute import Session, available_cores, run_batches
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.reference import reference_of

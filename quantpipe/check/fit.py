@@ -20,7 +20,7 @@ from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
 from quantpipe.oprules.work import is_unknown_work

@@ -1,8 +1,8 @@
 """Cleaning a model before anything is decided about it, and checking on samples that it still computes the same.
 
-Takes a model file and a few samples; gives a `Graph` whose nodes carry the user's names, with BatchNormalization
-folded, shape arithmetic gone, MatMul + bias written as Gemm, and global average pools recognized. A clean-up that
-changes the outputs is not used: the original graph goes on, and a note says so.
+Takes a model as it was read and a few samples; gives a model whose nodes carry the user's names, with
+BatchNormalization folded, shape arithmetic gone, MatMul + bias written as Gemm, and global average pools recognized. A
+clean-up that changes the outputs is not used: the original model goes on, and a note says so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,23 +22,16 @@ import onnx_ir.passes.common as common_passes
 import onnxslim
 from numpy.typing import NDArray
 
-from quantpipe.errors import ModelError
-from quantpipe.graph.apart import Limits, Tell, apart
+from quantpipe.graph.apart import Tell
 from quantpipe.graph.compare import difference, shaken
-from quantpipe.graph.execute import Kernels, Session, start_runtime
+from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
-from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.fold import fold_batch_norms
-from quantpipe.graph.half import to_single
-from quantpipe.graph.half_check import half_notes
-from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
 from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
-from quantpipe.graph.travel import Packed, pack, unpack
-from quantpipe.graph.vet import refuse_chance
-from quantpipe.graph.view import Graph, view
+from quantpipe.graph.view import Graph
 
 log = logging.getLogger(__name__)
 
@@ -49,74 +41,26 @@ SENSITIVE, MOST_TOLERANCE = 10.0, 0.1
 order in the same way: a sigmoid far out, say, whose results are a few float32 steps. Its tolerance grows along."""
 MOST_BRANCHES = 8  # branches within branches
 TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
-STEP_SECONDS, SECONDS_PER_BYTE = 45.0, 0.2 / 2**20
-LEAST_BYTES = 7 << 29
-"""What each step of a first load may take; more for large weights."""
 Feeds = Mapping[str, NDArray[Any]]
 _STDOUT = threading.Lock()
 """Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
 
 
-def load_graph(
-    path: Path,
-    example: Callable[[Graph], Feeds],
-    resident_mb: int = RESIDENT_MB,
-    fixed: Mapping[str, Any] | None = None,
-    *,
-    least_opset: int = LEAST_OPSET,
-    isolate: bool = True,
-) -> Graph:
-    """Read, clean and measure a model.
-
-    Args:
-        path: the ONNX file.
-        example: gets the view of the raw model (its inputs) and returns feeds of a few real samples `[N, ...]`.
-        resident_mb: external data beyond so many MiB stay in their files.
-        fixed: inputs that are made constants first, by name.
-        least_opset: a model of an older opset is brought to this one.
-        isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
-    """
-    raw, model_hash = _read(path, resident_mb, fixed or {})
-    refuse_chance(raw, path)
-    with readable(path):
-        single, halves = to_single(raw, str(path))
-    original = view(single, model_hash, str(path), given=halves.given)
-    feeds = example(original)
-
-    def work(tell: Tell) -> _Loaded:
-        tell("comparing its half precision with float32")
-        said = half_notes(raw, single, halves, feeds, where=str(path))
-        model, notes = _cleaned(single, original, feeds, least_opset, tell=tell)
-        tell("measuring its tensors")
-        return _Loaded(pack(model, single), _measure(view(model, model_hash, str(path)), feeds), (*said, *notes))
-
-    found = apart(work, start_runtime, _limits(raw, feeds), str(path)) if isolate else work(lambda step: None)
-    for note in found.notes:
-        log.warning("%s", note)
-    graph = view(unpack(found.model, single), model_hash, str(path), found.notes, given=halves.given)
-    return replace(graph, shapes=found.measured[0], dtypes=found.measured[1])
-
-
-@dataclass(frozen=True, eq=False)
-class _Loaded:
-    """What comes of loading a model: the clean one, the shapes and dtypes of its tensors, what there is to say."""
-
-    model: Packed
-    measured: tuple[dict[str, tuple[int, ...]], dict[str, str]]
-    notes: tuple[str, ...]
-
-
-def _limits(raw: ir.Model, feeds: Feeds) -> Limits:
-    """What a first load may take: a run on a few samples, some of them with every tensor kept."""
-    weights = weight_bytes(raw)
-    samples = sum(np.asarray(array).nbytes for array in feeds.values())
-    return Limits(STEP_SECONDS + weights * SECONDS_PER_BYTE, LEAST_BYTES + 8 * weights + 256 * samples)
-
-
-def _cleaned(
+def cleaned_model(
     raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, tell: Tell
 ) -> tuple[ir.Model, list[str]]:
-    """(the model after all steps that leave its outputs as they are, what there is to say of the others)."""
+    """Return the model after all steps that leave its outputs as they are, and what there is to say of the others.
+
+    Args:
+        raw: the model as it was read.
+        original: the view of it.
+        feeds: a few samples `[N, ...]` by input, on which each step is checked.
+        least_opset: a model of an older opset is brought to this one.
+        tell: is told each step before it begins.
+
+    Returns:
+        The clean model, whose nodes carry names, and the notes.
+    """
     where = original.source
     tell("loading it with onnxruntime")
     session = Session(raw, where=where)
@@ -151,7 +95,7 @@ def _cleaned(
         cleaned = candidate or cleaned
         notes += [failed] if candidate is None else []
     _restore_names(cleaned, original)
-    _name_nodes(cleaned)
+    name_nodes(cleaned)
     return cleaned, notes
 
 
@@ -184,53 +128,6 @@ def _first_that_fits(
 
 def _name_of(step: Callable[[ir.Model], ir.Model]) -> str:
     return step.__name__.strip("_")
-
-
-def load_as_written(
-    path: Path,
-    example: Callable[[Graph], Feeds],
-    resident_mb: int = RESIDENT_MB,
-    fixed: Mapping[str, Any] | None = None,
-    *,
-    isolate: bool = True,
-) -> Graph:
-    """Read and measure a model with every node as it is written, except for inputs that are fixed.
-
-    Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
-    `load_graph`.
-
-    Returns:
-        The graph with the shapes and dtypes of one real run.
-    """
-    raw, model_hash = _read(path, resident_mb, fixed or {})
-    with readable(path):
-        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
-        graph = view(raw, model_hash, str(path))
-    feeds = example(graph)
-
-    def work(tell: Tell) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        tell("running it on a sample")
-        return _measure(graph, feeds)
-
-    limits = _limits(raw, feeds)
-    shapes, dtypes = apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None)
-    return replace(graph, shapes=shapes, dtypes=dtypes)
-
-
-def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
-    """(the model with every node named, its hash)."""
-    raw = read_model(path)
-    with readable(path):
-        check_external(raw, path)
-        model_hash = fixed_hash(file_hash(path, raw), fixed)
-        load_external(raw, path, resident_mb << 20)
-        fix_inputs(raw, fixed)
-        if raw.functions:
-            common_passes.InlinePass()(raw)
-        _name_nodes(raw)
-        if not view(raw, model_hash, str(path)).inputs:
-            raise ModelError("it has no input that samples could be given to", stage=STAGE, where=str(path))
-    return raw, model_hash
 
 
 def _raise_opset(model: ir.Model) -> ir.Model:
@@ -268,7 +165,7 @@ def _take_branches(model: ir.Model) -> ir.Model:
                 rewrite(copy.graph, node)
         if len(copy.graph) == before:
             break
-        _name_nodes(copy)
+        name_nodes(copy)
         copy = _slim(copy)
     return copy
 
@@ -328,7 +225,7 @@ def _restore_names(cleaned: ir.Model, original: Graph) -> None:
             node.name = found.name
 
 
-def _name_nodes(model: ir.Model) -> None:
+def name_nodes(model: ir.Model) -> None:
     """Give every node a unique, non-empty name."""
     seen: set[str] = set()
     for number, node in enumerate(model.graph):
@@ -339,7 +236,7 @@ def _name_nodes(model: ir.Model) -> None:
         seen.add(name)
 
 
-def _measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.graph.normalize import load_as_written
+from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import has_float
 from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.evaluate.doubts import doubts
 from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import load_graph, with_varying
+from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.graph.normalize import with_varying
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
@@ -60,58 +61,56 @@ class Inputs:
 
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
-    made: list[Any] = []
-    given: list[Graph] = []
-
-    def example(raw: Graph) -> dict[str, Any]:
-        shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
-        classes = shape[-1] if len(shape) == 2 else None
-        splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
-        size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
-        splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
-        if splits.state:
-            if size not in (None, 1):
-                raise DataError(
-                    f"the model takes batches of exactly {size} samples, and dataset.state goes from sample to sample; "
-                    "give a model whose batch axis is free or 1",
-                    stage="data",
-                )
-            splits = carry(splits, raw.inputs, Session(raw.model, where=raw.source).run)
-        splits = _whole_batches(splits, size or 1)
-        refuse_few(splits.roles, splits.force_few)
-        made.append(splits)
-        given.append(replace(raw, states=frozenset(splits.state.values())))
-        first = next(iter(splits.calibrate.batches(size or CHECK_SAMPLES)), None)
-        if first is None:
-            raise DataError("there are no calibration samples", stage="data")
-        if size is not None and len(first) < size:
-            raise DataError(
-                f"the model takes batches of exactly {size} samples, and samples of unequal shapes do not share one; "
-                "give samples of one shape, or a model whose batch axis is free or 1",
-                stage="data",
-            )
-        return first.inputs
-
-    graph = load_graph(
-        settings.model,
-        example,
-        settings.resident_mb,
-        settings.fixed,
-        least_opset=opset_for(settings.spec),
-        isolate=settings.isolate,
-    )
-    splits = made[0]
-    graph = replace(graph, states=frozenset(splits.state.values()))
+    raw = read_graph(settings.model, settings.resident_mb, settings.fixed)
+    splits = _splits(settings, raw.graph)
+    states = frozenset(splits.state.values())
+    given = replace(raw.graph, states=states)
+    size = _fixed_batch(given)
+    feeds = _first_batch(splits.calibrate, size)
+    graph = clean_graph(raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate)
+    graph = replace(graph, states=states)
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)
     # Only now: the model as it was given has been run apart, under limits, so that it ends and ends nothing.
-    speaking = doubts(
-        given[0], splits.search, chosen_output(settings.evaluate.output, given[0]), _fixed_batch(given[0])
-    )
+    speaking = doubts(given, splits.search, chosen_output(settings.evaluate.output, given), size)
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared)
+
+
+def _splits(settings: Settings, raw: Graph) -> Splits:
+    """The samples of every role, as the model takes them."""
+    shape = next(o.shape for o in raw.outputs if o.name == chosen_output(settings.evaluate.output, raw))
+    classes = shape[-1] if len(shape) == 2 else None
+    splits = settings.dataset.splits(raw.inputs, classes, settings.seed)
+    size = _fixed_batch(replace(raw, states=frozenset(splits.state.values())))
+    splits = with_holdout(splits, settings.holdout, settings.seed, size or 1)
+    if splits.state:
+        if size not in (None, 1):
+            raise DataError(
+                f"the model takes batches of exactly {size} samples, and dataset.state goes from sample to sample; "
+                "give a model whose batch axis is free or 1",
+                stage="data",
+            )
+        splits = carry(splits, raw.inputs, Session(raw.model, where=raw.source).run)
+    splits = _whole_batches(splits, size or 1)
+    refuse_few(splits.roles, splits.force_few)
+    return splits
+
+
+def _first_batch(samples: Samples, size: int | None) -> Mapping[str, Any]:
+    """A few samples to clean the model on, by input; `size`: the only batch that the model takes."""
+    first = next(iter(samples.batches(size or CHECK_SAMPLES)), None)
+    if first is None:
+        raise DataError("there are no calibration samples", stage="data")
+    if size is not None and len(first) < size:
+        raise DataError(
+            f"the model takes batches of exactly {size} samples, and samples of unequal shapes do not share one; "
+            "give samples of one shape, or a model whose batch axis is free or 1",
+            stage="data",
+        )
+    return first.inputs
 
 
 def chosen_output(wanted: str | None, graph: Graph) -> str:

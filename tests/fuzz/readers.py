@@ -25,7 +25,7 @@ from quantpipe.data.labels import read_labels
 from quantpipe.data.sources.digits import digits_arrays
 from quantpipe.data.sources.npz import NpzDataset
 from quantpipe.errors import QuantpipeError
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.search.log import JsonlLog, find_trial
 from quantpipe.types import Choice, ChoiceSpace, Profile, Score, TensorInfo, TensorStats, Trial

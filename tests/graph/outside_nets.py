@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from tests.ops.line import Net, normal_samples
 

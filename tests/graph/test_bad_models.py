@@ -18,9 +18,9 @@ from onnx import TensorProto, helper, numpy_helper
 from quantpipe.check.sample import made_up
 from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph import apart as apart_module
-from quantpipe.graph import normalize
+from quantpipe.graph import load
 from quantpipe.graph.apart import Limits, apart
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from tests.e2e.models import DIGITS
 
 LIMITS = Limits(seconds=1.0, bytes=1 << 30)
@@ -181,7 +181,7 @@ def test_every_input_fixed(tmp_path: Path) -> None:
 
 
 def test_a_loop_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalize, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(load, "STEP_SECONDS", 1.0)
     scalar = [helper.make_tensor_value_info(n, k, []) for n, k in (("i", TensorProto.INT64), ("c", TensorProto.BOOL))]
     value = helper.make_tensor_value_info("v", TensorProto.FLOAT, ["N", 10])
     results = [
@@ -196,7 +196,7 @@ def test_a_loop_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_more_memory_than_a_model_can_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalize, "LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(load, "LEAST_BYTES", 1 << 30)
     model = ending_in(helper.make_node("Add", ["logits", "most"], ["odd"]), constant(np.array([2**31]), "size"))
     model.graph.node.insert(0, helper.make_node("ReduceMax", ["big"], ["most"], keepdims=0))
     model.graph.node.insert(0, helper.make_node("ConstantOfShape", ["size"], ["big"]))

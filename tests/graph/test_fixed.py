@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from quantpipe.errors import ConfigError
 from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 
 
 def model() -> onnx.ModelProto:

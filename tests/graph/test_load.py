@@ -16,7 +16,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph import normalize
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.io import file_hash, model_bytes, model_proto, read_model
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.types import TensorInfo
 from tests.ops.line import Net, line, load, normal_samples

@@ -12,7 +12,7 @@ import pytest
 
 from quantpipe import assets
 from quantpipe.data.sources.digits import DigitsDataset
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.types import ReasonKind
 from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line

@@ -30,7 +30,7 @@ from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
 from quantpipe.evaluate.sides import Simulated
 from quantpipe.graph.execute import Session
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema

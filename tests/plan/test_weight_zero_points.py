@@ -23,7 +23,7 @@ from quantpipe.check.fit import check as fit
 from quantpipe.errors import HardwareError
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.io import model_proto
-from quantpipe.graph.normalize import load_as_written
+from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph
 from quantpipe.lint.findings import lint
 from quantpipe.pipeline.strategy_file import read_strategy, strategy_payload

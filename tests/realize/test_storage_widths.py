@@ -12,7 +12,7 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.io import model_bytes
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.lowering import opset_for
 from tests.ops.line import Net, hardware, line, normal_samples
 from tests.ops.test_every_op import graph_of

@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from quantpipe.artifacts import Origin
 from quantpipe.artifacts.digest import digest_file, digest_json
 from quantpipe.certify import certificate
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import QuantPlan

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from quantpipe.errors import ArtifactError, HardwareError
-from quantpipe.graph.normalize import load_graph
+from quantpipe.graph.load import load_graph
 from quantpipe.types import QuantPlan
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, Net, line

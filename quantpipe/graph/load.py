@@ -1,0 +1,186 @@
+"""Reading a model, and making of it the graph that every stage starts from.
+
+Takes a model file and a few samples; gives a `Graph` that is clean (`normalize`), with the shapes and dtypes that one
+real run had. What native code does with an unknown file is done in a process of its own first, under limits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+
+from quantpipe.errors import ModelError
+from quantpipe.graph.apart import Limits, Tell, apart
+from quantpipe.graph.execute import start_runtime
+from quantpipe.graph.external_weights import weight_bytes
+from quantpipe.graph.fixed import fix_inputs, fixed_hash
+from quantpipe.graph.half import Halves, to_single
+from quantpipe.graph.half_check import half_notes
+from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
+from quantpipe.graph.normalize import LEAST_OPSET, Feeds, cleaned_model, measure, name_nodes
+from quantpipe.graph.travel import Packed, pack, unpack
+from quantpipe.graph.vet import refuse_chance
+from quantpipe.graph.view import Graph, view
+
+log = logging.getLogger(__name__)
+
+STEP_SECONDS, SECONDS_PER_BYTE = 45.0, 0.2 / 2**20
+LEAST_BYTES = 7 << 29
+"""What each step of a first load may take; more for large weights."""
+
+
+def load_graph(
+    path: Path,
+    example: Callable[[Graph], Feeds],
+    resident_mb: int = RESIDENT_MB,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    least_opset: int = LEAST_OPSET,
+    isolate: bool = True,
+) -> Graph:
+    """Read, clean and measure a model whose samples follow from its inputs.
+
+    Args:
+        path: the ONNX file.
+        example: gets the view of the raw model (its inputs) and returns feeds of a few samples `[N, ...]`.
+        resident_mb: as `read_graph` takes it.
+        fixed: likewise.
+        least_opset: as `clean_graph` takes it.
+        isolate: likewise.
+
+    Returns:
+        The clean graph.
+    """
+    raw = read_graph(path, resident_mb, fixed)
+    return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate)
+
+
+@dataclass(frozen=True, eq=False)
+class RawModel:
+    """Hold a model as it was read: every node named, half precision as float32, and nothing else changed."""
+
+    graph: Graph
+    """The view of it, whose inputs say what samples it takes."""
+    given: ir.Model
+    """The model before its half precision became float32."""
+    halves: Halves
+
+
+def read_graph(path: Path, resident_mb: int = RESIDENT_MB, fixed: Mapping[str, Any] | None = None) -> RawModel:
+    """Read a model, and run nothing of it.
+
+    Args:
+        path: the ONNX file.
+        resident_mb: external data beyond so many MiB stay in their files.
+        fixed: inputs that are made constants first, by name.
+
+    Returns:
+        The model as it was read.
+
+    Raises:
+        ModelError: for what is no model that can be quantized.
+    """
+    given, model_hash = _read(path, resident_mb, fixed or {})
+    refuse_chance(given, path)
+    with readable(path):
+        single, halves = to_single(given, str(path))
+    return RawModel(view(single, model_hash, str(path), given=halves.given), given, halves)
+
+
+def clean_graph(raw: RawModel, feeds: Feeds, *, least_opset: int = LEAST_OPSET, isolate: bool = True) -> Graph:
+    """Clean and measure a model on a few real samples.
+
+    Args:
+        raw: the model as it was read.
+        feeds: samples `[N, ...]` by input.
+        least_opset: a model of an older opset is brought to this one.
+        isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
+
+    Returns:
+        The clean graph, with the shapes and dtypes of one real run.
+    """
+    original = raw.graph
+    single, where = original.model, original.source
+
+    def work(tell: Tell) -> _Loaded:
+        tell("comparing its half precision with float32")
+        said = half_notes(raw.given, single, raw.halves, feeds, where=where)
+        model, notes = cleaned_model(single, original, feeds, least_opset, tell=tell)
+        tell("measuring its tensors")
+        return _Loaded(pack(model, single), measure(view(model, original.model_hash, where), feeds), (*said, *notes))
+
+    found = apart(work, start_runtime, _limits(raw.given, feeds), where) if isolate else work(lambda step: None)
+    for note in found.notes:
+        log.warning("%s", note)
+    graph = view(unpack(found.model, single), original.model_hash, where, found.notes, given=raw.halves.given)
+    return replace(graph, shapes=found.measured[0], dtypes=found.measured[1])
+
+
+@dataclass(frozen=True, eq=False)
+class _Loaded:
+    """What comes of loading a model: the clean one, the shapes and dtypes of its tensors, what there is to say."""
+
+    model: Packed
+    measured: tuple[dict[str, tuple[int, ...]], dict[str, str]]
+    notes: tuple[str, ...]
+
+
+def _limits(raw: ir.Model, feeds: Feeds) -> Limits:
+    """What a first load may take: a run on a few samples, some of them with every tensor kept."""
+    weights = weight_bytes(raw)
+    samples = sum(np.asarray(array).nbytes for array in feeds.values())
+    return Limits(STEP_SECONDS + weights * SECONDS_PER_BYTE, LEAST_BYTES + 8 * weights + 256 * samples)
+
+
+def load_as_written(
+    path: Path,
+    example: Callable[[Graph], Feeds],
+    resident_mb: int = RESIDENT_MB,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    isolate: bool = True,
+) -> Graph:
+    """Read and measure a model with every node as it is written, except for inputs that are fixed.
+
+    Functions are written out, constants have one form, and nodes without a name get one. Parameters are those of
+    `load_graph`.
+
+    Returns:
+        The graph with the shapes and dtypes of one real run.
+    """
+    raw, model_hash = _read(path, resident_mb, fixed or {})
+    with readable(path):
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(raw)
+        graph = view(raw, model_hash, str(path))
+    feeds = example(graph)
+
+    def work(tell: Tell) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+        tell("running it on a sample")
+        return measure(graph, feeds)
+
+    limits = _limits(raw, feeds)
+    shapes, dtypes = apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None)
+    return replace(graph, shapes=shapes, dtypes=dtypes)
+
+
+def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:
+    """(the model with every node named, its hash)."""
+    raw = read_model(path)
+    with readable(path):
+        check_external(raw, path)
+        model_hash = fixed_hash(file_hash(path, raw), fixed)
+        load_external(raw, path, resident_mb << 20)
+        fix_inputs(raw, fixed)
+        if raw.functions:
+            common_passes.InlinePass()(raw)
+        name_nodes(raw)
+        if not view(raw, model_hash, str(path)).inputs:
+            raise ModelError("it has no input that samples could be given to", stage=STAGE, where=str(path))
+    return raw, model_hash
