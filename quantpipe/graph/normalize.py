@@ -237,7 +237,7 @@ def name_nodes(model: ir.Model) -> None:
 
 
 def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """The shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
+    """Return the shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
     dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}

@@ -30,17 +30,17 @@ class _Row:
     written: tuple[DType, ...]
 
     def holds(self, types: Types) -> bool:
-        """Whether every tensor fits in, whatever room is left."""
+        """Return whether every tensor fits in, whatever room is left."""
         fits = all(types[t].bits <= d.bits for t, d in self.read.items())
         return fits and (self.output is None or any(types[self.output].bits <= d.bits for d in self.written))
 
     def is_of(self, types: Types) -> bool:
-        """Whether the tensors have these very types."""
+        """Return whether the tensors have these very types."""
         same = all(types[t] is d for t, d in self.read.items())
         return same and (self.output is None or types[self.output] in self.written)
 
     def widened(self, types: Types) -> dict[str, DType]:
-        """The types of this row; its result keeps its own where it may be written so, else the next wider one."""
+        """Return the types of this row; its result keeps its own if it may be written so, else the next wider one."""
         found = dict(self.read)
         if self.output is not None and types[self.output] not in self.written:
             found[self.output] = min((d for d in self.written if d.bits >= types[self.output].bits), key=_bits)

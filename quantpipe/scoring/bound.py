@@ -91,7 +91,7 @@ class _Sum:
             self._total += float(np.sum(difference**2)) * self._count / self._elements / self._variance
 
     def least(self) -> float:
-        """The least that is still possible."""
+        """Return the least value that is still possible."""
         if self._distribution:
             return 0.0
         found = self._factor * self._total / self._count * (1 - _ROUND_OFF) - _LEAST

@@ -65,14 +65,14 @@ class _Finder:
         self._uses = users_of_constants(graph)
 
     def makes(self, node: Node) -> bool:
-        """Whether the node has constants of its own that a change of its result can go into."""
+        """Return whether the node has constants of its own that a change of its result can go into."""
         if node.op in AFFINE:
             return True
         kernel = self._topology.kernel_of.get(node.name)
         return kernel is not None and kernel.weight is not None and node.op in COLUMNS
 
     def follow(self, maker: Node) -> Link | str:
-        """The link from a maker, or why there is none."""
+        """Return the link from a maker, or why there is none."""
         graph, affine = self._graph, maker.op in AFFINE
         reason = self._affine_reason(maker) if affine else self._own(maker)
         if reason:

@@ -64,7 +64,7 @@ class _Finder:
         self._number = {name: i for i, n in enumerate(graph.nodes) for name in (n.name, *n.outputs)}
 
     def is_layer(self, node: Node) -> bool:
-        """Whether a node has a constant weight that every output channel sees all of the input's channels through."""
+        """Return whether the node has a constant weight, and every output channel sees all input channels."""
         kernel = self._topology.kernel_of.get(node.name)
         form = COLUMNS.get(node.op)
         return (
@@ -72,7 +72,7 @@ class _Finder:
         )
 
     def spread(self, start: Node) -> Stream | str:
-        """The stream of a layer's result, or why it is none."""
+        """Return the stream of a layer's result, or why it is none."""
         graph, first = self._graph, start.outputs[0]
         tensors = {first: self._place(start, first)}
         makers, readers = {start.name: start}, dict[str, Node]()

@@ -153,7 +153,7 @@ class _Run:
                 self._see(point, score)
 
     def probe_in_parts(self, asked: list[tuple[int, int]]) -> None:
-        """The same with a plan before each part."""
+        """Probe as `probe` does, with a plan before each part."""
         size = max(1, -(-len(asked) // _CHUNKS))
         for chunk in range(0, len(asked), size):
             if len(asked) > 2 * _CHUNKS and not self.objective.open_ended:
@@ -164,7 +164,7 @@ class _Run:
             self.probe(asked[chunk : chunk + size])
 
     def nearest_first(self, asked: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """What stands next to the best combination matters most."""
+        """Return what is asked, sorted by how near it stands to the best combination, where it matters most."""
         point = self.best[0]
         return sorted(asked, key=lambda found: (abs(found[1] - point[found[0]]), found))
 
