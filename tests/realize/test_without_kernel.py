@@ -45,7 +45,7 @@ def test_plain_models_of_the_default_target_have_kernels_throughout(form: str) -
         ("conv_asymmetric_pads", "int4_weights", "qdq", 4, "int4 weights: cast to a byte each at load"),
         ("conv_asymmetric_pads", "hago_int16_acc", "integer", 8, "an int16 accumulator that may wrap"),
         ("conv_asymmetric_pads", "vta", "integer", 8, "requantized by shift, half_up"),
-        ("gemm_trans", "tflite_int8", "integer", 8, "requantized by fixed_point, double"),
+        ("gemm_trans", "tflite_int8", "integer", 8, "requantized by fixed_point, single"),
         ("conv_asymmetric_pads", "ascend_acl", "integer", 8, "a zero point of each channel"),
         ("transposed_strides", "ort_cpu", "qdq", 8, "no integer kernel of the op"),
     ],
