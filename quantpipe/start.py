@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 from types import FrameType
+
+from quantpipe.early import missing_file
 
 INTERRUPTED = b"error: interrupted before there was anything to keep; run the same command again\n"
 
@@ -19,6 +23,9 @@ def main() -> None:
     listening = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else: a shell's job in the background
     if listening:
         signal.signal(signal.SIGINT, _leave)
+    if (wrong := missing_file(sys.argv[1:], Path.cwd())) is not None:
+        sys.stderr.write(f"error: {wrong}\n")
+        raise SystemExit(2)
     from quantpipe.app.main import main as run
 
     if listening:

@@ -152,7 +152,8 @@ class Pipeline:
         """Ask the steps, with the folder for this process alone."""
         with self._guard, RunFolder(self._workspace.path).lock():
             if not self._tracks:
-                start_tracking(self._settings)
+                self._settings.tracker.check()
+                start_tracking(self._settings, self._steps.job.inputs)
                 self._tracks = True
             return ask(self._steps)
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
 from quantpipe.app.vault import shown
+from quantpipe.passwords import without_passwords
 
 
 def resume_command(hydra_config: HydraConf, folder: Path) -> str:
@@ -21,9 +23,29 @@ def resume_command(hydra_config: HydraConf, folder: Path) -> str:
     return shlex.join([*_program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
 
 
+def changed_keys(hydra_config: HydraConf, groups: Sequence[str]) -> dict[str, str]:
+    """Return the keys that were changed on the command line, with their values as they were given.
+
+    Args:
+        hydra_config: What Hydra knows of the run.
+        groups: Names of the groups, whose options are not among them.
+    """
+    pairs = (text.lstrip("+").partition("=") for text in overrides_of(hydra_config) if not text.startswith("~"))
+    return {
+        key: without_passwords(shown(value))
+        for key, _, value in pairs
+        if key not in (*groups, "model.path") and not key.startswith(("hydra.", "hydra/"))
+    }
+
+
 def explain_command(folder: Path) -> str:
     """Return the command line that tells what is wrong with the run in a folder."""
     return shlex.join([*_program(), "command=explain", f"explain.run={_quoted(str(folder))}"])
+
+
+def sync_command(folder: Path) -> str:
+    """Return the command line that files the run in a folder once more."""
+    return shlex.join([*_program(), "command=sync", f"runs=[{_quoted(str(folder))}]"])
 
 
 def _quoted(value: str) -> str:

@@ -8,20 +8,26 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
+from quantpipe.app.compare import found_runs, show
 from quantpipe.app.console import RichConsole, plain
 from quantpipe.app.explain import settings_of_run, shipped
+from quantpipe.app.sync import run_folders, settings_to_sync
 from quantpipe.check import Fit, Loading, check_model, made_up
 from quantpipe.errors import ConfigError, Interrupted
 from quantpipe.evaluate.nearness import below
 from quantpipe.lint import Findings, lint_model
+from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
+from quantpipe.pipeline.sync import sync as sync_run
 from quantpipe.report import explained, fit_tables, lint_table
+from quantpipe.tracking import MlflowTracker, NullTracker
 from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
 
@@ -91,6 +97,32 @@ def explain(settings: Settings) -> int:
     return 0
 
 
+def compare(settings: Settings) -> int:
+    """Run `command=compare`: how runs differ."""
+    tracking = settings.config.get("tracking") or {}
+    uri = settings.tracker.config.uri if isinstance(settings.tracker, MlflowTracker) else tracking.get("uri")
+    report = compare_runs(found_runs(settings.runs, Path.cwd(), uri))
+    if settings.check.format == "json":
+        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+    else:
+        show(report, settings.folder)
+    return 0
+
+
+def sync(settings: Settings) -> int:
+    """Run `command=sync`: file finished runs in MLflow once more."""
+    out = plain()
+    for folder in run_folders(settings.runs, Path.cwd()):
+        run = settings_to_sync(folder, settings)
+        if isinstance(run.tracker, NullTracker):
+            raise ConfigError("is none, and there is no store to file runs in; give tracking=mlflow", where="tracking")
+        sync_run(run)
+        out.print(f"{folder}: {run.tracker.run_id} in experiment {run.tracker.experiment}", soft_wrap=True)
+        if run.tracker.incomplete:
+            raise ConfigError("could not be filed as a whole; the warnings say why", stage="sync", where=str(folder))
+    return 0
+
+
 def falls_short(report: RunReport, settings: Settings) -> bool:
     """Return whether a run misses its objective, or an output is farther from the float model's than it may be."""
     return bool(report["search"].get("shortfall")) or bool(below(report["outputs"], settings.evaluate.warn_sqnr_db))
@@ -101,6 +133,8 @@ COMMANDS: Mapping[str, Callable[[Settings], int]] = {
     "lint": lint,
     "verify": verify,
     "explain": explain,
+    "compare": compare,
+    "sync": sync,
 }
 
 

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe import __version__
-from quantpipe.app.command_line import explain_command
+from quantpipe.app.command_line import explain_command, sync_command
 from quantpipe.app.commands import COMMANDS, falls_short
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
@@ -37,10 +37,11 @@ from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard
 from quantpipe.app.renamed import argument_as_now_named
 from quantpipe.app.settings import GROUPS, build_settings
+from quantpipe.app.sweep import end_sweep
 from quantpipe.app.targets import PLUGINS
 from quantpipe.app.vault import learn_environment, without_secrets
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
-from quantpipe.pipeline import run
+from quantpipe.pipeline import open_run, run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.settings import Settings
 from quantpipe.report import summary_table
@@ -99,6 +100,8 @@ def main() -> None:
     except KeyboardInterrupt:
         say("interrupted before there was anything to keep; run the same command again")
         raise SystemExit(130) from None
+    finally:
+        end_sweep()  # of one whose job failed Hydra does not tell
     raise SystemExit(max(_exit_codes, default=0))
 
 
@@ -168,10 +171,12 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     console = RichConsole()
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker
-    start_tracking(settings)
     try:
+        tracker.check()
+        steps = open_run(settings, console)  # a mistyped path leaves no failed run behind
+        start_tracking(settings, steps.job.inputs)
         with tracker:
-            report = run(settings, console)
+            report = run(steps)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; what was finished is in {settings.folder}. Resume with: {settings.resume_command}"
@@ -200,6 +205,8 @@ def _show(report: RunReport | None, settings: Settings) -> None:
     if tracker.run_id is not None:
         out.print(f"MLflow  run {tracker.run_id} in experiment {tracker.experiment}", soft_wrap=True)
         out.print(f"        {tracker.ui_command}", soft_wrap=True)
+    if tracker.incomplete:
+        out.print(f"        not all of it could be filed; later: {sync_command(settings.folder)}", soft_wrap=True)
     if report is not None and falls_short(report, settings):
         out.print(f"why     {explain_command(settings.folder)}", soft_wrap=True)
 

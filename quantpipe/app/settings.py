@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
-from quantpipe.app.command_line import overrides_of, resume_command
+from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.device import with_bits, with_cost
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.group_options import plain_config as _plain
@@ -76,6 +76,7 @@ KEYS = (
     "evaluate",
     "check",
     "explain",
+    "runs",
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -96,9 +97,10 @@ class Launch:
     """Hold what a run's settings follow from beside its configuration.
 
     `cwd` is the folder that relative paths start from; further there are the run folder, the option of each group, and
-    how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to. `threshold` gives
-    the content of an option of that group. `given`: settings that the caller has as objects already, by the name of
-    their field, in place of what the configuration would describe.
+    how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to; `changed` the keys
+    that were given on the command line. `threshold` gives the content of an option of that group. `given`: settings
+    that the caller has as objects already, by the name of their field, in place of what the configuration would
+    describe.
     """
 
     cwd: Path
@@ -106,6 +108,7 @@ class Launch:
     choices: Mapping[str, str]
     resume_command: str
     sweep: str | None = None
+    changed: Mapping[str, str] = field(default_factory=dict)
     threshold: Option = shipped_option
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -122,7 +125,8 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     folder = Path(hydra_config.runtime.output_dir).absolute()
     sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
     choices = {g: str(hydra_config.runtime.choices[g]) for g in GROUPS}
-    launch = Launch(cwd, folder, choices, resume_command(hydra_config, folder), sweep, threshold_option)
+    changed = changed_keys(hydra_config, GROUPS)
+    launch = Launch(cwd, folder, choices, resume_command(hydra_config, folder), sweep, changed, threshold_option)
     return settings_of(config, launch, shipped_schemas())
 
 
@@ -197,11 +201,13 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
         executor=make(config.executor, "executor", plugins),
         choices=start.choices,
+        changed=start.changed,
         config=concealed(plain) | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=_built(ChoiceLimits, plain["choices"], "choices"),
         pick=str(plain["pick"]),
+        runs=tuple(_expect(plain.get("runs") or [], ("",), "runs")),
         replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=given.get("value_of")
         or (

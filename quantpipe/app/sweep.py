@@ -1,4 +1,4 @@
-"""What happens once per sweep: its MLflow parent run is closed when the last job has ended."""
+"""What happens once per sweep, when the last job has ended: its jobs are compared, and its parent run is closed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,53 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from quantpipe.app import compare
+from quantpipe.app.console import say
+from quantpipe.errors import QuantpipeError
+from quantpipe.report import compare_note
 from quantpipe.tracking import finish_sweep
+from quantpipe.types import CompareReport
+
+_open: list[DictConfig] = []
+"""The sweep that runs in this process, until its end has been told."""
 
 
 class SweepEnd(Callback):
     """Hydra calls this in the launching process, whatever the launcher."""
 
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Keep which sweep begins: Hydra does not tell the end of one whose job fails."""
+        _open.append(config)
+
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Close the sweep's parent run in MLflow."""
+        """Compare the jobs, and close the sweep's parent run in MLflow."""
+        end_sweep()
+
+
+def end_sweep() -> None:
+    """Compare the jobs of the sweep that runs here, and close its parent run; once, and only where there is one."""
+    while _open:
+        config = _open.pop()
         launch = Path(config.hydra.runtime.cwd)
-        finish_sweep(launch / config.hydra.sweep.dir, OmegaConf.select(config, "tracking.uri"), launch)
+        folder = launch / config.hydra.sweep.dir
+        tags: dict[str, str] = {}
+        files: list[Path] = []
+        if OmegaConf.select(config, "command") in ("run", "replay"):
+            try:
+                report = compare.compared_sweep(folder)
+                if report is not None:
+                    compare.show(report, folder)
+                    tags, files = _tags(report), [folder / compare.PAGE, folder / compare.DATA]
+            except QuantpipeError as error:  # the jobs are done, and what is wrong is with their comparison alone
+                say(f"the jobs could not be compared: {error}", head="warning: ")
+        finish_sweep(folder, OmegaConf.select(config, "tracking.uri"), launch, tags, files)
+
+
+def _tags(report: CompareReport) -> dict[str, str]:
+    """What the parent run holds of its jobs: the table, and which one is the best."""
+    best = next((run for run in report["runs"] if run["label"] == report["best"]), None)
+    tags = {"mlflow.note.content": compare_note(report)}
+    if best is not None:
+        run_id = compare.run_id_of(best["where"])
+        tags |= {"quantpipe.best": best["name"], "quantpipe.best_run": run_id or best["where"]}
+    return tags

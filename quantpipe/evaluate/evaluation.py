@@ -25,6 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary
+from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -48,7 +49,7 @@ class Evaluation:
 
     `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
     model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
-    `lossy`: what is to be said of those that are not near.
+    `lossy`: what is to be said of those that are not near. `per_sample`: what the realized model gives for each sample.
     """
 
     metrics: Metrics
@@ -63,6 +64,7 @@ class Evaluation:
     alike: ModelMetrics | None = None
     outputs: Sequence[OutputRow] = ()
     lossy: Sequence[str] = ()
+    per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
     def warnings(self) -> list[str]:
@@ -191,6 +193,7 @@ def evaluate(
         realized_samples=len(few),
         alike=summary(same.outputs, simulated[: len(few)], same.labels),
         outputs=rows,
+        per_sample=per_sample(same, found),
         lossy=loss_warnings(graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db),
     )
 

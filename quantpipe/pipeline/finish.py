@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
 
 from quantpipe import __version__
 from quantpipe.artifacts import read_json
@@ -90,10 +94,10 @@ def evaluate(
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        report = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
+        report, samples = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
-        job.files.write_report(report, origin)
+        job.files.write_report(report, samples, origin)
         decisions.evaluated(report)
     kept.clear()
     job.write_strategy(found, _measured(report), None)
@@ -109,7 +113,8 @@ def _evaluate(
     realized: Rendered,
     kept: LayerCheckpoint,
     seen: Reference | None,
-) -> RunReport:
+) -> tuple[RunReport, Mapping[str, NDArray[Any]]]:
+    """The report, and what each sample gave."""
     settings, samples = job.settings, job.inputs.evaluate
     options = settings.evaluate
     few = options.realized_samples
@@ -154,7 +159,7 @@ def _evaluate(
         speed=speed,
         slower=slower,
     )
-    return build_report(job, found, evaluated, profile)
+    return build_report(job, found, evaluated, profile), evaluation.per_sample
 
 
 def _conclude(job: RunContext, report: RunReport) -> RunReport:

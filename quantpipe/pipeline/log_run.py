@@ -1,42 +1,82 @@
-"""What of a run goes to MLflow: every candidate, the report's numbers, the chosen bits, the files, the model."""
+"""What of a run goes to MLflow: what it was asked for, every candidate, the report's numbers, the files, the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from numpy.typing import NDArray
 
+from quantpipe import __version__
+from quantpipe.artifacts import digest_json
+from quantpipe.pipeline.inputs import Inputs
 from quantpipe.pipeline.settings import Settings
-from quantpipe.tracking import Tracker
-from quantpipe.types import (
-    RunReport,
-    Trial,
-    by_model,
-)
+from quantpipe.report.note import run_note
+from quantpipe.tracking import FOLDER, Tracker
+from quantpipe.types import RunReport, Trial, by_model
 
-MOST_CHOICES = 80
-"""More parameters than this make MLflow's comparison unreadable; all choices are in the strategy artifact."""
-PARTS = ("agreement", "proof", "free_running", "model", "latency", "cost", "precision", "search", "calibrate")
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "agreement": ("differing", "elements"),
+    "proof": ("proved", "kernels"),
+    "free_running": ("top1", "kl", "sqnr_db"),
+    "model": (
+        "float_bytes", "realized_bytes", "bops", "mean_weight_bits", "mean_activation_bits", "float_nodes",
+        "integer_nodes",
+    ),
+    "latency": ("float_ms", "realized_ms", "ratio"),
+    "cost": ("cycles", "weight_bytes", "peak_activation_bytes"),
+    "precision": ("loss_before", "loss_after"),
+    "search": ("evaluations", "seconds"),
+    "recovery": ("before", "after", "seconds"),
+    "calibrate": ("seconds", "peak_rss_mb"),
+}  # fmt: skip
+"""By part of the report, what is filed of it as PART/NAME; report.json, which is filed too, has all."""
+JUDGED = ("float", "simulated", "realized", "agreement", "free_running", "outputs", "latency")
+"""Groups of metrics that are of the samples of the split `evaluate`."""
 NEARNESS = ("sqnr_db", "mse", "cosine", "equal")
-"""What is filed of each output."""
+"""What is filed of each output, where there are several."""
+HASH = 16
+"""Digits of a model's hash that are shown."""
 
 
-def start_tracking(settings: Settings) -> None:
+def start_tracking(settings: Settings, inputs: Inputs) -> None:
     """Open the run's record, with its name and what is worth comparing between runs."""
-    settings.tracker.start(_run_name(settings), _parameters(settings), {"folder": str(settings.folder)})
+    model = inputs.graph.model_hash.rpartition(":")[2][:HASH]
+    open_record(settings, settings.choices, model, inputs.data_record())
 
 
-def file_trials(tracker: Tracker, trials: Sequence[Trial]) -> None:
+def open_record(settings: Settings, choices: Mapping[str, str], model: str, data: Mapping[str, Any]) -> None:
+    """Open the record of a run.
+
+    Args:
+        settings: The run, and where it is filed.
+        choices: The option of each group.
+        model: The beginning of the model's hash.
+        data: Which samples serve which split.
+    """
+    tags = {
+        FOLDER: str(settings.folder),
+        "quantpipe.version": __version__,
+        "quantpipe.hardware_digest": digest_json(settings.spec).rpartition(":")[2][:HASH],
+    }
+    params = {**_parameters(settings, choices), "model_hash": model}
+    settings.tracker.start(_run_name(settings, choices), params, tags)
+    settings.tracker.log_datasets(choices.get("dataset", "samples"), data)
+
+
+def file_trials(tracker: Tracker, trials: Iterable[Trial]) -> None:
     """File candidates as metric steps."""
-    tracker.log_trials((t.number, {"candidate.value": t.score.value, "candidate.cost": t.score.cost}) for t in trials)
+    tracker.log_trials(
+        (t.number, {"search/tried_value": t.score.value, "search/tried_cost": t.score.cost}) for t in trials
+    )
 
 
 def file_report(
-    tracker: Tracker, report: RunReport, folder: Path, model: Path, *, example: Mapping[str, NDArray[Any]]
+    tracker: Tracker, report: RunReport, folder: Path, model: Path, *, example: Mapping[str, NDArray[Any]] | None
 ) -> None:
-    """File numbers as metrics, choices as parameters, the run folder as artifacts, the model with its signature.
+    """File bits as parameters, the run folder as artifacts, the model with its signature, numbers as its metrics.
 
     Args:
         tracker: where the run is filed.
@@ -45,48 +85,78 @@ def file_report(
         model: the realized model's file.
         example: one sample of the model's inputs.
     """
-    parts = cast("Mapping[str, Mapping[str, Any] | None]", report)
-    models = cast("Mapping[str, Mapping[str, float | None]]", by_model(report["metrics"]))
-    numbers = {f"{part}.{name}": value for part, found in models.items() for name, value in found.items()}
-    for part in PARTS:
-        for name, value in (parts.get(part) or {}).items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                numbers[f"{part}.{name}"] = float(value)
-    if few := report.get("run", {}).get("realized_samples"):
-        numbers["realized.samples"] = float(few)  # its metrics are not of all samples
-    for name, (low, high) in (report.get("intervals") or {}).items():
-        numbers |= {f"{name}.top1_low": low, f"{name}.top1_high": high}
-    rows = cast("Sequence[Mapping[str, Any]]", report.get("outputs") or ())
-    for row in rows:
-        numbers |= {f"outputs.{row['output']}.{k}": v for k, v in row.items() if k in NEARNESS and v is not None}
-    tracker.log_metrics(numbers)
-    tracker.log_params({f"{_kind(c['kind'])}.{c['key']}": c["value"] for c in report.get("choices", [])[:MOST_CHOICES]})
+    tracker.log_params(_bits(report))
     tracker.log_artifacts(folder)
     tracker.log_model(model, example)
+    numbers = _numbers(report)
+    judged = {name: value for name, value in numbers.items() if name.partition("/")[0] in JUDGED}
+    tracker.log_metrics(judged, on="evaluate")
+    tracker.log_metrics({name: value for name, value in numbers.items() if name not in judged})
+    tracker.set_tags(_findings(report))
 
 
-def _kind(kind: str) -> str:
-    return "bits" if kind in ("activation", "weight") else kind
+def _numbers(report: RunReport) -> dict[str, float | None]:
+    """The metrics of a report, few and meant: in groups, as charts are."""
+    parts = cast("Mapping[str, Mapping[str, Any] | None]", report)
+    models = dict(cast("Mapping[str, Mapping[str, float | None]]", by_model(report["metrics"])))
+    top1 = models["float"].get("top1")
+    numbers: dict[str, float | None] = {"float/top1": top1}
+    alike = models["simulated"] == models["realized"]
+    for part in ("realized",) if alike else ("simulated", "realized"):
+        numbers |= {f"{part}/{name}": value for name, value in models[part].items()}
+        low, high = (report.get("intervals") or {}).get(part, (None, None))
+        numbers |= {f"{part}/top1_low": low, f"{part}/top1_high": high}
+    for part, names in NUMBERS.items():
+        found = parts.get(part) or {}
+        numbers |= {f"{part}/{name}": found[name] for name in names if isinstance(found.get(name), int | float)}
+    search = parts["search"] or {}
+    numbers |= {"search/chosen_value": search.get("best_value"), "search/chosen_cost": search.get("best_cost")}
+    if few := report.get("run", {}).get("realized_samples"):
+        numbers["realized/samples"] = float(few)  # its metrics are not of all samples
+    rows = cast("Sequence[Mapping[str, Any]]", report.get("outputs") or ())
+    for row in rows if len(rows) > 1 else ():
+        numbers |= {f"outputs/{row['output']} {k}": v for k, v in row.items() if k in NEARNESS}
+    return numbers
 
 
-def _run_name(settings: Settings) -> str:
-    return f"{settings.model.stem} {settings.spec.name} {settings.choices.get('search', '')}".strip()
+def _bits(report: RunReport) -> dict[str, str]:
+    """How many tensors and weights have how many bits: `8`, or `4 (3), 8 (20)`. All of them are in strategy.json."""
+    found = {}
+    for kind, name in (("weight", "bits.weights"), ("activation", "bits.activations")):
+        counts = Counter(int(row["value"]) for row in report.get("choices", ()) if row["kind"] == kind)
+        several = len(counts) > 1
+        text = ", ".join(f"{bits} ({number})" if several else f"{bits}" for bits, number in sorted(counts.items()))
+        found[name] = text or "none"
+    return found
 
 
-def _parameters(settings: Settings) -> dict[str, object]:
-    """What is worth comparing between runs: the group choices and the key numbers."""
+def _findings(report: RunReport) -> dict[str, str]:
+    agreement, search = report["agreement"], report["search"]
     return {
-        **{k: v for k, v in settings.choices.items() if k != "tracking"},
+        "quantpipe.agreement": f"{agreement['differing']} of {agreement['elements']} elements differ",
+        "quantpipe.target": str(search.get("shortfall") or "met"),
+        "mlflow.note.content": run_note(report),
+    }
+
+
+def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
+    """What tells runs apart comes first: lists cut a name after some twenty characters."""
+    search = "replay" if settings.command == "replay" else choices.get("search", "")
+    return " ".join(part for part in (settings.spec.name, search, settings.model.stem) if part)
+
+
+def _parameters(settings: Settings, choices: Mapping[str, str]) -> dict[str, object]:
+    """What is worth comparing between runs: the option of each group, the seed, and every key that was changed."""
+    idle = ("tracking", "executor")  # they change no result
+    replayed = {"search": "replay", "objective": "replay", "threshold": "replay"}
+    return {
+        **{f"{key}": value for key, value in settings.changed.items() if key.partition(".")[0] not in idle},
+        **{key: value for key, value in choices.items() if key not in idle},
+        "hardware": settings.spec.name,
         "model": settings.model.name,
         "schema": settings.schema.name,
         "realize": settings.backend,
         "command": settings.command,
         "seed": settings.seed,
-        "max_evaluations": settings.search.max_evaluations,
-        "objective.form": settings.objective["form"],
-        "objective.cost": settings.objective["cost"],
-        "objective.tolerance": settings.objective["tolerance"],
-        "min_bits": settings.annotate.min_bits,
-        "memory_mb": settings.calibrate.memory_mb,
-        **({"search": "replay", "objective": "replay", "threshold": "replay"} if settings.command == "replay" else {}),
+        **(replayed if settings.command == "replay" else {}),
     }

@@ -26,11 +26,10 @@ def open_run(settings: Settings, console: Console) -> Steps:
     return Steps(RunContext.of(settings, inputs, console))
 
 
-def run(settings: Settings, console: Console) -> RunReport | None:
+def run(steps: Steps) -> RunReport | None:
     """Execute the stages and return the report; None where evaluate is not among them.
 
     Raises AgreementError when simulation and realization differ and `verify=fail`, Interrupted after Ctrl-C.
     """
-    steps = open_run(settings, console)
     with steps.job.files.lock():
         return steps.all()

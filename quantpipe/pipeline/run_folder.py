@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from quantpipe.artifacts import (
     Origin,
@@ -89,6 +90,7 @@ class RunFolder:
         self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
         self.page = root / "evaluate" / "report.html"
+        self.samples = root / "evaluate" / "samples.npz"
         self.evaluating = root / "evaluate" / "partial"
         self.explained = root / "explain.json"
 
@@ -299,11 +301,12 @@ class RunFolder:
             "source": origin.inputs["model"],
         }
 
-    def write_report(self, report: RunReport, origin: Origin) -> None:
-        """Write all results, for programs and for people."""
-        self.look_over(self.report, self.page)
+    def write_report(self, report: RunReport, samples: Mapping[str, NDArray[Any]], origin: Origin) -> None:
+        """Write all results, for programs and for people; `samples`: what each sample gave."""
+        self.look_over(self.report, self.page, self.samples)
         with Unit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
+            unit.npz(self.samples, dict(samples), origin)
             unit.text(self.page, render_html(report), origin, "<!--")
 
     def read_report(self, origin: Origin) -> RunReport | None:
@@ -311,7 +314,7 @@ class RunFolder:
 
         Its page is made again where it is damaged.
         """
-        if not self.current(self.report, origin):
+        if not all([self.current(self.report, origin), self.current(self.samples, origin)]):
             return None
         report = cast("RunReport", read_json(self.report, origin))
         if not self.current(self.page, origin):

@@ -27,7 +27,9 @@ RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay", "check", "lint", "verify", "explain")
+COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync")
+OF_RUNS = ("compare", "sync")
+"""Commands that take runs=[…]."""
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (
@@ -222,7 +224,11 @@ class Console(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """One run. `choices` are the names of the group options; `config` is the resolved configuration as plain data."""
+    """One run.
+
+    `choices` are the names of the group options; `changed` the keys that the command line gave, with their values as
+    they were given; `config` is the resolved configuration as plain data.
+    """
 
     command: str
     stages: tuple[str, ...]
@@ -248,6 +254,7 @@ class Settings:
     tracker: Tracker
     executor: Executor
     choices: Mapping[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     strategy: Path | None = None
     profile: Path | None = None
@@ -260,6 +267,7 @@ class Settings:
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     rules: tuple[Rule, ...] = ()
+    runs: tuple[str, ...] = ()
 
     @property
     def estimation(self) -> str:
@@ -329,6 +337,12 @@ class Settings:
                 where="search.refine",
             )
         self._refuse_idle_keys()
+        if self.command in OF_RUNS and not self.runs:
+            raise ConfigError(
+                f"command={self.command} needs runs=[A,B,…]: folders of runs or of a sweep"
+                + (", or run ids of MLflow" if self.command == "compare" else ""),
+                where="runs",
+            )
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
@@ -342,6 +356,7 @@ class Settings:
             "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
             "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
+            "runs": (bool(self.runs), "command=compare or command=sync", self.command in OF_RUNS),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (
                 bool(self.objective.get("outputs")),

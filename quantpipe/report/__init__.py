@@ -1,9 +1,19 @@
 """Showing a report: the HTML page for the run folder, the table for the terminal."""
 
+from quantpipe.report.compared import compare_note, compare_page, compared
 from quantpipe.report.explained import explained
 from quantpipe.report.fit import fit_tables
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
 from quantpipe.report.table import summary_table
 
-__all__ = ["explained", "fit_tables", "lint_table", "render_html", "summary_table"]
+__all__ = [
+    "compare_note",
+    "compare_page",
+    "compared",
+    "explained",
+    "fit_tables",
+    "lint_table",
+    "render_html",
+    "summary_table",
+]

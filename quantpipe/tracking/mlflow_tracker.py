@@ -7,13 +7,9 @@ directory, tracking address), because sweeps run jobs in one process, in many, a
 from __future__ import annotations
 
 import contextlib
-import getpass
-import itertools
 import logging
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,22 +18,24 @@ from typing import Any, Self
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import FileLock
-from quantpipe.artifacts.unit import TEMP_SUFFIX
-from quantpipe.errors import ConfigError, Interrupted, StorageError
+from quantpipe.errors import ConfigError, Interrupted, StorageError, refuse_unknown
 from quantpipe.passwords import conceal, without_passwords
 from quantpipe.tracking import address, clean
-from quantpipe.tracking.model import log_onnx
+from quantpipe.tracking.filing import Filing
 from quantpipe.tracking.parent import finish_parent, join_parent
-from quantpipe.tracking.protocol import Metrics
+from quantpipe.tracking.protocol import FOLDER, Metrics
+from quantpipe.tracking.record import RecordFile
+from quantpipe.tracking.registry import check_aliases, check_name
 from quantpipe.tracking.setup import brief, make_client, within
+from quantpipe.tracking.tags import EXPERIMENT_TAGS, standard_tags
 
 _log = logging.getLogger(__name__)
-_PARAMS_PER_CALL = 100
-_METRICS_PER_CALL = 1000
 _FAILURES_BEFORE_SILENCE = 2
 _OPEN_SECONDS = 30.0
 """Until a store that is no file must have opened a run."""
 _STATUSES = ("FINISHED", "FAILED", "KILLED")
+_FAILURE = "quantpipe.failure"
+"""The tag that says why a run failed."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,8 @@ class TrackingConfig:
     experiment: str
     run_name: str | None
     log_model: bool
+    register: str | None
+    aliases: tuple[str, ...]
     launch_folder: Path
     parent_key: str | None
 
@@ -64,6 +64,9 @@ class MlflowTracker:
     `parent_key` names the sweep folder when the run is a job of a sweep: it becomes a child of the sweep's parent run.
     Under an outer run (`mlflow run` sets MLFLOW_RUN_ID) that run is used, and left to its owner to close; the jobs of a
     sweep become its children.
+
+    `register` names a registered model of which the integer model becomes the next version, to which the `aliases`
+    point then.
     """
 
     def __init__(
@@ -75,21 +78,32 @@ class MlflowTracker:
         *,
         launch_folder: str | os.PathLike[str] = ".",
         parent_key: str | None = None,
+        **registry: Any,
     ) -> None:
         folder = Path(launch_folder).absolute()
-        self.config = TrackingConfig(uri, str(experiment), run_name, log_model, folder, parent_key)
+        refuse_unknown(registry, ("register", "aliases"), "tracking")
+        register, aliases = registry.get("register"), tuple(registry.get("aliases") or ())
+        check_name(register)
+        check_aliases(aliases)
+        if register is not None and not log_model:
+            raise ConfigError(
+                "needs tracking.log_model=true: a registered model is a logged one", where="tracking.register"
+            )
+        self.config = TrackingConfig(
+            *(uri, str(experiment), run_name, log_model, register, aliases, folder, parent_key)
+        )
         self._address: address.Address | None = None
         self._client: Any = None
-        self._run: Any = None
+        self._filing: Filing | None = None
         self._experiment = self.config.experiment
-        self._params: dict[str, str] = {}
-        self._owned = self._ended = False
+        self._owned = self._ended = self._left_out = False
         self._failures = 0
+        self._record = RecordFile(None)
 
     @property
     def run_id(self) -> str | None:
         """Return the id of the run, or None before it is open."""
-        return None if self._run is None else str(self._run.info.run_id)
+        return None if self._filing is None else self._filing.run_id
 
     @property
     def experiment(self) -> str | None:
@@ -101,20 +115,37 @@ class MlflowTracker:
         """Return the command that shows the store in a browser, or None where there is none."""
         return (self._address or address.resolve(self.config.uri, self.config.launch_folder)).ui_command
 
+    @property
+    def incomplete(self) -> bool:
+        """Return whether something of the run could not be sent."""
+        return self._left_out
+
     # ------------------------------------------------------------ the run
 
+    def check(self) -> None:
+        """Raise ConfigError where the store is not there or gives no answer. This imports nothing of MLflow."""
+        self._address = address.resolve(self.config.uri, self.config.launch_folder)
+        address.check_reachable(self._address)
+
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Open a run in the store; a store that cannot be reached later is warned of.
+        """Open a run in the store, or go on in the one that the run folder (a tag) is filed in.
+
+        A store that cannot be reached later is warned of.
 
         Raises:
             ConfigError: where the store is not there, gives no answer, or refuses.
         """
-        self._address = address.resolve(self.config.uri, self.config.launch_folder)
-        address.check_reachable(self._address)
-        all_tags = _standard_tags() | {key: clean.text(value, clean.MAX_TAG) for key, value in tags.items()}
+        self.check()
+        self._record = RecordFile(Path(tags[FOLDER]) if FOLDER in tags else None)
+        all_tags = standard_tags(self.config.launch_folder)
+        all_tags |= {key: clean.text(value, clean.MAX_TAG) for key, value in tags.items()}
+        cleaned = {clean.name(key): clean.text(value) for key, value in params.items()}
         try:
-            store, title = self._address, conceal(self.config.run_name or name or "") or None
-            within(_OPEN_SECONDS if store.database is None else None, lambda: self._open(store, title, all_tags))
+            store, title = self._store, conceal(self.config.run_name or name or "") or None
+            within(
+                _OPEN_SECONDS if store.database is None else None,
+                lambda: self._open(store, title, all_tags, cleaned),
+            )
         except TimeoutError as error:
             raise ConfigError(
                 f"MLflow's store gives no answer in {_OPEN_SECONDS:g} s; see whether it runs, or give tracking=none",
@@ -127,10 +158,15 @@ class MlflowTracker:
             if not _transient(error):
                 raise ConfigError(f"MLflow refuses: {brief(error)}", stage="tracking", where=self._where()) from error
             _log.warning("MLflow: no run could be opened (%s); this run is kept in its folder only", brief(error))
+            self._left_out = True
             return
         self.log_params(params)
 
-    def _open(self, store: address.Address, name: str | None, tags: dict[str, str]) -> None:
+    @property
+    def _store(self) -> address.Address:
+        return self._address or address.resolve(self.config.uri, self.config.launch_folder)
+
+    def _open(self, store: address.Address, name: str | None, tags: dict[str, str], params: dict[str, str]) -> None:
         outer = os.environ.get("MLFLOW_RUN_ID")
         with self._one_at_a_time(store):
             self._client = make_client(store.uri)
@@ -140,18 +176,43 @@ class MlflowTracker:
             experiment_id = run.info.experiment_id
             self._experiment = self._client.get_experiment(experiment_id).name
         if outer and self.config.parent_key is None:
-            self._params = dict(run.data.params)  # `mlflow run -P` has written its own
             for key, value in tags.items():
                 if not key.startswith("mlflow."):
                     self._client.set_tag(outer, key, value)
-            self._run = run
+            # `mlflow run -P` has written its own parameters.
+            self._filing = Filing(self._client, run, store, self._record, dict(run.data.params))
             return
         if self.config.parent_key is not None:
             folder = Path(self.config.parent_key)
-            parent = outer or join_parent(self._client, store, str(experiment_id), folder, tags=_standard_tags())
+            own = standard_tags(self.config.launch_folder)
+            parent = outer or join_parent(self._client, store, str(experiment_id), folder, tags=own)
             tags = tags | {"mlflow.parentRunId": parent}
-        self._run = self._client.create_run(experiment_id, run_name=name, tags=tags)
+        run = self._reopened(store, tags, params) or self._client.create_run(experiment_id, run_name=name, tags=tags)
+        self._filing = Filing(self._client, run, store, self._record, dict(run.data.params))
         self._owned = True
+        self._record.begin(store.shown, self._experiment, self._filing.run_id)
+
+    def _reopened(self, store: address.Address, tags: Mapping[str, str], params: Mapping[str, str]) -> Any:
+        """The run that the folder is filed in, RUNNING again; None where there is none that this could go on in."""
+        known = self._record.known
+        if known is None or (known.uri, known.experiment) != (store.shown, self._experiment):
+            return None
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(known.run_id)
+            if run.info.lifecycle_stage == "deleted" or any(
+                run.data.params.get(key, value) != value for key, value in params.items()
+            ):
+                return None  # parameters cannot change: with others it is another run
+            self._client.update_run(known.run_id, status="RUNNING")
+            for key, value in tags.items():
+                self._client.set_tag(known.run_id, key, value)
+            if _FAILURE in run.data.tags:
+                self._client.delete_tag(known.run_id, _FAILURE)
+        except MlflowException:
+            return None
+        return run
 
     def _one_at_a_time(self, store: address.Address) -> contextlib.AbstractContextManager[Any]:
         """Two jobs must not both make the tables of a new database: MLflow itself does not guard against it."""
@@ -167,7 +228,7 @@ class MlflowTracker:
         if found is None:
             location = None if store.artifacts is None else (store.artifacts / clean.name(name)).as_uri()
             try:
-                return str(self._client.create_experiment(name, artifact_location=location))
+                return str(self._client.create_experiment(name, artifact_location=location, tags=EXPERIMENT_TAGS))
             except MlflowException:  # another job was faster
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
@@ -185,13 +246,14 @@ class MlflowTracker:
         """Close the run with a status of MLflow, and the sweep's parent with it where that is due."""
         if status not in _STATUSES:
             raise ValueError(f"status '{status}': one of {', '.join(_STATUSES)}")
-        if self._run is None or self._ended:
+        if self._filing is None or self._ended:
             return
         self._ended = True
         if not self._owned:
             return
         self._failures = 0  # however often it failed before, the run should not stay open
-        self._attempt("closing the run", lambda: self._client.set_terminated(self.run_id, status))
+        self._record.note(complete=status == "FINISHED" and not self._left_out)
+        self._attempt("closing the run", lambda filing: self._client.set_terminated(filing.run_id, status))
         reached = not self._failures
         store, parent = self._address, self.config.parent_key
         if reached and store is not None and parent is not None and "MLFLOW_RUN_ID" not in os.environ:
@@ -204,6 +266,8 @@ class MlflowTracker:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         stopped = isinstance(value, KeyboardInterrupt | Interrupted)
+        if value is not None and not stopped:
+            self.set_tags({_FAILURE: f"{type(value).__name__}: {value}"})
         self.end("FINISHED" if value is None else "KILLED" if stopped else "FAILED")
 
     # ------------------------------------------------------------ what is logged
@@ -211,97 +275,60 @@ class MlflowTracker:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters; a parameter that is known with another value keeps it, with a warning."""
         new = {clean.name(key): clean.text(value) for key, value in params.items()}
-        for key in [key for key in new if self._params.get(key, new[key]) != new[key]]:
-            _log.warning("MLflow: parameter '%s' stays '%.80s' (parameters cannot change)", key, self._params[key])
+        known = {} if self._filing is None else self._filing.params
+        for key in [key for key in new if known.get(key, new[key]) != new[key]]:
+            _log.warning("MLflow: parameter '%s' stays '%.80s' (parameters cannot change)", key, known[key])
             del new[key]
-        self._attempt("logging parameters", lambda: self._send_params(new))
+        self._attempt("logging parameters", lambda filing: filing.send_params(new))
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Log metrics at a step (None: 0)."""
-        self._attempt("logging metrics", lambda: self._send_metrics([(step or 0, metrics)]))
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, in place of what they said before."""
+        self._attempt("setting tags", lambda filing: filing.send_tags(tags))
+
+    def log_datasets(self, name: str, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log which samples serve which split, with digest and count."""
+        self._attempt("logging the samples", lambda filing: filing.send_datasets(name, records))
+
+    def log_metrics(self, metrics: Metrics, step: int | None = None, *, on: str | None = None) -> None:
+        """Log metrics at a step (None: 0); they belong to the logged model, and to the samples of the split `on`."""
+        self._attempt("logging metrics", lambda filing: filing.send_metrics([(step or 0, metrics)], on))
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
-        """Log the metrics of trials, each as (step, metrics)."""
-        self._attempt("logging the trials", lambda: self._send_metrics(trials))
+        """Log the metrics of trials, each as (step, metrics), that have not been logged in this run before."""
+        self._attempt("logging the trials", lambda filing: filing.send_trials(trials))
 
     def log_artifacts(self, folder: str | os.PathLike[str]) -> None:
         """Copy a folder to the run's artifacts."""
-        self._attempt(f"copying {folder}", lambda: self._send_folder(Path(folder)))
+        self._attempt(f"copying {folder}", lambda filing: filing.send_folder(Path(folder)))
 
     def log_model(
         self, onnx_path: str | os.PathLike[str], input_example: Mapping[str, NDArray[Any]] | None = None
     ) -> None:
         """Log the ONNX model with an example of its inputs, where the settings ask for it."""
-        store = self._address
-        if self.config.log_model and store is not None:
-            self._attempt(
-                "logging the model",
-                lambda: log_onnx(
-                    self._client, store.uri, self._run, onnx_path, params=self._params, example=input_example
-                ),
-            )
-
-    def _send_params(self, params: dict[str, str]) -> None:
-        from mlflow.entities import Param
-
-        for chunk in _chunks((Param(key, value) for key, value in params.items()), _PARAMS_PER_CALL):
-            self._client.log_batch(self.run_id, params=chunk)
-        self._params |= params
-
-    def _send_metrics(self, steps: Iterable[tuple[int, Metrics]]) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        points = (Metric(key, value, now, step) for step, metrics in steps for key, value in clean.numbers(metrics))
-        for chunk in _chunks(points, _METRICS_PER_CALL):
-            self._client.log_batch(self.run_id, metrics=chunk)
-
-    def _send_folder(self, folder: Path) -> None:
-        for entry in sorted(folder.iterdir()):
-            if self._is_bookkeeping(entry):
-                continue
-            if entry.is_dir():
-                self._client.log_artifacts(self.run_id, str(entry), artifact_path=entry.name)
-            else:
-                self._client.log_artifact(self.run_id, str(entry))
+        named = (self.config.register, self.config.aliases)
+        if self.config.log_model:
+            self._attempt("logging the model", lambda f: f.send_model(Path(onnx_path), input_example, named))
 
     # ------------------------------------------------------------ helpers
 
-    def _attempt(self, what: str, action: Callable[[], object]) -> None:
+    def _attempt(self, what: str, action: Callable[[Filing], object]) -> None:
         """Do it if there is a run to log to. A failure is a warning; after two in a row nothing more is tried."""
-        if self._run is None or self._failures >= _FAILURES_BEFORE_SILENCE:
+        if self._filing is None or self._failures >= _FAILURES_BEFORE_SILENCE:
+            self._left_out |= self._filing is not None
             return
         try:
-            action()
+            action(self._filing)
         except Exception as error:  # whatever it is: the results are in the run folder, and tracking must not lose them
             self._failures += 1
+            self._left_out = True
             silent = self._failures >= _FAILURES_BEFORE_SILENCE
             rest = "nothing more is sent there" if silent else "the run goes on"
             _log.warning("MLflow: %s failed (%s); %s", what, brief(error), rest)
         else:
             self._failures = 0
 
-    def _is_bookkeeping(self, entry: Path) -> bool:
-        """Locks and half-written files; and the store itself, when the run folder is the launch folder."""
-        store = (self._address.database, self._address.artifacts) if self._address else ()
-        return entry.absolute() in store or entry.name.endswith((".lock", TEMP_SUFFIX))
-
     def _where(self) -> str:
         return f"tracking.uri={self._address.shown if self._address else without_passwords(str(self.config.uri))}"
-
-
-def _chunks(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while chunk := list(itertools.islice(rest, size)):
-        yield chunk
-
-
-def _standard_tags() -> dict[str, str]:
-    """What MLflow's own front end would have set: who ran what."""
-    tags = {"mlflow.source.name": clean.text(sys.argv[0], clean.MAX_TAG), "mlflow.source.type": "LOCAL"}
-    with contextlib.suppress(OSError, KeyError, ImportError):  # a container may have no user names
-        tags["mlflow.user"] = getpass.getuser()
-    return tags
 
 
 def _transient(error: Exception) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+_REFUSED = re.compile(r"[/:.%\"']")
+"""In names of logged models."""
 _log = logging.getLogger(__name__)
 _EXAMPLE_ELEMENTS = 20_000
 """MLflow writes an example as JSON and runs it: beyond a small image that costs more than it tells."""
@@ -25,8 +28,8 @@ def log_onnx(
     *,
     params: Mapping[str, str],
     example: Mapping[str, NDArray[Any]] | None,
-) -> None:
-    """File the model at `path` as the logged model `model` of the MLflow run entity `run`.
+) -> Any:
+    """File the model at `path` as a logged model of the MLflow run entity `run`, and return that; None where it cannot.
 
     A model whose weights lie in a data file is left to the run's artifacts, and a warning says so: MLflow would load it
     whole.
@@ -38,6 +41,8 @@ def log_onnx(
         path: the ONNX file.
         params: the parameters of the run.
         example: one sample of the model's inputs.
+
+    The logged model is named as the run is, so that a list of models can be read.
     """
     import mlflow
     import mlflow.onnx
@@ -49,16 +54,17 @@ def log_onnx(
             "them all); model and data file are among the run's artifacts, under realize",
             path,
         )
-        return
+        return None
     proto = onnx.load(path)
+    name = _REFUSED.sub("-", run.info.run_name or "").strip() or "model"
     # Made here and not by log_model, which would take the experiment from MLflow's global state.
     logged = client.create_logged_model(
-        run.info.experiment_id, name="model", source_run_id=run.info.run_id, params=dict(params)
+        run.info.experiment_id, name=name, source_run_id=run.info.run_id, params=dict(params)
     )
     with _global_uri(mlflow, uri):
         mlflow.onnx.log_model(
             proto,
-            name="model",
+            name=name,
             model_id=logged.model_id,
             run_id=run.info.run_id,
             signature=_signature(proto),
@@ -68,6 +74,7 @@ def log_onnx(
             onnx_execution_providers=["CPUExecutionProvider"],
             save_as_external_data=False,
         )
+    return client.get_logged_model(logged.model_id)
 
 
 def _signature(proto: Any) -> Any:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from quantpipe.artifacts import FileLock, write_bytes
+from quantpipe.tracking import clean
 from quantpipe.tracking.address import Address, resolve
 from quantpipe.tracking.setup import brief, make_client
 
@@ -57,10 +59,30 @@ def finish_parent(sweep_folder: str | os.PathLike[str], store: Address, status: 
         _log.warning("MLflow: the sweep's parent run could not be closed (%s)", brief(error))
 
 
-def finish_sweep(sweep_folder: Path, uri: str | None, launch_folder: Path) -> None:
-    """Close the parent run once the whole sweep is over, in the store that `tracking.uri` names."""
-    if _known(sweep_folder):
-        finish_parent(sweep_folder, resolve(uri, launch_folder))
+def finish_sweep(
+    sweep_folder: Path,
+    uri: str | None,
+    launch_folder: Path,
+    tags: Mapping[str, str] | None = None,
+    files: Sequence[Path] = (),
+) -> None:
+    """Close the parent run once the whole sweep is over, in the store that `tracking.uri` names.
+
+    `tags` and `files` are what the jobs come to.
+    """
+    store = resolve(uri, launch_folder)
+    known = _known(sweep_folder)
+    if known.get("uri") != store.shown:
+        return
+    try:
+        client = make_client(store.uri)
+        for key, value in (tags or {}).items():
+            client.set_tag(known["run_id"], key, clean.text(value, clean.MAX_TAG))
+        for path in files:
+            client.log_artifact(known["run_id"], str(path))
+    except Exception as error:  # tracking never fails a run
+        _log.warning("MLflow: the comparison could not be filed (%s)", brief(error))
+    finish_parent(sweep_folder, store)
 
 
 def _known(sweep_folder: Path) -> dict[str, Any]:

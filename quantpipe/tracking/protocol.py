@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 Metrics = Mapping[str, float | None]
 """Metric name -> value. What is None or not finite is left out: a plot cannot show it."""
 
+FOLDER = "quantpipe.folder"
+"""The tag that names the run folder."""
+
 
 class Tracker(Protocol):
     """Files one run: parameters, metrics, candidates, artifacts, the model.
@@ -35,8 +38,20 @@ class Tracker(Protocol):
         """Return the exact command (or address) that shows the runs."""
         ...
 
+    @property
+    def incomplete(self) -> bool:
+        """Return whether something of the run could not be sent."""
+        ...
+
+    def check(self) -> None:
+        """Raise ConfigError where the store cannot be reached; nothing is opened, and it is quick."""
+        ...
+
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Open the run. `params` are the choices worth comparing; nested values are written as JSON."""
+        """Open the run, or go on in the one that the folder of the tag `FOLDER` is filed in.
+
+        `params` are the choices worth comparing; nested values are written as JSON.
+        """
         ...
 
     def log_params(self, params: Mapping[str, Any]) -> None:
@@ -46,8 +61,16 @@ class Tracker(Protocol):
         """
         ...
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
-        """Log metrics at a step."""
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags, in place of what they said before."""
+        ...
+
+    def log_datasets(self, name: str, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log which samples serve which split: by role, a record with `samples` and `digest`."""
+        ...
+
+    def log_metrics(self, metrics: Metrics, step: int | None = None, *, on: str | None = None) -> None:
+        """Log metrics at a step, of the samples of the split `on`."""
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:
         """Log the candidates of a search: (step, metrics) each."""
@@ -86,8 +109,12 @@ class NullTracker:
     run_id: str | None = None
     experiment: str | None = None
     ui_command: str | None = None
+    incomplete: bool = False
 
     def __init__(self, launch_folder: str | os.PathLike[str] = ".", parent_key: str | None = None) -> None: ...
+
+    def check(self) -> None:
+        """Reach nothing."""
 
     def start(self, name: str | None, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Open nothing."""
@@ -95,7 +122,13 @@ class NullTracker:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log nothing."""
 
-    def log_metrics(self, metrics: Metrics, step: int | None = None) -> None:
+    def set_tags(self, tags: Mapping[str, str]) -> None:
+        """Set nothing."""
+
+    def log_datasets(self, name: str, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log nothing."""
+
+    def log_metrics(self, metrics: Metrics, step: int | None = None, *, on: str | None = None) -> None:
         """Log nothing."""
 
     def log_trials(self, trials: Iterable[tuple[int, Metrics]]) -> None:

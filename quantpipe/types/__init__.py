@@ -1,6 +1,7 @@
 """The frozen types that travel between stages. Standard library and NumPy only."""
 
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
+from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
 from quantpipe.types.explained import AdviceRow, AloneRow, CauseRow, ExplainReport, MomentsRow
@@ -125,6 +126,8 @@ __all__ = [
     "Choice",
     "ChoiceRow",
     "ChoiceSpace",
+    "CompareReport",
+    "ComparedRun",
     "Contract",
     "ConversionsPart",
     "Cost",
@@ -133,6 +136,7 @@ __all__ = [
     "DataPart",
     "Denominator",
     "DevicePart",
+    "DifferenceRow",
     "Edge",
     "ExplainReport",
     "FinalistRow",
@@ -173,6 +177,7 @@ __all__ = [
     "OverflowRow",
     "PadValue",
     "Padding",
+    "PairedRow",
     "Pairs",
     "Point",
     "PowerOfTwo",

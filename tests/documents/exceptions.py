@@ -23,6 +23,7 @@ OTHER_PROGRAMS = {
     "mkdocs": ".ci/run runs it, with the packages of the extra docs",
     "pre-commit": "changes the clone's hooks",
     "mlflow ui": "a server that does not end",
+    "mlflow run": "files in MLflow; tests/e2e/test_sync.py runs it",
     "mkdir": "run as part of its page",
     "python -m quantpipe.verify": "run as part of its page",
 }
@@ -31,6 +32,7 @@ OTHER_PROGRAMS = {
 NOT_RUN = {
     "MODEL": "needs EfficientNet-Lite0 and its images",
     "search.max_seconds=170": "takes minutes",
+    "command=sync": "files in MLflow; tests/e2e/test_sync.py runs it",
     "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_launchers.py runs it where there is one",
 }
 """Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""

@@ -29,6 +29,7 @@ LAYOUT = (
     "realize/model.onnx",
     "evaluate/report.json",
     "evaluate/report.html",
+    "evaluate/samples.npz",
     "config.yaml",
 )
 pytestmark = pytest.mark.smoke
@@ -171,7 +172,7 @@ def test_mlflow_holds_the_run(default_run: DefaultRun) -> None:
     assert run.info.run_id in default_run.result.out
     assert run.info.status == "FINISHED"
     assert run.data.params["hardware"] == "ort_cpu"
-    assert run.data.metrics["realized.top1"] == default_run.result.report["metrics"]["realized"]["top1"]
+    assert run.data.metrics["realized/top1"] == default_run.result.report["metrics"]["realized"]["top1"]
     assert {e.path for e in client.list_artifacts(run.info.run_id)} >= {"annotate", "evaluate", "config.yaml"}
 
 

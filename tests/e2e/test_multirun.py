@@ -41,11 +41,11 @@ def test_one_parent_and_a_child_for_each_job(program: Program) -> None:
     names = [{k for k in c.data.params if not k.startswith("bits.")} for c in children]
     assert all(n == names[0] for n in names)
     for child in children:
-        assert {"realized.top1", "agreement.differing", "model.bops", "search.evaluations"} <= set(child.data.metrics)
-        assert child.data.metrics["agreement.differing"] == 0
+        assert {"realized/top1", "agreement/differing", "model/bops", "search/evaluations"} <= set(child.data.metrics)
+        assert child.data.metrics["agreement/differing"] == 0
         assert {a.path for a in client.list_artifacts(child.info.run_id)} >= {"evaluate", "realize", "search"}
-        steps = client.get_metric_history(child.info.run_id, "candidate.value")
-        assert len(steps) == child.data.metrics["search.evaluations"]
+        steps = client.get_metric_history(child.info.run_id, "search/tried_value")
+        assert len(steps) == child.data.metrics["search/evaluations"]
     local = client.download_artifacts(children[0].info.run_id, "evaluate/report.json", str(program.cwd))
     assert json.loads(Path(local).read_text())["agreement"]["differing"] == 0
     assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4

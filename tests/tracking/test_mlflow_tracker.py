@@ -128,7 +128,7 @@ def test_the_model_comes_back_with_its_signature(launch: Path, tmp_path: Path) -
     outputs = client(launch).get_run(tracker.run_id).outputs.model_outputs
     assert len(outputs) == 1
     logged = client(launch).get_logged_model(outputs[0].model_id)
-    assert logged.status == "READY" and logged.source_run_id == tracker.run_id and logged.name == "model"
+    assert logged.status == "READY" and logged.source_run_id == tracker.run_id and logged.name == "job"
     assert logged.params == {"hardware": "vta"} and [(m.key, m.value) for m in logged.metrics] == [("top1", 0.75)]
     assert str(launch) in logged.artifact_location
     model = mlflow.pyfunc.load_model(logged.artifact_location)

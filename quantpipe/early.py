@@ -1,0 +1,41 @@
+"""What can be answered before anything is loaded: a file that the command line names and that is not there.
+
+Libraries take seconds to load on a slow disk. Only plain values are looked at (no lists of a sweep, no references), and
+only keys that are always files; whatever is in doubt is left to the checks of the configuration, which come later and
+use the same words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+_DATA = "no such file or folder (from {key})."
+FILES = {
+    "model.path": ("model", "there is no such file; model.path must name an ONNX model"),
+    **{f"dataset.{part}path": ("data", _DATA) for part in ("", "calibrate.", "search.", "evaluate.")},
+}
+"""Key -> where and what is wrong, in words."""
+
+_PLAIN = re.compile(r"[\w/.:@%~-]+")
+
+
+def missing_file(arguments: Sequence[str], folder: Path) -> str | None:
+    """Return what is wrong with a file that the command line names, or None.
+
+    Args:
+        arguments: The arguments of the command.
+        folder: The folder that relative paths start from.
+    """
+    if any(argument.startswith("-") for argument in arguments):
+        return None  # --help and --cfg answer whatever else is given
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in FILES or not _PLAIN.fullmatch(value) or value == "null":
+            continue
+        path = folder / Path(value).expanduser()
+        if not path.exists():
+            where, what = FILES[key]
+            return f"{where}: {path}: {what.format(key=key)}"
+    return None

@@ -1,0 +1,48 @@
+"""What each sample gives, so that two runs can be compared on the same ones: classes, and losses to the float model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.metrics.losses import LossKind
+from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
+from quantpipe.metrics.reference import Reference
+from quantpipe.types import Outputs
+
+
+def per_sample(reference: Reference, found: Outputs) -> dict[str, NDArray[Any]]:
+    """Return what a model gives sample by sample, beside the float model.
+
+    Args:
+        reference: The float model's output that metrics are about, over N samples, and their labels.
+        found: The model's own.
+
+    Returns:
+        `loss` `[N]` float64: KL divergence in nats, or the squared error where the output is judged by that. Where the
+        output is `[N, C]` with several classes: `float_class`, `found_class` `[N]` int64. `label` `[N]` int64, where
+        there are labels.
+    """
+    rows: dict[str, NDArray[Any]] = {"loss": _losses(reference, found)}
+    own = reference.outputs
+    if not isinstance(own, tuple) and not isinstance(found, tuple) and own.ndim == 2 and own.shape[1] > 1:
+        rows["float_class"], rows["found_class"] = (part.argmax(axis=1).astype(np.int64) for part in (own, found))
+    if reference.labels is not None:
+        rows["label"] = reference.labels.astype(np.int64)
+    return rows
+
+
+def _losses(reference: Reference, found: Outputs) -> NDArray[np.float64]:
+    squared = any(loss.output == reference.output and loss.kind is not LossKind.KL for loss in reference.losses)
+    pairs = list(zip(reference.outputs, found, strict=True))
+    if squared or not all_finite(found):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.array([np.mean((y.astype(np.float64) - r) ** 2) for r, y in pairs], dtype=np.float64)
+    distribution = is_distribution(reference.outputs)
+    losses = []
+    for r, y in pairs:
+        p, q = log_probabilities(r, distribution), log_probabilities(y, distribution)
+        losses.append(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
+    return np.array(losses, dtype=np.float64)

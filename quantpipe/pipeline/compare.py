@@ -1,0 +1,255 @@
+"""`command=compare`, and the end of a sweep: what differs between runs, from their folders."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from quantpipe import __version__
+from quantpipe.artifacts import read_json, read_npz, read_text
+from quantpipe.errors import ArtifactError, QuantpipeError
+from quantpipe.metrics.paired import holm, mcnemar, mean_interval, signed_rank
+from quantpipe.pipeline.run_folder import RunFolder
+from quantpipe.types import ComparedRun, CompareReport, DifferenceRow, PairedRow
+
+GROUPS = (
+    "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "realize",
+)  # fmt: skip
+"""Groups of the configuration by whose options runs are told apart."""
+IDLE = ("tracking", "executor", "command", "strategy", "stages", "verify", "check", "explain", "plugins", "runs")
+"""Parts of a configuration that change no number of a report."""
+ABSENT = "–"
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A run as far as its folder tells. `where`: the folder, or MLflow's id, as it was given."""
+
+    where: str
+    report: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    samples: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    problem: str | None = None
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Return the option of each group."""
+        run = self.report.get("run") or {}
+        named = {group: run.get(group) for group in GROUPS}
+        named["hardware"] = named["hardware"] or (self.config.get("hardware") or {}).get("name")
+        return {group: str(value) for group, value in named.items() if value is not None}
+
+    @property
+    def evaluated_on(self) -> str | None:
+        """Return the digest of the samples of the report."""
+        return ((self.report.get("data") or {}).get("evaluate") or {}).get("digest")
+
+
+def found_in(folder: Path, where: str) -> Found:
+    """Return a run as its folder tells it; one that is not finished says so in `problem`.
+
+    Raises:
+        ArtifactError: The folder is none of a run.
+    """
+    files = RunFolder(folder)
+    if not (files.config.is_file() or (folder / ".hydra").is_dir()):
+        raise ArtifactError(
+            "is no folder of a run, nor of a sweep; legal is one that holds config.yaml, or folders that do",
+            stage="compare",
+            where=str(folder),
+        )
+    config: Any = {}
+    try:
+        if files.config.is_file():
+            config = yaml.safe_load(read_text(files.config))
+        if not files.report.is_file():
+            return Found(where, config=config or {}, problem=_why_unfinished(folder))
+        report = read_json(files.report)
+        samples = read_npz(files.samples) if files.samples.is_file() else {}
+    except (QuantpipeError, yaml.YAMLError) as error:
+        return Found(where, config=config if isinstance(config, dict) else {}, problem=" ".join(str(error).split()))
+    return Found(where, report, config if isinstance(config, dict) else {}, samples)
+
+
+def compare(runs: Sequence[Found]) -> CompareReport:
+    """Return how runs differ in configuration, strategy, accuracy, cost and speed."""
+    whole = [run for run in runs if run.problem is None]
+    labels = dict(zip(map(id, runs), _labels(), strict=False))
+    comparable = len({run.evaluated_on for run in whole}) == 1 and len({_outputs_of(run) for run in whole}) == 1
+    best = min(whole, key=_rank) if whole and comparable else None
+    paired = [] if best is None else _paired(best, [run for run in whole if run is not best], labels)
+    strategy, same = _strategy(whole)
+    configuration = _configuration(runs)
+    return {
+        "version": __version__,
+        "runs": [_run(run, labels[id(run)], name) for run, name in zip(runs, _names(runs, configuration), strict=True)],
+        "best": None if best is None else labels[id(best)],
+        "configuration": configuration,
+        "strategy": strategy,
+        "same_tensors": same,
+        "paired": paired,
+        "notes": list(_notes(whole)),
+    }
+
+
+def _names(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> list[str]:
+    """What tells the runs apart, in few words: of each difference only what the ones before it leave open.
+
+    So the schema is not named where it follows from the hardware.
+    """
+    known: list[tuple[str, ...]] = [() for _ in runs]
+    for row in differences:
+        finer = [(*words, value) for words, value in zip(known, row["values"], strict=True)]
+        if len(set(finer)) > len(set(known)):
+            known = finer
+    return [" ".join(value for value in words if value != ABSENT) for words in known]
+
+
+def _run(run: Found, label: str, name: str) -> ComparedRun:
+    report = run.report
+    found: dict[str, float | None] = {}
+    if run.problem is None:
+        metrics, model, latency = report["metrics"], report["model"], report.get("latency") or {}
+        search = report.get("search") or {}
+        found = {
+            "float_top1": metrics["float"].get("top1"),
+            **{name: metrics["realized"].get(name) for name in ("top1", "kl", "sqnr_db")},
+            **{
+                name: model.get(name) for name in ("realized_bytes", "mean_weight_bits", "mean_activation_bits", "bops")
+            },
+            "float_nodes": model.get("float_nodes"),
+            "cycles": (report.get("cost") or {}).get("cycles"),
+            "latency_ms": latency.get("realized_ms"),
+            "latency_ratio": latency.get("ratio"),
+            "differing": report["agreement"]["differing"],
+            "evaluations": search.get("evaluations"),
+            "search_seconds": search.get("seconds"),
+        }
+    return {
+        "label": label,
+        "name": name or Path(run.where).name,
+        "where": run.where,
+        "problem": run.problem,
+        "meets": None if run.problem else not (report.get("search") or {}).get("shortfall"),
+        "figures": found,
+        "interval": list((report.get("intervals") or {}).get("realized") or []) or None,
+    }
+
+
+def _labels() -> Iterator[str]:
+    """A, B, …, Z, AA, AB, …."""
+    for length in count(1):
+        for letters in product(string.ascii_uppercase, repeat=length):
+            yield "".join(letters)
+
+
+def _rank(run: Found) -> tuple[bool, bool, float, float]:
+    """Those that hold their integers and meet their objective first; then accuracy, or KL without labels; then size."""
+    report, metrics = run.report, run.report["metrics"]["realized"]
+    right = metrics.get("top1")
+    worse = -right if right is not None else metrics["kl"] if metrics.get("kl") is not None else float("inf")
+    missed = bool((report.get("search") or {}).get("shortfall"))
+    return bool(report["agreement"]["differing"]), missed, worse, report["model"]["realized_bytes"]
+
+
+def _outputs_of(run: Found) -> tuple[Any, ...]:
+    return run.report["run"].get("model_hash"), run.report["run"].get("output")
+
+
+def _notes(whole: Sequence[Found]) -> Iterator[str]:
+    if len({run.report["run"].get("model_hash") for run in whole}) > 1:
+        yield "the runs are of different models, so none of them is called the best, and no test is made"
+    elif len({run.evaluated_on for run in whole}) > 1:
+        yield "the runs were evaluated on different samples, so that their figures cannot be compared by a test"
+    if len({run.report.get("version") for run in whole}) > 1:
+        yield "the runs are of different versions of quantpipe"
+
+
+def _paired(best: Found, others: Sequence[Found], labels: Mapping[int, str]) -> list[PairedRow]:
+    rows = [row for run in others if (row := _pair(best, run, labels[id(run)])) is not None]
+    for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
+        row["p_holm"] = adjusted
+    return rows
+
+
+def _pair(best: Found, run: Found, label: str) -> PairedRow | None:
+    one, other = best.samples, run.samples
+    if "loss" not in one or "loss" not in other or len(one["loss"]) != len(other["loss"]):
+        return None
+    size = len(one["loss"])
+    if all("label" in part and "found_class" in part for part in (one, other)):
+        right = [part["found_class"] == part["label"] for part in (one, other)]
+        only_best, only_this, p = mcnemar(*right)
+        mean, low, high = mean_interval(right[1].astype(np.float64) - right[0])
+        counts: tuple[int | None, int | None] = (only_best, only_this)
+    else:
+        differences = (other["loss"] - one["loss"]).astype(np.float64)
+        p, counts = signed_rank(differences), (None, None)
+        mean, low, high = mean_interval(differences)
+    return {
+        "label": label,
+        "test": "Wilcoxon" if counts[0] is None else "McNemar",
+        "samples": size,
+        "only_best": counts[0],
+        "only_this": counts[1],
+        "difference": mean,
+        "low": low,
+        "high": high,
+        "p": p,
+        "p_holm": p,
+    }
+
+
+def _configuration(runs: Sequence[Found]) -> list[DifferenceRow]:
+    """Options of groups that differ, then keys of those groups that do not, and of the rest."""
+    chosen = [run.choices for run in runs]
+    rows = _differing(chosen)
+    exchanged = {row["key"] for row in rows}
+    parts = [
+        {
+            key: value
+            for key, value in _flat(run.config)
+            if (top := key.partition(".")[0]) not in IDLE and top not in exchanged
+        }
+        for run in runs
+    ]
+    return rows + _differing(parts)
+
+
+def _differing(parts: Sequence[Mapping[str, str]]) -> list[DifferenceRow]:
+    keys = dict.fromkeys(key for part in parts for key in part)
+    rows: list[DifferenceRow] = [{"key": key, "values": [part.get(key, ABSENT) for part in parts]} for key in keys]
+    return [row for row in rows if len(set(row["values"])) > 1]
+
+
+def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    elif prefix:
+        yield prefix, str(node)
+
+
+def _strategy(whole: Sequence[Found]) -> tuple[list[DifferenceRow], int]:
+    """Choices (bits of tensors and weights, structure) that differ, and how many do not."""
+    parts = [{f"{c['kind']} {c['key']}": str(c["value"]) for c in run.report.get("choices") or ()} for run in whole]
+    rows = _differing(parts)
+    return rows, len({key for part in parts for key in part}) - len(rows)
+
+
+def _why_unfinished(folder: Path) -> str:
+    """The last error in main.log, or that there is none."""
+    try:
+        lines = (folder / "main.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    errors = [line.partition("ended by ")[2] for line in lines if "ERROR" in line and "ended by " in line]
+    return f"not finished: {errors[-1]}" if errors else "not finished"

@@ -1,0 +1,147 @@
+"""The answer of `command=compare` for the terminal, the page, and MLflow's description of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from quantpipe.report import text
+from quantpipe.report.note import escaped
+from quantpipe.types import ComparedRun, CompareReport, PairedRow
+
+SHOWN_TENSORS = 2000
+"""Rows of tensors on the page; compare.json has all."""
+CHANCE = 0.05
+"""Below it, a difference is called one that is more than chance."""
+
+FIGURES: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "top1": ("top-1 accuracy", text.percent),
+    "float_top1": ("float accuracy", text.percent),
+    "kl": ("KL divergence to float", text.number),
+    "sqnr_db": ("SQNR to float", text.decibel),
+    "realized_bytes": ("size", text.size),
+    "mean_weight_bits": ("mean bits of weights", lambda value: text.number(value, 3)),
+    "mean_activation_bits": ("mean bits of activations", lambda value: text.number(value, 3)),
+    "bops": ("bit operations", text.count),
+    "cycles": ("cycles, by the hardware file", text.count),
+    "float_nodes": ("nodes in float", text.number),
+    "latency_ms": ("latency, batch 1", text.milliseconds),
+    "latency_ratio": ("latency, of float's", lambda value: text.number(value, 3)),
+    "differing": ("elements that differ", text.number),
+    "evaluations": ("candidates tried", text.number),
+    "search_seconds": ("search", text.seconds),
+}
+"""Figure of a run -> what it is, and how it is shown."""
+
+
+def compared(report: Mapping[str, Any]) -> Group:
+    """Return the tables for the terminal; `report` is a `CompareReport`."""
+    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
+    shown = ("top1" if labelled else "kl", "realized_bytes", "mean_weight_bits", "latency_ms")
+    heads = {
+        "top1": "accuracy",
+        "kl": "KL",
+        "realized_bytes": "size",
+        "mean_weight_bits": "bits",
+        "latency_ms": "latency",
+    }
+    table = Table(title="Comparison", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("what differs", overflow="fold")
+    for key in shown:
+        table.add_column(heads[key], justify="right", no_wrap=True)
+    table.add_column("beside the best", overflow="fold")
+    paired = {row["label"]: row for row in report["paired"]}
+    for run in report["runs"]:
+        best = run["label"] == report["best"]
+        cells = [FIGURES[key][1](run["figures"].get(key)) for key in shown]
+        verdict = run["problem"] or ("best" if best else beside(paired.get(run["label"])))
+        missed = run["meets"] is False
+        words = f"{run['name']}{' (misses its objective)' if missed else ''}"
+        table.add_row(run["label"], Text(words), *cells, Text(verdict), style="bold" if best else None)
+    return Group(table, *(Text(line, style="dim") for line in _below(report)))
+
+
+def beside(row: Mapping[str, Any] | None) -> str:
+    """Return how a run stands beside the best one, in words."""
+    if row is None:
+        return text.DASH
+    if row["only_best"] is not None:
+        points = f"{100 * row['difference']:+.2f} points"
+    else:
+        points = f"loss {row['difference']:+.3g}"
+    return f"{points}, {'p ' + _p(row['p_holm'])}{'' if row['p_holm'] < CHANCE else ' (may be chance)'}"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _below(report: Mapping[str, Any]) -> list[str]:
+    lines = [f"{run['label']}  {run['where']}" for run in report["runs"]]
+    if report["paired"]:
+        lines.append(f"p: {tests_of(report)} on the same {report['paired'][0]['samples']} samples, adjusted (Holm)")
+    differing, same = len(report["strategy"]), report["same_tensors"]
+    if differing:
+        lines.append(f"{differing} of {differing + same} choices (bits, structure) differ; the page has them")
+    return [*lines, *report["notes"]]
+
+
+def tests_of(report: Mapping[str, Any]) -> str:
+    """Return the names of the tests behind the p values."""
+    names = {"McNemar": "McNemar's exact test", "Wilcoxon": "Wilcoxon's signed-rank test"}
+    return " and ".join(dict.fromkeys(names[row["test"]] for row in report["paired"]))
+
+
+def compare_page(report: CompareReport) -> str:
+    """Return the comparison as one page without scripts or outside files."""
+    runs: list[ComparedRun] = report["runs"]
+    rows = [
+        (
+            name,
+            [shown(run["figures"].get(key)) for run in runs],
+            [run["interval"] for run in runs] if key == "top1" else [],
+        )
+        for key, (name, shown) in FIGURES.items()
+        if any(run["figures"].get(key) is not None for run in runs)
+    ]
+    paired: dict[str, PairedRow] = {row["label"]: row for row in report["paired"]}
+    return _template().render(
+        report=report,
+        rows=rows,
+        paired=paired,
+        tests=tests_of(report),
+        tensors=report["strategy"][:SHOWN_TENSORS],
+        more=max(0, len(report["strategy"]) - SHOWN_TENSORS),
+    )
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"interval": text.interval, "beside": beside, "number": text.number}
+    return environment.get_template("compare.html.j2")
+
+
+def compare_note(report: CompareReport) -> str:
+    """Return the comparison in a few lines of Markdown: what MLflow shows as the description of a sweep."""
+    labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
+    key, head = ("top1", "accuracy") if labelled else ("kl", "KL")
+    lines = [f"| | what differs | {head} | size | bits of weights | beside the best |", "|---|---|---|---|---|---|"]
+    paired = {row["label"]: row for row in report["paired"]}
+    for run in report["runs"]:
+        best = run["label"] == report["best"]
+        cells = [FIGURES[name][1](run["figures"].get(name)) for name in (key, "realized_bytes", "mean_weight_bits")]
+        said = run["problem"] or ("**best**" if best else beside(paired.get(run["label"])))
+        said = escaped(said) if run["problem"] else said
+        lines.append("| " + " | ".join([run["label"], escaped(run["name"]), *cells, said]) + " |")
+    return "\n".join([*lines, "", *map(escaped, report["notes"]), "", "The whole comparison: artifact `compare.html`."])

@@ -1,0 +1,57 @@
+"""What compare.json holds, as types. docs/artifacts.md says what every key means."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class ComparedRun(TypedDict):
+    """One of the runs that are compared. `problem`: why there is no report; its figures are then empty."""
+
+    label: str
+    name: str
+    where: str
+    problem: str | None
+    meets: bool | None
+    figures: dict[str, float | None]
+    interval: list[float] | None
+
+
+class DifferenceRow(TypedDict):
+    """A key of the configuration, or a tensor, and what each run has there."""
+
+    key: str
+    values: list[str]
+
+
+class PairedRow(TypedDict):
+    """A run beside the best one, on the same samples.
+
+    `only_best` and `only_this`: samples that one of them alone has right (null without labels). `difference`: of the
+    accuracy, or of the mean loss without labels, this run's less the best one's, with its 95 % interval `low`, `high`.
+    `p`: of McNemar's exact test, or of Wilcoxon's signed-rank test; `p_holm`: the same for all comparisons together.
+    """
+
+    label: str
+    test: Literal["McNemar", "Wilcoxon"]
+    samples: int
+    only_best: int | None
+    only_this: int | None
+    difference: float
+    low: float
+    high: float
+    p: float
+    p_holm: float
+
+
+class CompareReport(TypedDict):
+    """How runs differ. `best`: the label of the run that is taken for the best, `null` where that cannot be said."""
+
+    version: str
+    runs: list[ComparedRun]
+    best: str | None
+    configuration: list[DifferenceRow]
+    strategy: list[DifferenceRow]
+    same_tensors: int
+    paired: list[PairedRow]
+    notes: list[str]

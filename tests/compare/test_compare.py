@@ -1,0 +1,143 @@
+"""Runs are compared from their folders: what differs, which is the best, and whether that is more than chance."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import quantpipe
+from quantpipe.app.compare import found_runs, jobs_of, write
+from quantpipe.data import DigitsDataset
+from quantpipe.errors import QuantpipeError
+from quantpipe.pipeline.compare import Found, compare, found_in
+from quantpipe.report import compare_note, compare_page, compared
+
+EVALUATE = {"latency_runs": 1}
+
+
+def made(where: str, **changes: Any) -> Found:
+    """A run as its folder would tell it."""
+    right = changes.pop("right", np.ones(200, bool))
+    run = {"hardware": "vta", "search": "uniform", "model_hash": "sha256:1", "schema": "a", **changes.pop("run", {})}
+    metrics = {"top1": float(np.mean(right)), "kl": 0.1, "sqnr_db": 20.0}
+    report = {
+        "version": quantpipe.__version__,
+        "run": run,
+        "metrics": {"float": {"top1": 0.99}, "realized": metrics},
+        "model": {"realized_bytes": changes.pop("size", 1000), "mean_weight_bits": 8.0, "mean_activation_bits": 8.0},
+        "agreement": {"differing": changes.pop("differing", 0)},
+        "data": {"evaluate": {"digest": changes.pop("digest", "sha256:e")}},
+        "search": {"shortfall": changes.pop("shortfall", None)},
+        "choices": changes.pop("choices", []),
+    }
+    label = np.zeros(len(right), np.int64)
+    samples = {"loss": np.full(len(right), 0.1), "found_class": np.where(right, 0, 1), "label": label}
+    return Found(where, report, changes.pop("config", {}), samples)
+
+
+def printed(report: Any) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(compared(report))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_the_best_holds_its_integers_and_meets_its_objective() -> None:
+    worse = np.arange(200) >= 10
+    runs = [
+        made("differs", differing=3),
+        made("misses", shortfall="its loss is 0.3"),
+        made("right", right=worse),
+        made("small", right=worse, size=500),
+    ]
+    assert compare(runs)["best"] == "D"
+
+
+def test_a_difference_that_is_more_than_chance_and_one_that_is_not() -> None:
+    runs = [made("all"), made("one", right=np.arange(200) != 7), made("many", right=np.arange(200) >= 40)]
+    report = compare(runs)
+    one, many = report["paired"]
+    assert (one["only_best"], one["only_this"], one["p"]) == (1, 0, 1.0)
+    assert many["only_best"] == 40 and many["p_holm"] < 1e-6 and many["difference"] == pytest.approx(-0.2)
+    text = " ".join(printed(report).split())
+    assert "may be" in text and "p < 0.001" in text
+
+
+def test_names_say_what_tells_runs_apart_and_no_more() -> None:
+    """The schema follows from the hardware here, so that it is not part of a name."""
+    runs = [
+        made("0", run={"hardware": "vta", "schema": "power2", "search": "greedy"}),
+        made("1", run={"hardware": "vta", "schema": "power2", "search": "random"}),
+        made("2", run={"hardware": "ort_cpu", "schema": "asymmetric", "search": "greedy"}),
+    ]
+    report = compare(runs)
+    assert [run["name"] for run in report["runs"]] == ["vta greedy", "vta random", "ort_cpu greedy"]
+    assert {row["key"] for row in report["configuration"]} == {"hardware", "schema", "search"}
+
+
+def test_keys_and_choices_that_differ() -> None:
+    choices = [{"key": "w", "kind": "weight", "value": 4}, {"key": "x", "kind": "activation", "value": 8}]
+    config = {"seed": 1, "search": {"max_evaluations": 9, "algorithm": {"_target_": "a"}}, "tracking": {"uri": "a"}}
+    other = {"seed": 2, "search": {"max_evaluations": 9, "algorithm": {"_target_": "a"}}, "tracking": {"uri": "b"}}
+    runs = [made("0", config=config, choices=choices), made("1", config=other, choices=choices[1:])]
+    report = compare(runs)
+    assert report["configuration"] == [{"key": "seed", "values": ["1", "2"]}]
+    assert report["strategy"] == [{"key": "weight w", "values": ["4", "–"]}] and report["same_tensors"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"run": {"model_hash": "sha256:2"}}, "different models"), ({"digest": "x"}, "different samples")],
+)
+def test_what_cannot_be_compared_is_said(change: dict[str, Any], said: str) -> None:
+    report = compare([made("0"), made("1", **change)])
+    assert report["best"] is None and report["paired"] == [] and said in report["notes"][0]
+    assert said in compare_page(report) and said in compare_note(report)
+
+
+def test_without_labels_losses_are_compared() -> None:
+    rng = np.random.default_rng(0)
+    runs = [made("0"), made("1"), made("2")]
+    for run, added in zip(runs, (0.0, 0.05, 1e-4), strict=True):
+        run.report["metrics"]["realized"] |= {"top1": None, "kl": 0.1 + added}  # type: ignore[index]
+        del run.samples["label"]  # type: ignore[attr-defined]
+        run.samples["loss"][:] = 0.1 + added + rng.normal(0, 1e-3, 200)  # type: ignore[index]
+    report = compare(runs)
+    assert report["best"] == "A"
+    worse, near = report["paired"]
+    assert worse["test"] == near["test"] == "Wilcoxon" and worse["p_holm"] < 1e-3 < near["p_holm"]
+    assert worse["difference"] == pytest.approx(0.05, abs=1e-3)
+
+
+@pytest.mark.program
+def test_folders_of_runs_of_a_sweep_and_broken_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sweep = tmp_path / "sweep"
+    for number, hardware in enumerate(("ort_cpu", "vta")):
+        quantpipe.quantize(
+            quantpipe.example_model(), DigitsDataset(), hardware, folder=sweep / f"{number}", evaluate=EVALUATE
+        )
+    shutil.copytree(sweep / "0", sweep / "10")
+    (sweep / "10" / "evaluate" / "report.json").unlink()
+    (sweep / "10" / "main.log").write_text("x ERROR ended by ModelError: no such op\n")
+    (tmp_path / "empty").mkdir()
+    assert [job.name for job in jobs_of(sweep)] == ["0", "1", "10"]
+    report = compare(found_runs(["sweep"], tmp_path, None))
+    assert [run["problem"] for run in report["runs"]] == [None, None, "not finished: ModelError: no such op"]
+    assert [run["name"] for run in report["runs"]][:2] == ["ort_cpu", "vta"]
+    assert report["paired"][0]["samples"] == 607 and report["best"] is not None
+    for path in write(report, tmp_path):
+        assert path.is_file()
+    assert json.loads((tmp_path / "compare.json").read_text())["best"] == report["best"]
+    assert "no such op" in (tmp_path / "compare.html").read_text()
+    (sweep / "1" / "evaluate" / "report.json").write_text("{")
+    assert "report.json" in str(found_in(sweep / "1", "1").problem)
+    for names, said in ((["empty", "sweep/0"], "no folder of a run"), (["sweep/0"], "two are needed")):
+        with pytest.raises(QuantpipeError, match=said):
+            found_runs(names, tmp_path, None)
