@@ -38,11 +38,13 @@ class Found:
     config: Mapping[str, Any] = field(default_factory=dict)
     samples: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     problem: str | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The overrides of a run that has not finished."""
 
     @property
     def choices(self) -> dict[str, str]:
         """Return the option of each group."""
-        run = self.report.get("run") or {}
+        run = self.report.get("run") or self.given
         named = {group: run.get(group) for group in GROUPS}
         named["hardware"] = named["hardware"] or (self.config.get("hardware") or {}).get("name")
         return {group: str(value) for group, value in named.items() if value is not None}
@@ -71,7 +73,7 @@ def found_in(folder: Path, where: str) -> Found:
         if files.config.is_file():
             config = yaml.safe_load(read_text(files.config))
         if not files.report.is_file():
-            return Found(where, config=config or {}, problem=_why_unfinished(folder))
+            return Found(where, config=config or {}, problem=_why_unfinished(folder), given=_given(folder))
         report = read_json(files.report)
         samples = read_npz(files.samples) if files.samples.is_file() else {}
     except (QuantpipeError, yaml.YAMLError) as error:
@@ -210,8 +212,7 @@ def _pair(best: Found, run: Found, label: str) -> PairedRow | None:
 
 def _configuration(runs: Sequence[Found]) -> list[DifferenceRow]:
     """Options of groups that differ, then keys of those groups that do not, and of the rest."""
-    chosen = [run.choices for run in runs]
-    rows = _differing(chosen)
+    rows = _differing([run.choices for run in runs], runs)
     exchanged = {row["key"] for row in rows}
     parts = [
         {
@@ -221,13 +222,17 @@ def _configuration(runs: Sequence[Found]) -> list[DifferenceRow]:
         }
         for run in runs
     ]
-    return rows + _differing(parts)
+    return rows + _differing(parts, runs)
 
 
-def _differing(parts: Sequence[Mapping[str, str]]) -> list[DifferenceRow]:
-    keys = dict.fromkeys(key for part in parts for key in part)
-    rows: list[DifferenceRow] = [{"key": key, "values": [part.get(key, ABSENT) for part in parts]} for key in keys]
-    return [row for row in rows if len(set(row["values"])) > 1]
+def _differing(parts: Sequence[Mapping[str, str]], runs: Sequence[Found]) -> list[DifferenceRow]:
+    """What is not the same everywhere; what is not known of a run that has not finished is no difference."""
+    rows: list[DifferenceRow] = []
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part.get(key, ABSENT) for part in parts]
+        known = {v for v, run in zip(values, runs, strict=True) if not (run.problem and v == ABSENT)}
+        rows += [{"key": key, "values": values}] if len(known) > 1 else []
+    return rows
 
 
 def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -241,8 +246,17 @@ def _flat(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 def _strategy(whole: Sequence[Found]) -> tuple[list[DifferenceRow], int]:
     """Choices (bits of tensors and weights, structure) that differ, and how many do not."""
     parts = [{f"{c['kind']} {c['key']}": str(c["value"]) for c in run.report.get("choices") or ()} for run in whole]
-    rows = _differing(parts)
+    rows = _differing(parts, whole)
     return rows, len({key for part in parts for key in part}) - len(rows)
+
+
+def _given(folder: Path) -> dict[str, str]:
+    """The overrides that Hydra has written into the folder of a job."""
+    try:
+        texts = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")) or ()
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return {key.lstrip("+"): value for key, _, value in (str(text).partition("=") for text in texts)}
 
 
 def _why_unfinished(folder: Path) -> str:

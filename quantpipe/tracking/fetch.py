@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,5 +51,8 @@ def _fetched(client: Any, run_id: str, folder: Path) -> Path:
     there = {entry.path for place in ("", "evaluate") for entry in client.list_artifacts(run_id, place or None)}
     for name in _WANTED:
         if name in there:
-            client.download_artifacts(run_id, name, str(folder))
+            with tempfile.TemporaryDirectory(dir=folder) as aside:
+                got = client.download_artifacts(run_id, name, aside)
+                (folder / name).parent.mkdir(exist_ok=True)
+                Path(got).replace(folder / name)
     return folder

@@ -18,6 +18,7 @@ from quantpipe.data import DigitsDataset
 from quantpipe.errors import QuantpipeError
 from quantpipe.pipeline.compare import Found, compare, found_in
 from quantpipe.report import compare_note, compare_page, compared
+from quantpipe.report.compared import beside
 
 EVALUATE = {"latency_runs": 1}
 
@@ -65,8 +66,9 @@ def test_a_difference_that_is_more_than_chance_and_one_that_is_not() -> None:
     one, many = report["paired"]
     assert (one["only_best"], one["only_this"], one["p"]) == (1, 0, 1.0)
     assert many["only_best"] == 40 and many["p_holm"] < 1e-6 and many["difference"] == pytest.approx(-0.2)
-    text = " ".join(printed(report).split())
-    assert "may be" in text and "p < 0.001" in text
+    words = {row["label"]: beside(row) for row in report["paired"]}
+    assert "may be chance" in words["B"] and "p < 0.001" in words["C"] and "chance" not in words["C"]
+    assert max(map(len, printed(report).splitlines())) <= 80
 
 
 def test_names_say_what_tells_runs_apart_and_no_more() -> None:
