@@ -47,7 +47,7 @@ def end_sweep() -> None:
                     tags, files = _tags(report), [folder / compare.PAGE, folder / compare.DATA]
             except QuantpipeError as error:  # the jobs are done, and what is wrong is with their comparison alone
                 say(f"the jobs could not be compared: {error}", head="warning: ")
-        finish_sweep(folder, OmegaConf.select(config, "tracking.uri"), launch, tags, files)
+        finish_sweep(folder, OmegaConf.select(config, "tracking.uri"), launch, tags=tags, files=files)
 
 
 def _tags(report: CompareReport) -> dict[str, str]:

@@ -110,9 +110,15 @@ def _names(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> list[
     known: list[tuple[str, ...]] = [() for _ in runs]
     for row in differences:
         finer = [(*words, value) for words, value in zip(known, row["values"], strict=True)]
-        if len(set(finer)) > len(set(known)):
+        if _told_apart(finer, runs) > _told_apart(known, runs):
             known = finer
     return [" ".join(value for value in words if value != ABSENT) for words in known]
+
+
+def _told_apart(names: Sequence[tuple[str, ...]], runs: Sequence[Found]) -> int:
+    """How many of the runs differ in name, those aside of which little is known."""
+    whole = [name for name, run in zip(names, runs, strict=True) if run.problem is None]
+    return len(set(whole or names))
 
 
 def _run(run: Found, label: str, name: str) -> ComparedRun:

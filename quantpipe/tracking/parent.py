@@ -63,6 +63,7 @@ def finish_sweep(
     sweep_folder: Path,
     uri: str | None,
     launch_folder: Path,
+    *,
     tags: Mapping[str, str] | None = None,
     files: Sequence[Path] = (),
 ) -> None:

@@ -122,7 +122,7 @@ def test_runs_are_fetched_by_their_ids(launch: Path, tmp_path: Path) -> None:
         with MlflowTracker(launch_folder=launch, parent_key=str(tmp_path)) as tracker:
             tracker.start("job", {}, {FOLDER: str(folder)})
             tracker.log_artifacts(folder)
-    finish_sweep(tmp_path, None, launch, {"quantpipe.best": "one"}, [tmp_path / "0" / "large.bin"])
+    finish_sweep(tmp_path, None, launch, tags={"quantpipe.best": "one"}, files=[tmp_path / "0" / "large.bin"])
     parent = client(launch).get_run(tracker.run_id).data.tags["mlflow.parentRunId"]
     assert client(launch).get_run(parent).data.tags["quantpipe.best"] == "one"
     assert [f.path for f in client(launch).list_artifacts(parent)] == ["large.bin"]
