@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning
+from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning, session_kinds
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.watched import island_entries, watched
@@ -75,6 +75,17 @@ def test_counts_are_of_every_element_of_every_tensor() -> None:
     default = "session.x64quantprecision=1" if pairs_saturate() else "default"
     assert names[:2] == [(default, True, found.elements), (default, True, found.real_elements)]
     assert names[-1] == ("optimization off", False, found.elements)
+
+
+@pytest.mark.parametrize("saturate", [False, True])
+def test_sessions_of_both_kinds_of_host_are_compared(saturate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pairs saturate, exact sums decide and the default session stands beside them; elsewhere it is reversed."""
+    monkeypatch.setattr("quantpipe.evaluate.agreement.pairs_saturate", lambda: saturate)
+    made = line_of("conv_chain", "ort_cpu", "auto")
+    kinds = [(k.name, k.decides) for k in session_kinds(made.realize(made.plan(), "qdq").model)]
+    exact, default = "session.x64quantprecision=1", "default"
+    first, other = (exact, default) if saturate else (default, exact)
+    assert kinds == [(first, True), (first, True), (other, False), ("optimization off", False)]
 
 
 def test_accumulators_are_compared_where_both_have_them() -> None:

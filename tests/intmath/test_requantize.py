@@ -151,5 +151,9 @@ def test_illegal_shifts_are_refused() -> None:
         requantize_shift(1, 63, 0, qmin=-128, qmax=127)
     with pytest.raises(HardwareError, match="legal"):
         requantize_fixed_point(1, (2**30, 31), 0, qmin=-128, qmax=127)
+    with pytest.raises(HardwareError, match=r"shift of -32\.\.-32"):
+        requantize_fixed_point(1, (2**30, -32), 0, qmin=-128, qmax=127)
+    for shift in (30, -31):  # the ends of what is legal
+        requantize_fixed_point(1, (2**30, shift), 0, qmin=-128, qmax=127)
     with pytest.raises(HardwareError, match="'single'"):
         requantize_fixed_point(1, (2**30, 0), 0, qmin=-128, qmax=127, rounding="triple")  # type: ignore[arg-type]
