@@ -343,7 +343,7 @@ def requantize_fixed_point(
         scaled = (integers * m + (np.int64(1) << (30 - exponent))) >> (31 - exponent)
     elif rounding == "double":
         shifted = _int32(integers << np.maximum(exponent, 0))
-        scaled = _divide_by_power(_doubling_high_multiply(shifted, m), np.maximum(-exponent, 0))
+        scaled = divide_by_power(doubling_high_multiply(shifted, m), np.maximum(-exponent, 0))
     else:
         raise HardwareError(f"fixed-point rounding {rounding!r} is unknown; legal: 'double', 'single'")
     return np.clip(_int32(scaled) + zero_point, qmin, qmax)
@@ -353,7 +353,7 @@ def _int32(x: Ints) -> Ints:
     return np.clip(x, DType.INT32.qmin, DType.INT32.qmax)
 
 
-def _doubling_high_multiply(a: Ints, b: Ints) -> Ints:
+def doubling_high_multiply(a: Ints, b: Ints) -> Ints:
     """Return round(2ab / 2^32) as gemmlowp's SaturatingRoundingDoublingHighMul does.
 
     Halves go up; only min·min saturates.
@@ -364,7 +364,7 @@ def _doubling_high_multiply(a: Ints, b: Ints) -> Ints:
     return _int32(np.where(nudged >= 0, nudged >> 31, -(-nudged >> 31)))
 
 
-def _divide_by_power(x: Ints, exponent: Ints) -> Ints:
+def divide_by_power(x: Ints, exponent: Ints) -> Ints:
     """Return round(x / 2^exponent), halves away from zero, as gemmlowp's RoundingDivideByPOT does."""
     below = x >> exponent
     half = (np.int64(1) << exponent) >> 1

@@ -11,8 +11,8 @@ from quantpipe import intmath
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
-from quantpipe.oprules import rule_of
-from quantpipe.types import Denominator, DType, Kernel, Range, Schema, Symmetry
+from quantpipe.oprules import Family, rule_of
+from quantpipe.types import Denominator, DType, FunctionKind, HardwareSpec, Kernel, Range, Schema, Symmetry
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def pins_of(
     dtypes: Mapping[str, DType],
     constraints: Mapping[str, Constraint],
     *,
+    spec: HardwareSpec,
     schema: Schema,
     fixed_outputs: bool,
-    most: int,
 ) -> dict[str, FixedRange]:
     """Return the pin of each stored tensor whose range is known before calibration.
 
@@ -45,9 +45,9 @@ def pins_of(
         kernels: the kernels in graph order.
         dtypes: type of each stored tensor.
         constraints: what the user states, by tensor.
+        spec: the device, whose own forms of functions have fixed ranges.
         schema: how ranges become scales.
         fixed_outputs: whether an op's function may pin its result.
-        most: bits that an activation can have.
 
     Returns:
         Stored tensor -> its pin.
@@ -56,17 +56,25 @@ def pins_of(
         ConfigError: for a uniform constraint that the stored type or schema cannot express.
     """
     found: dict[str, FixedRange] = {}
+    kernel_of = {k.node: k for k in kernels}
     for tensor, dtype in dtypes.items():
         producer = graph.producers.get(tensor)
         rule = rule_of(producer) if producer is not None else None
-        if fixed_outputs and rule is not None and rule.fixed is not None:
-            found[tensor] = _fixed(rule.fixed, min(dtype.bits, most), dtype, schema)
+        if producer is not None and rule is not None and rule.fixed is not None:
+            formed = kernel_of.get(producer.name) is not None and _has_own_range(spec, producer.op, rule.family)
+            if fixed_outputs or formed:
+                found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
         constraint = constraints.get(tensor)
         if constraint is not None and constraint.kind is Kind.CALIBRATED:
             found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
         elif constraint is not None and constraint.kind is Kind.UNIFORM:
             found[tensor] = _uniform(tensor, constraint, dtype, schema)
     return found
+
+
+def _has_own_range(spec: HardwareSpec, op: str, family: Family) -> bool:
+    """Whether the device forms the op with a result of one scale, whatever the samples are."""
+    return family is Family.ROWS or spec.functions.get(op) is FunctionKind.TFLITE
 
 
 def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema) -> FixedRange:

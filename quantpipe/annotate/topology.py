@@ -96,9 +96,9 @@ def analyze(
         kernels,
         draft.dtypes,
         constraints,
+        spec=spec,
         schema=schema,
         fixed_outputs=options.fixed_outputs,
-        most=spec.activations.bits,
     )
     ways = {k.node: _signatures(graph, spec, k.node) for k in kernels}
     stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)

@@ -25,12 +25,14 @@ from quantpipe.types import (
     Average,
     Contract,
     Form,
+    FunctionKind,
     HardwareSpec,
     Kernel,
     KernelPlan,
     Limit,
     Lookup,
     Product,
+    Program,
     QuantPlan,
     Requantize,
     RequantizeKind,
@@ -80,6 +82,8 @@ class Claims:
             return "how much it adds up depends on the shape of its input, which the model leaves open"
         if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
             return "its result leaves as real numbers, which the runtime forms in an order of its own"
+        if isinstance(numbers, Program):
+            return f"{kernel.op} is a function of whole rows; that no step of its program overflows follows from their bounds"
         if isinstance(numbers, Lookup):
             return self._no_table(kernel, numbers)
         if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):
@@ -94,6 +98,8 @@ class Claims:
         stored = (self.plan.quantizers[t] for t in (kernel.operands[0].tensor, kernel.output))
         if self.form == "qdq" and numbers.defined and all(q.dtype.bits <= 8 for q in stored):
             return f"the runtime makes the table of {kernel.op} by itself when it loads the model; the file has none"
+        if numbers.kind is not FunctionKind.TABLE:
+            return f"its entries are formed as {numbers.kind} (docs/numerics.md), which the checker does not repeat"
         if specified(self.graph.by_name[kernel.node], self.graph) is None:
             return f"the definition of {kernel.op} is not known to the certificate"
         return None
@@ -154,6 +160,10 @@ class Claims:
         function = specified(self.graph.by_name[kernel.node], self.graph)
         return {"table": {"entries": int(numbers.table.size), "function": function}}
 
+    def _program(self, kernel: Kernel, numbers: Program) -> dict[str, Any]:
+        peak = max(max(abs(s.low), abs(s.high)) for s in numbers.steps)
+        return {"program": {"steps": len(numbers.steps), "bound": peak, "formed": numbers.kind}}
+
     def _move(self, kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
         if kernel.form is Form.RAW:
             self._raw[kernel.output] = self._raw[kernel.operands[0].tensor]
@@ -198,6 +208,7 @@ _WRITERS: Mapping[type, Writer] = {
     Product: Claims._product,
     Average: Claims._average,
     Lookup: Claims._lookup,
+    Program: Claims._program,
 }
 """Kinds not named here move values."""
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule
-from quantpipe.types import AddInputs, HardwareSpec, OpSignature
+from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 
 Check = Callable[[int | str, str], bool]
 
@@ -73,6 +73,8 @@ def choose_signature(
     declared = spec.ops.get(node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
+    if spec.functions.get(node.op) is FunctionKind.FLOAT:
+        return None, f"{spec.name} forms {node.op} in float (functions)"
     if rule.family is Family.SUM and treatment is AddInputs.NONE:
         return None, f"{spec.name} adds in float (add_inputs: none)"
     reason = f"{spec.name} runs {node.op} in float only"

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from quantpipe.hardware.contradictions import refuse_contradictions
+from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.oprules import OP_RULES, Family
@@ -63,6 +64,7 @@ OPTIONAL = (
     "float_on",
     "channel_bounds",
     "runs_here",
+    "functions",
 )
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
@@ -115,7 +117,9 @@ def load_hardware(data: Data) -> HardwareSpec:
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
         runs_here=reader.flag(data, "", "runs_here", default=False),
+        functions=read_functions(reader, data.get("functions")),
     )
+    refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)
     refuse_idle(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))

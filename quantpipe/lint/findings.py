@@ -176,7 +176,7 @@ def _function_in_float(node: Node, graph: Graph, spec: HardwareSpec) -> bool:
     It runs in integers only for a device that declares it so. A function that is in integers by its own name always is.
     """
     rule = rule_of(node)
-    function = rule is not None and rule.family in (Family.LOOKUP, Family.FIXED)
+    function = rule is not None and rule.family in (Family.LOOKUP, Family.ROWS)
     written = graph.by_name[node.name].op == node.op
     return function and written and not any(s.is_integer for s in spec.ops.get(node.op, ()))
 

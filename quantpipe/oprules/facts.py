@@ -226,13 +226,3 @@ def lookup_refuses(node: Node, graph: Graph) -> str | None:
 def extreme_refuses(node: Node, graph: Graph) -> str | None:
     """Return why a Max or Min cannot run in integers (it has not exactly two operands), or None."""
     return "it has another number of operands than two" if len(node.inputs) != 2 else None
-
-
-def of_its_statistics(node: Node, graph: Graph) -> str | None:
-    """Return why a normalization stays in float: it divides by a statistic of its own input."""
-    return "it divides by statistics of its own input (its norm, a real number)"
-
-
-def real_valued(node: Node, graph: Graph) -> str | None:
-    """Return why an op with exponentials stays in float: no back end has an exact integer form of it."""
-    return "its exponentials are computed in real numbers; no back end has an exact integer form of it"

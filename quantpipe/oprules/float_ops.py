@@ -38,8 +38,7 @@ FLOAT_OPS: Mapping[str, str] = {
         ("ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
     ),
     **dict.fromkeys(
-        ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization",
-         "MeanVarianceNormalization", "LRN", "SkipLayerNormalization",
+        ("GroupNormalization", "MeanVarianceNormalization", "LRN", "SkipLayerNormalization",
          "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization"),
         _STATISTICS,
     ),

@@ -10,6 +10,7 @@ import numpy as np
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.matrix import MatrixForm
+from quantpipe.types import FunctionKind
 
 
 class Family(StrEnum):
@@ -22,7 +23,7 @@ class Family(StrEnum):
     MOVE        moves or selects values: same scale in and out
     CLAMP       same scale, bounded: can be swallowed by the producer's clamp
     LOOKUP      element-wise function of one activation: a table over its codes
-    FIXED       range known beforehand (Softmax: [0, 1]); computed in real numbers
+    ROWS        function of a whole row (Softmax, normalizations): integers where the device says how it forms it
     """
 
     ACCUMULATE = "accumulate"
@@ -32,7 +33,7 @@ class Family(StrEnum):
     MOVE = "move"
     CLAMP = "clamp"
     LOOKUP = "lookup"
-    FIXED = "fixed"
+    ROWS = "rows"
 
 
 class Winner(StrEnum):
@@ -110,6 +111,8 @@ class OpRule:
     facts: Callable[[Node, Graph], Facts] = no_facts
     conditions: tuple[str, ...] = ()
     """Names of the facts."""
+    kinds: tuple[FunctionKind, ...] = ()
+    """Ways to form a LOOKUP or a ROWS in integers, which `functions:` in a hardware file may name."""
 
     def data_ports(self, node: Node) -> tuple[int, ...]:
         """Return ports that carry activations by the op's own definition."""

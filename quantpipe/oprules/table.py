@@ -6,11 +6,14 @@ from collections.abc import Mapping
 
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
+from quantpipe.oprules import rows as r
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED_OPS
 from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
+from quantpipe.types import FunctionKind as K
 from quantpipe.types import Reason, ReasonKind
 
+TABLES = (K.TABLE,)
 _MOVE = OpRule(Family.MOVE)
 
 OP_RULES: Mapping[str, OpRule] = {
@@ -95,16 +98,22 @@ OP_RULES: Mapping[str, OpRule] = {
     "Max": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Where": OpRule(Family.MOVE, data=(1, 2), winner=Winner.OUTPUT),
-    "Softmax": OpRule(Family.FIXED, refuse=f.real_valued, fixed=(0.0, 1.0)),
-    "LogSoftmax": OpRule(Family.FIXED, refuse=f.real_valued, fixed=(-16.0, 0.0)),
-    "LpNormalization": OpRule(Family.FIXED, refuse=f.of_its_statistics, fixed=(-1.0, 1.0)),
-    "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0)),
-    "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0)),
+    "Softmax": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(0.0, 1.0), kinds=(K.TABLE, K.TFLITE, K.SHIFT, K.POLYNOMIAL)),
+    "LogSoftmax": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(-16.0, 0.0), kinds=(K.TABLE,)),
+    "LpNormalization": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(-1.0, 1.0), kinds=(K.INTEGER_SQRT,)),
+    "LayerNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
+    "RMSNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
+    "InstanceNormalization": OpRule(Family.ROWS, refuse=r.instance_refuses, kinds=(K.INTEGER_SQRT,)),
+    "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0), kinds=(*TABLES, K.TFLITE)),
+    "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE)),
+    "Gelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
+    "LeakyRelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
+    "Exp": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
     **dict.fromkeys(
-        ("LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
-         "Softsign", "Mish", "Gelu", "Erf", "Exp", "Log", "Sqrt", "Reciprocal", "Pow", "Abs", "Neg", "Sign",
+        ("PRelu", "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
+         "Softsign", "Mish", "Erf", "Log", "Sqrt", "Reciprocal", "Pow", "Abs", "Neg", "Sign",
          "Floor", "Ceil", "Round", "Sin", "Cos"),
-        OpRule(Family.LOOKUP, refuse=f.lookup_refuses),
+        OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES),
     ),
 }  # fmt: skip
 

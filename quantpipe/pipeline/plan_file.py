@@ -23,8 +23,11 @@ from quantpipe.types import (
     Lookup,
     Move,
     Product,
+    Program,
     QuantPlan,
     Requantize,
+    Step,
+    StepOp,
     Sum,
     Term,
     Topology,
@@ -95,10 +98,22 @@ def _kernel(kernel: KernelPlan) -> dict[str, Any]:
     if isinstance(kernel, Average):
         found["count"] = kernel.count
     if isinstance(kernel, Lookup):
-        found |= {"table": kernel.table.tolist(), "axis": kernel.axis, "defined": kernel.defined}
+        found |= {"table": kernel.table.tolist(), "axis": kernel.axis, "defined": kernel.defined, "formed": kernel.kind}
+    if isinstance(kernel, Program):
+        found |= {"formed": kernel.kind, "accumulator_scale": _number(kernel.acc_scale)}
+        found |= {"accumulator_bound": kernel.bound, "steps": [_step(step) for step in kernel.steps]}
     if isinstance(kernel, Lookup | Move):
         found["range"] = [kernel.low, kernel.high]
     return found
+
+
+def _step(step: Step) -> dict[str, Any]:
+    found: dict[str, Any] = {"op": step.op, "operands": list(step.operands), "range": [step.low, step.high]}
+    if step.numbers is not None:
+        found["numbers"] = step.numbers.tolist()
+    if step.axes:
+        found["axes"] = list(step.axes)
+    return found | ({"rounding": step.rounding} if step.op is StepOp.SHIFT else {})
 
 
 def _requantize(r: Requantize) -> dict[str, Any]:

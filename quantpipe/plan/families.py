@@ -13,6 +13,7 @@ from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.functions import plan_contract, plan_lookup
+from quantpipe.plan.programs import plan_program
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.rescales import rescales_of
@@ -132,5 +133,6 @@ _FAMILIES: Mapping[Family, Callable[[PlanBuilder, Kernel, OpRule], KernelPlan]] 
     Family.PRODUCT: _product,
     Family.AVERAGE: _average,
     Family.LOOKUP: plan_lookup,
+    Family.ROWS: plan_program,
 }
 """Families not named here move values and keep the scale."""

@@ -8,8 +8,10 @@ from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.plan.bounds import refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
+from quantpipe.plan.formulas import FORMULAS, Formula
+from quantpipe.plan.programs.interpolation import interpolated_table
 from quantpipe.plan.requantize import limits, requantize
-from quantpipe.types import Contract, DType, Form, Isa, Kernel, Lookup, Quantizer, RequantizeKind
+from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer
 
 
 def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
@@ -48,18 +50,24 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     """Plan a function of one stored tensor as a table.
 
     Raises:
-        HardwareError: on hardware with fixed-point multipliers, which approximates functions in a way of its own, and
-            where the result would be handed on as an accumulator.
+        HardwareError: where the result would be handed on as an accumulator.
     """
     (data,) = _stored(draft, kernel)
-    if draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
-        raise _refused(
-            kernel, f"how {draft.spec.name} forms the function in fixed point is not known, so no table equals it"
-        )
     if kernel.form is Form.RAW:
         raise _refused(kernel, "its result is a table's entry, which has a stored type: declare one of 8 or 16 bits")
     out = draft.quantizers[kernel.output]
-    return Lookup(kernel.node, *draft.functions[kernel.node].table(data, out, *limits(kernel, out)))
+    low, high = limits(kernel, out)
+    kind = draft.spec.functions.get(kernel.op)
+    function = draft.functions[kernel.node]
+    if kind is FunctionKind.TABLE and data.dtype.bits > 8 and out.dtype.bits > 8:
+        entries = interpolated_table(function, data, out)
+        return Lookup(kernel.node, np.clip(entries, low, high).astype(out.dtype.numpy), function.axis, low, high, True, kind)
+    formula = FORMULAS.get((kernel.op, kind)) if kind is not None else None
+    if formula is None or kind is None or (rule.fixed is not None and data.dtype.bits <= 8):
+        return Lookup(kernel.node, *function.table(data, out, low, high))
+    node = draft.graph.by_name[kernel.node]
+    entries = formula(Formula(node, data, out, draft.spec.requantize, low, high))
+    return Lookup(kernel.node, entries.astype(out.dtype.numpy).reshape(1, -1), None, low, high, True, kind)
 
 
 def _stored(draft: PlanBuilder, kernel: Kernel) -> tuple[Quantizer, ...]:

@@ -11,8 +11,10 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
+from quantpipe.lowering.integers import IntegerWriter
+from quantpipe.lowering.programs import write_program
 from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
-from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Requantize, Sum
+from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Program, Requantize, Sum
 
 
 def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -38,6 +40,52 @@ def gathered(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> i
         codes = b.op("Add", codes, dialect.constant(context, f"{node.name}_offset", offset), name=f"{node.name}/code")
     table = dialect.constant(context, f"{node.name}_table", plan.table.reshape(-1))
     return b.op("Gather", table, codes, name=node.name, output=fr.stored_name(kernel))
+
+
+def programmed(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """Write a function of rows, step by step in int64, and narrow it in float32 where it gives an accumulator.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Program)  # noqa: S101
+    result = program_result(dialect, context, kernel, plan)
+    if plan.output is not None:
+        real = context.builder.op("Cast", result, name=f"{node.name}/acc", to=int(ir.DataType.FLOAT))
+        return requantized(dialect, context, node, kernel, r=plan.output, acc=real)
+    stored = int(ir_dtype(context.plan.quantizers[kernel.output].dtype))
+    return context.builder.op("Cast", result, name=node.name, output=fr.stored_name(kernel), to=stored)
+
+
+def program_result(dialect: Stored, context: Context, kernel: Kernel, plan: Program) -> ir.Value:
+    """Write the steps of a program on stored integers less their zero points.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        kernel: the kernel.
+        plan: its program.
+
+    Returns:
+        The last value, int64.
+    """
+    writer = IntegerWriter(context.builder, lambda name, value: dialect.constant(context, name, value))
+    operands = []
+    for number, operand in enumerate(kernel.operands):
+        name, q = f"{kernel.node}/operand{number}", context.plan.quantizers[operand.tensor]
+        value = writer.cast(context.get(operand.tensor, Form.QUANTIZED), np.int64, f"{name}/int64")
+        if q.zero_point:
+            zero = dialect.constant(context, f"{q.tensor}_zero_int64", np.int64(q.zero_point))
+            value = context.builder.op("Sub", value, zero, name=f"{name}/centred")
+        operands.append(value)
+    return write_program(writer, plan, operands, context.opset)
 
 
 def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:

@@ -34,6 +34,7 @@ from quantpipe.types import (
     Kernel,
     Move,
     Product,
+    Program,
     Quantizer,
     Requantize,
     RequantizeKind,
@@ -61,6 +62,7 @@ class Integer(Stored):
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.TRANSPOSED, self._transposed),
             **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.gathered, self)),
+            **dict.fromkeys(fr.ops_of(Family.ROWS), self._program),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
@@ -238,6 +240,15 @@ class Integer(Stored):
             axes = self.constant(context, f"{node.name}_axes", fr.map_axes(context, node))
             wide = self._wide(context, tensor, Form.QUANTIZED, node.name)
             acc = b.op("ReduceSum", wide, axes, name=node.name, output=output, keepdims=1)
+        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound)
+
+    def _program(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        plan = context.plan.kernels[node.name]
+        assert isinstance(plan, Program)  # noqa: S101
+        if plan.output is None:
+            return functions.programmed(self, context, node, kernel)
+        acc = functions.program_result(self, context, kernel, plan)
+        acc = self._writer(context).cast(acc, np.int32, f"{node.name}/int32", f"{node.outputs[0]}_acc")
         return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound)
 
     def _clamp(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:

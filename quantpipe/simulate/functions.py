@@ -10,8 +10,9 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
+from quantpipe.lowering.programs import write_program
 from quantpipe.simulate.arithmetic import Arithmetic
-from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup
+from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup, Program
 
 
 def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -39,6 +40,35 @@ def lookup(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) ->
     centred = plan.table.reshape(-1).astype(np.float32) - np.float32(out.zero_point)
     table = dialect._scalar(context, f"{node.name}.table", centred)
     return b.op("Gather", table, codes, name=node.name, output=fr.stored_name(kernel))
+
+
+def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """Write a function of rows, step by step in int64.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result, as float.
+    """
+    plan = context.plan.kernels[node.name]
+    assert isinstance(plan, Program)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+    writer, out = dialect._writer(context), context.plan.quantizers[kernel.output]
+    operands = [
+        writer.cast(context.get(o.tensor, Form.QUANTIZED), np.int64, f"{node.name}/operand{n}")
+        for n, o in enumerate(kernel.operands)
+    ]
+    result = write_program(writer, plan, operands, context.opset)
+    if plan.output is not None:
+        acc = writer.cast(result, np.float64, f"{node.name}/double", f"{node.outputs[0]}_acc")
+        dialect._wide.add(acc.name or "")
+        return dialect._requantize(context, plan.output, acc, kernel.output)
+    single = writer.cast(result, np.float32, f"{node.name}/single")
+    zero = dialect._scalar(context, f"{out.tensor}.zero", np.float32(out.zero_point))
+    return context.builder.op("Sub", single, zero, name=f"{node.name}/centre", output=fr.stored_name(kernel))
 
 
 def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:

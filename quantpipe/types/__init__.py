@@ -13,6 +13,7 @@ from quantpipe.types.hardware import (
     Cost,
     FixedRounding,
     FloatOn,
+    FunctionKind,
     HardwareSpec,
     Isa,
     OpSignature,
@@ -38,6 +39,7 @@ from quantpipe.types.plan import (
     Move,
     Pairs,
     Product,
+    Program,
     Quantizer,
     QuantPlan,
     Requantize,
@@ -45,6 +47,7 @@ from quantpipe.types.plan import (
     Term,
     WeightTensor,
 )
+from quantpipe.types.program import Step, StepOp
 from quantpipe.types.reason import Reason, ReasonKind
 from quantpipe.types.report_rows import (
     ChoiceRow,
@@ -110,6 +113,10 @@ from quantpipe.types.structure import Structure
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
 __all__ = [
+    "StepOp",
+    "Step",
+    "Program",
+    "FunctionKind",
     "Accumulate",
     "Accumulator",
     "ActivationLimits",

@@ -60,6 +60,23 @@ class FixedRounding(StrEnum):
     SINGLE = "single"
 
 
+class FunctionKind(StrEnum):
+    """Name how a device forms a function of real numbers from integers (docs/numerics.md, functions).
+
+    `table`: an entry for each code of 8 bits; of 16 bits 513 entries with a straight line between two of them.
+    `polynomial`: second-order polynomials in integers (I-BERT). `shift`: powers of two by shifts (I-ViT). `tflite`: as
+    TensorFlow Lite's reference kernels and CMSIS-NN. `integer_sqrt`: integer mean and variance, integer square root.
+    `float`: the function is left in float.
+    """
+
+    TABLE = "table"
+    POLYNOMIAL = "polynomial"
+    SHIFT = "shift"
+    TFLITE = "tflite"
+    INTEGER_SQRT = "integer_sqrt"
+    FLOAT = "float"
+
+
 class AddInputs(StrEnum):
     """Name the operands of an element-wise addition that are quantized.
 
@@ -255,6 +272,8 @@ class HardwareSpec:
     pad: Padding = field(default_factory=Padding)
     skip: Skip = field(default_factory=Skip)
     float_on: FloatOn = FloatOn.CPU
+    functions: Mapping[str, FunctionKind] = field(default_factory=dict)
+    """Op -> how the device forms it; ops that are not named are tables where the device multiplies or shifts."""
     channel_bounds: bool = False
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
     runs_here: bool = False

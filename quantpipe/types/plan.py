@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import FixedRounding, Overflow, RequantizeKind, Rounding
+from quantpipe.types.hardware import FixedRounding, FunctionKind, Overflow, RequantizeKind, Rounding
+from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.topology import Form
 
@@ -225,6 +226,8 @@ class Lookup:
     low: int
     high: int
     defined: bool
+    kind: FunctionKind = FunctionKind.TABLE
+    """How the device forms the entries; `table`: they are what the float op gives, to the nearest integer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +303,24 @@ class Move:
     high: int | None = None
 
 
-KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Move
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Describe a function of rows as a program on the integers q - z of its operands.
+
+    The last value is the result: an accumulator of scale `acc_scale` that `output` narrows, or, where `output` is None,
+    the stored integers q themselves. `bound` is its greatest magnitude.
+    """
+
+    node: str
+    kind: FunctionKind
+    operands: int
+    steps: tuple[Step, ...]
+    acc_scale: Scale
+    bound: int
+    output: Requantize | None
+
+
+KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Program | Move
 
 
 @dataclass(frozen=True, eq=False)

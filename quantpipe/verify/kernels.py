@@ -46,7 +46,7 @@ class KernelCheck(Pieces):
     def _is_left_alone(self, kind: str) -> bool:
         """What is not proved and has no structure that could be followed."""
         fixed = kind == "sum" and "q31" in self.plan["terms"][0] and any(t["form"] == "raw" for t in self.plan["terms"])
-        return self._has_pairs() or kind == "lookup" or fixed or self._rounds_in_steps()
+        return self._has_pairs() or kind in ("lookup", "program") or fixed or self._rounds_in_steps()
 
     def _rounds_in_steps(self) -> bool:
         numbers = self.plan.get("requantize", {"kind": ""})
@@ -307,6 +307,9 @@ class KernelCheck(Pieces):
         expect(np.array_equal(np.broadcast_to(found, expected.shape), expected), self.node,
                "the table in the model is not that of plan.json")  # fmt: skip
 
+    def _program(self) -> None:
+        raise Wrong(self.node, "the certificate claims a proof of a program, and there is none")
+
     def _move(self) -> None:
         Moved(self.numbers, self.node).check()
 
@@ -318,5 +321,6 @@ _CHECKS: Mapping[str, Callable[[KernelCheck], None]] = {
     "product": KernelCheck._product,
     "average": KernelCheck._average,
     "lookup": KernelCheck._lookup,
+    "program": KernelCheck._program,
     "move": KernelCheck._move,
 }

@@ -21,7 +21,7 @@ def table() -> str:
     for op in sorted(OP_RULES):
         on = [s.name for s in specs if any(r.is_integer for r in s.ops.get(op, ()))]
         family = OP_RULES[op].family
-        where = "nowhere: float" if family is Family.FIXED else ", ".join(on) or "any device that declares it"
+        where = "nowhere: float" if family is Family.ROWS else ", ".join(on) or "any device that declares it"
         rows.append(f"| {op} | {family} | {where} |")
     rows += ["", "| ops that always stay in float | reason |", "|---|---|"]
     reasons: dict[str, list[str]] = {}

@@ -11,7 +11,22 @@ from typing import Any
 import numpy as np
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import Accumulate, Average, Form, Limit, Move, Product, QuantPlan, Requantize, Sum, Topology
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Contract,
+    Form,
+    Limit,
+    Lookup,
+    Move,
+    Product,
+    Program,
+    QuantPlan,
+    Requantize,
+    Sum,
+    Topology,
+)
+from tests.functions.steps import run_program
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +59,21 @@ class Interpreter:
             elif isinstance(plan, Product):
                 a, b = (self.centred(o.tensor) for o in kernel.operands)
                 acc, output = a * b, plan.output
+            elif isinstance(plan, Program):
+                found = run_program(plan, [self.centred(o.tensor) for o in kernel.operands])
+                if plan.output is None:
+                    self.stored[kernel.output] = found
+                    continue
+                acc, output = found, plan.output
+            elif isinstance(plan, Contract):
+                a, b = (self.centred(o.tensor) for o in kernel.operands)
+                acc, output = a @ b, plan.output
+            elif isinstance(plan, Lookup):
+                q, axis = self.q(kernel.operands[0].tensor), plan.axis
+                code = q - self.plan.quantizers[kernel.operands[0].tensor].dtype.qmin
+                row = np.zeros((), np.int64) if axis is None else np.arange(q.shape[axis]).reshape(-1, *[1] * (q.ndim - 1 - axis))
+                self.stored[kernel.output] = plan.table[row, code].astype(np.int64)
+                continue
             elif isinstance(plan, Average):
                 acc = self.centred(kernel.operands[0].tensor).sum(axis=(2, 3), keepdims=True)
                 output = plan.output

@@ -96,6 +96,35 @@ _function("Mish", opset=18)
 _function("Gelu", opset=20)
 
 
+def _normalization(name: str, op: str, *parameters: bool, opset: int = 17, **attrs: object) -> None:
+    """A normalization of 12 features behind a dense layer, with gain and offset as said."""
+
+    def build(net: Net) -> None:
+        net._opset = opset
+        x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.2), name="first")
+        more = [net.floats(12, scale=s) for s, given in zip((0.8, 0.3), parameters, strict=False) if given]
+        x = net.node(op, x, *more, name="mid", **attrs)
+        net.output(net.node("MatMul", x, net.floats(12, 7, scale=0.3), name="second"))
+
+    CASES[name] = build
+
+
+_normalization("layer_norm", "LayerNormalization", True, True, axis=-1)
+_normalization("layer_norm_no_offset", "LayerNormalization", True, axis=-1, epsilon=1e-3)
+_normalization("rms_norm", "RMSNormalization", True, opset=23, axis=-1)
+
+
+@case
+def instance_norm(net: Net) -> None:
+    between(net, "InstanceNormalization", net.floats(6, scale=0.8), net.floats(6, scale=0.3))
+
+
+@case
+def softmax_last(net: Net) -> None:
+    x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.6), name="first")
+    net.output(net.node("MatMul", net.node("Softmax", x, name="mid"), net.floats(12, 7, scale=0.3), name="second"))
+
+
 @case
 def function_pow(net: Net) -> None:
     between(net, "Pow", net.constant(np.float32(2)))

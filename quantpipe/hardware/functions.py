@@ -1,0 +1,51 @@
+"""Read how a device forms functions (`functions:` in a hardware file), and refuse functions that nothing forms."""
+
+from __future__ import annotations
+
+from quantpipe.errors import nearest
+from quantpipe.hardware.reader import Reader
+from quantpipe.oprules import OP_RULES, Family
+from quantpipe.types import FunctionKind, HardwareSpec, RequantizeKind
+
+FORMED = {op: rule for op, rule in OP_RULES.items() if rule.family in (Family.LOOKUP, Family.ROWS)}
+
+
+def read_functions(reader: Reader, value: object) -> dict[str, FunctionKind]:
+    """Return the kind of each function that a file names.
+
+    Raises:
+        HardwareError: for an op that is no function, or a kind that it has not.
+    """
+    if value is None:
+        return {}
+    found: dict[str, FunctionKind] = {}
+    for op, kind in reader.mapping(value, "functions", "ops and kinds, such as {Softmax: tflite}").items():
+        if op not in FORMED:
+            raise reader.error(f"functions.{op}", f"is no function{nearest(str(op), FORMED)}; legal are functions of one "
+                               f"value or of a row: {', '.join(FORMED)}")  # fmt: skip
+        legal = (*FORMED[op].kinds, FunctionKind.FLOAT)
+        found[str(op)] = reader.one_of(legal, kind, f"functions.{op}")
+    return found
+
+
+def refuse_unformed(spec: HardwareSpec, reader: Reader) -> None:
+    """Raise HardwareError for a function that runs in integers in a way that the file does not say.
+
+    Functions of one value are tables where the device multiplies by real numbers or shifts; in fixed point each
+    library has its own way.
+    """
+    for op, rows in spec.ops.items():
+        if op not in FORMED or op in spec.functions or not any(s.is_integer for s in rows):
+            continue
+        rule = FORMED[op]
+        if rule.family is Family.LOOKUP and spec.requantize.kind is not RequantizeKind.FIXED_POINT:
+            continue
+        legal = ", ".join((*rule.kinds, FunctionKind.FLOAT))
+        raise reader.error(
+            f"ops.{op}", f"runs in integers, but functions.{op} does not say how {spec.name} forms it; legal are {legal}"
+        )
+    for op, kind in spec.functions.items():
+        if kind is not FunctionKind.FLOAT and not any(s.is_integer for s in spec.ops.get(op, ())):
+            raise reader.error(
+                f"functions.{op}", f"is {kind}, but ops.{op} runs nothing in integers; legal is an integer signature there"
+            )

@@ -1,0 +1,94 @@
+"""Facts of ops that are functions of whole rows: along which axes, over how many elements, with which parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph, Node
+
+
+@dataclass(frozen=True, eq=False)
+class Normalization:
+    """State what a normalization computes: (x - mean) / √(variance + epsilon) · gain + offset over `axes`.
+
+    `count`: elements that a mean is taken over, 1 where a sum takes its place (a norm); `length`: elements of a row.
+    `centred`: whether the mean is subtracted. `gain`, `offset`: float64, shaped to broadcast against the data, or None.
+    """
+
+    axes: tuple[int, ...]
+    count: int
+    length: int
+    epsilon: float
+    centred: bool
+    gain: NDArray[np.float64] | None
+    offset: NDArray[np.float64] | None
+
+
+def row_axes(node: Node, graph: Graph) -> tuple[int, ...]:
+    """Return the axes of one row, from 0 on: those of a normalization from `axis` on, else the one axis."""
+    rank = len(graph.shapes[node.inputs[0]])
+    if node.op == "InstanceNormalization":
+        return tuple(range(2, rank))
+    axis = int(node.attr("axis", -1)) % rank
+    return tuple(range(axis, rank)) if node.op in ("LayerNormalization", "RMSNormalization") else (axis,)
+
+
+def row_count(node: Node, graph: Graph) -> int:
+    """Return how many elements one row has."""
+    shape = graph.shapes[node.inputs[0]]
+    return prod(shape[a] for a in row_axes(node, graph))
+
+
+def row_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a function of rows cannot run in integers, or None."""
+    if graph.is_constant(node.inputs[0]):
+        return "its input is constant"
+    if node.inputs[0] in graph.varying:
+        return "its rows may have another length for another sample, so its sums have no bound"
+    if node.op == "LpNormalization" and int(node.attr("p", 2)) != 2:
+        return "it divides by a sum of magnitudes (p = 1), of which no integer form is written"
+    return None
+
+
+def norm_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a layer or root-mean-square normalization cannot run in integers, or None."""
+    if any(t and not graph.is_constant(t) for t in node.inputs[1:]):
+        return "its gain or offset is computed at run time"
+    if any(node.outputs[1:]):
+        return "its mean or deviation is a result, too"
+    return row_refuses(node, graph)
+
+
+def instance_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why an instance normalization cannot run in integers, or None."""
+    if any(not graph.is_constant(t) for t in node.inputs[1:]):
+        return "its gain or offset is computed at run time"
+    return row_refuses(node, graph)
+
+
+def normalization(node: Node, graph: Graph) -> Normalization:
+    """Return what a normalization computes."""
+    rank, axes = len(graph.shapes[node.inputs[0]]), row_axes(node, graph)
+    instance = node.op == "InstanceNormalization"
+
+    def parameter(port: int) -> NDArray[np.float64] | None:
+        name = node.inputs[port] if port < len(node.inputs) else ""
+        if not name:
+            return None
+        value = graph.constant(name).astype(np.float64)
+        return value.reshape(-1, *[1] * (rank - 2)) if instance else value
+
+    lp = node.op == "LpNormalization"
+    return Normalization(
+        axes,
+        1 if lp else row_count(node, graph),
+        row_count(node, graph),
+        0.0 if lp else float(node.attr("epsilon", 1e-5)),
+        node.op in ("LayerNormalization", "InstanceNormalization"),
+        parameter(1),
+        parameter(2),
+    )

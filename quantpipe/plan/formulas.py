@@ -1,0 +1,193 @@
+"""Functions of one value as devices form them from integers: the entries of a table, computed exactly as the device does.
+
+Between two stored tensors a function of one value is a function of its code, whatever arithmetic forms it. So every kind
+gives a table over all codes, in plain NumPy int64. Sources: I-BERT (Kim et al., ICML 2021), I-ViT (Li and Gu, ICCV
+2023), TensorFlow Lite's reference kernels. Formulas: docs/numerics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.view import Node
+from quantpipe.plan.programs import exponentials as ex
+from quantpipe.types import FixedRounding, FunctionKind, Quantizer, RequantizeKind, RequantizeSpec, Rounding
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """What a formula reads: the node, how input and result are stored, how the device requantizes; `low`, `high` bound
+    the entries."""
+
+    node: Node
+    data: Quantizer
+    out: Quantizer
+    requantize: RequantizeSpec
+    low: int
+    high: int
+
+    @property
+    def centred(self) -> Ints:
+        """Return q - z of each code, from the least on."""
+        codes = np.arange(self.data.dtype.qmin, self.data.dtype.qmax + 1, dtype=np.int64)
+        return codes - self.data.zero_point
+
+    @property
+    def scale(self) -> float:
+        """Return the scale of the input."""
+        return float(self.data.scale)
+
+    def stored(self, values: Ints, scale: float) -> Ints:
+        """Return integers of a scale as the device narrows them to the result's."""
+        real, how = scale / float(self.out.scale), self.requantize
+        z, low, high = self.out.zero_point, self.low, self.high
+        if how.kind is RequantizeKind.SHIFT:
+            exponent = math.frexp(real)[1] - 1  # a shift-only device has powers of two; else the one below
+            return intmath.requantize_shift(values, -exponent, z, qmin=low, qmax=high, rounding=Rounding(how.rounding))
+        if how.kind is RequantizeKind.FIXED_POINT:
+            return self.times(values, real)
+        found = intmath.requantize_float(
+            values, np.float32(real), z, qmin=low, qmax=high, rounding=Rounding(how.rounding)
+        )
+        return np.asarray(found, np.int64)
+
+    def times(self, values: Ints, real: float) -> Ints:
+        """Return integers times a fixed-point number, plus the result's zero point, bounded."""
+        fixed, rounding = intmath.quantize_multipliers(np.asarray(real)), self.requantize.rounding
+        mode = rounding.value if isinstance(rounding, FixedRounding) else "double"
+        return intmath.requantize_fixed_point(
+            values, fixed, self.out.zero_point, qmin=self.low, qmax=self.high, rounding=mode
+        )
+
+
+def _polynomial_exp(f: Formula) -> Ints:
+    """I-BERT's i-exp. Above 0, exp(x) = exp(x - top) · exp(top), where top is the greatest code."""
+    top = max(int(f.centred[-1]), 0)
+    return _exp(f, ex.polynomial_exponentials, top)
+
+
+def _shift_exp(f: Formula) -> Ints:
+    """I-ViT's ShiftExp; above 0 as with the polynomial."""
+    return _exp(f, ex.shift_exponentials, max(int(f.centred[-1]), 0))
+
+
+def _exp(f: Formula, exponentials: Callable[[float, Ints], Ints], top: int) -> Ints:
+    found = exponentials(f.scale, f.centred - top)
+    one = int(exponentials(f.scale, np.zeros(1, np.int64))[0])
+    return f.stored(found, math.exp(top * f.scale) / one)
+
+
+GELU = (-0.2888, -1.769)
+"""I-BERT's a and b of erf(x) = sign(x)·(a·(min(|x|, -b) + b)² + 1)."""
+
+
+def _polynomial_gelu(f: Formula) -> Ints:
+    """I-BERT's i-GELU, algorithm 2: x · (1 + erf(x / √2)) / 2 with erf as a polynomial of second order."""
+    a, b = GELU
+    scale, x = _finer(f.scale / math.sqrt(2.0), f.centred)
+    linear, constant = math.floor(b / scale), math.floor(1.0 / a / scale**2)
+    size = np.minimum(np.abs(x), -linear)
+    erf = np.sign(x) * ((size + linear) ** 2 + constant)
+    # a is negative, so the scale of erf is: the sign goes into the integers.
+    drop = max((abs(constant)).bit_length() - 14, 0)
+    erf, step = -erf >> drop, -a * scale**2 * 2.0**drop
+    one = math.floor(1.0 / step)
+    return f.stored(f.centred * (erf + one), f.scale * step / 2.0)
+
+
+def _finer(scale: float, x: Ints) -> tuple[float, Ints]:
+    left = max(0, math.frexp(scale)[1] + ex.FINE_BITS)
+    return math.ldexp(scale, -left), x << left
+
+
+SIGMOID_BITS = 8
+
+
+def _shift_gelu(f: Formula) -> Ints:
+    """I-ViT's ShiftGELU, x · sigmoid(1.702·x) with 1.702 = 1 + 1/2 + 1/8 + 1/16 and exponentials by shifts.
+
+    I-ViT takes the greatest element of a row off before its exponentials; max(x, 0) of each element does the same.
+    """
+    x = f.centred << 4
+    x = x + (x >> 1) + (x >> 3) + (x >> 4)
+    scale, top = f.scale / 16.0, np.maximum(x, 0)
+    above, below = ex.shift_exponentials(scale, x - top), ex.shift_exponentials(scale, -top)
+    extra = max(int(above.max()).bit_length() - 16, 0)
+    above, below = above >> extra, below >> extra
+    factor = ((1 << 31) - 1) // np.maximum(above + below, 1)
+    sigmoid = (above * factor) >> (31 - SIGMOID_BITS)
+    return f.stored(f.centred * sigmoid, f.scale / 2.0**SIGMOID_BITS)
+
+
+def _tflite_leaky_relu(f: Formula) -> Ints:
+    """reference/leaky_relu.h: one multiplier for each sign."""
+    ratio = f.scale / float(f.out.scale)
+    positive = f.times(f.centred, ratio)
+    negative = f.times(f.centred, ratio * float(f.node.attr("alpha", 0.01)))
+    return np.where(f.centred >= 0, positive, negative)
+
+
+def _tflite_sigmoid(f: Formula) -> Ints:
+    """reference/integer_ops/logistic.h of int16: a table of 256 entries over [0, 10.7), lines between them."""
+    x = _to_eight(f)
+    size = np.abs(x)
+    found = np.where(size >> 9 >= 255, 0x7FFF << 10, _line(size, 9))
+    found = np.where(x >= 0, found + (1 << 9), (1 << 25) - found + (1 << 9) - 1)
+    return np.clip(found >> 10, f.low, f.high)
+
+
+def _tflite_tanh(f: Formula) -> Ints:
+    """reference/integer_ops/tanh.h of int16: tanh(x) = 2·sigmoid(2·x) - 1 from the same table."""
+    x = _to_eight(f)
+    size = np.abs(x)
+    found = np.where(size >> 8 >= 255, 0xFFFF << 8, _line(size, 8))
+    found = np.where(x >= 0, found - (1 << 23) + (1 << 7), -found + (1 << 23) + (1 << 7) - 1)
+    return np.clip(found >> 8, f.low, f.high)
+
+
+def _to_eight(f: Formula) -> Ints:
+    """The input in steps of 1 / (3·4096), by a multiplier of 15 bits and a rounding shift (activations.cc)."""
+    power = math.frexp(f.scale)
+    left = power[1] - 1 + 12
+    if power[0] == 0.5 and left in ((0,) if f.node.op == "Sigmoid" else (0, 1)):
+        return f.centred * (3 << left)
+    multiplier, count = f.scale * 4096.0 * 3.0, 0
+    while multiplier <= 32767.0 / 2.0 and count <= 30:
+        multiplier, count = multiplier * 2.0, count + 1
+    half = (1 << count) >> 1
+    return (f.centred * int(multiplier) + half) >> count
+
+
+def _line(size: Ints, bits: int) -> Ints:
+    """Between two entries of the sigmoid of i / 24 in 16 bits, i = 0 … 255, scaled by 2^bits.
+
+    Half the error that the line makes in the middle is taken off an entry before it is rounded, which gives the
+    published sigmoid_table_uint16; the last one is where larger inputs saturate.
+    """
+    here, middle, after = (65536.0 / (1.0 + np.exp(-(np.arange(256) + part) / 24.0)) for part in (0.0, 0.5, 1.0))
+    table = intmath.round_real(here - ((here + after) / 2 - middle) / 2, Rounding.HALF_UP)
+    entries = table.astype(np.int64)
+    entries[-1] = 65535
+    index = np.minimum(size >> bits, 254)
+    rest = size & ((1 << bits) - 1)
+    return (entries[index] << bits) + rest * (entries[index + 1] - entries[index])
+
+
+FORMULAS: Mapping[tuple[str, FunctionKind], Callable[[Formula], Ints]] = {
+    ("Exp", FunctionKind.POLYNOMIAL): _polynomial_exp,
+    ("Exp", FunctionKind.SHIFT): _shift_exp,
+    ("Gelu", FunctionKind.POLYNOMIAL): _polynomial_gelu,
+    ("Gelu", FunctionKind.SHIFT): _shift_gelu,
+    ("LeakyRelu", FunctionKind.TFLITE): _tflite_leaky_relu,
+    ("Sigmoid", FunctionKind.TFLITE): _tflite_sigmoid,
+    ("Tanh", FunctionKind.TFLITE): _tflite_tanh,
+}
+"""(op, kind) -> the entries `[codes]`. The TFLite forms of Sigmoid and Tanh are of 16 bits; of 8 they are tables."""

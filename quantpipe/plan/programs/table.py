@@ -1,0 +1,93 @@
+"""Which program forms which op in which way, and how its result becomes a kernel's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from quantpipe.errors import HardwareError
+from quantpipe.oprules import OpRule
+from quantpipe.oprules.rows import normalization, row_axes, row_count
+from quantpipe.plan.builder import PlanBuilder
+from quantpipe.plan.programs import exponentials as ex
+from quantpipe.plan.programs.exponentials import Ints
+from quantpipe.plan.programs.log_softmax import log_softmax
+from quantpipe.plan.programs.norms import normalized
+from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
+from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.requantize import requantize
+from quantpipe.types import Form, FunctionKind, Kernel, Program
+
+Made = tuple[Value, float | None]
+"""The last value, and the real units of one of its steps; None where it is the stored integer itself."""
+Maker = Callable[[PlanBuilder, Kernel, ProgramWriter], Made]
+
+
+def plan_program(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
+    """Plan a function of rows as the device forms it.
+
+    Raises:
+        HardwareError: where the result would be handed on as an accumulator, or a value could leave its type.
+    """
+    kind = draft.spec.functions[kernel.op]
+    if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):
+        raise HardwareError(
+            "its integer form reads and gives stored integers; declare stored types of 8 or 16 bits in its `in` and "
+            f"`out`, or keep it in float with annotate.float_nodes=[{kernel.node}]",
+            stage="plan",
+            where=kernel.node,
+        )
+    read = [draft.quantizers[o.tensor] for o in kernel.operands]
+    writer = ProgramWriter(kernel.node, [(q.low, q.high) for q in read])
+    result, scale = PROGRAMS[kernel.op, kind](draft, kernel, writer)
+    out = draft.quantizers[kernel.output]
+    output = None if scale is None else requantize(draft, kernel, np.asarray(scale, np.float64), out)
+    own = np.asarray(out.scale if scale is None else scale, np.float32)
+    return Program(kernel.node, kind, len(read), tuple(writer.steps), own, result.peak, output)
+
+
+def _tflite_softmax(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
+    axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
+    return tflite_softmax(writer, data, draft.quantizers[kernel.output], axes, count=count), None
+
+
+def _divided_softmax(exponentials: Callable[[float, int], Ints]) -> Maker:
+    def make(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+        node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
+        axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
+        out, scale = draft.quantizers[kernel.output], float(data.scale)
+        return divided_softmax(writer, out, lambda span: exponentials(scale, span), axes, count=count), None
+
+    return make
+
+
+def _log_softmax(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
+    return log_softmax(writer, data, row_axes(node, draft.graph), count=row_count(node, draft.graph))
+
+
+def _differences(span: int) -> Ints:
+    return np.arange(-span, 1, dtype=np.int64)
+
+
+def _norm(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    data = draft.quantizers[kernel.operands[0].tensor]
+    return normalized(writer, data, normalization(draft.graph.by_name[kernel.node], draft.graph))
+
+
+PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
+    ("Softmax", FunctionKind.TFLITE): _tflite_softmax,
+    ("Softmax", FunctionKind.TABLE): _divided_softmax(lambda scale, span: ex.table_exponentials(scale, span, 16)),
+    ("Softmax", FunctionKind.SHIFT): _divided_softmax(lambda s, span: ex.shift_exponentials(s, _differences(span))),
+    ("Softmax", FunctionKind.POLYNOMIAL): _divided_softmax(
+        lambda s, span: ex.polynomial_exponentials(s, _differences(span))
+    ),
+    ("LogSoftmax", FunctionKind.TABLE): _log_softmax,
+    **{
+        (op, FunctionKind.INTEGER_SQRT): _norm
+        for op in ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "LpNormalization")
+    },
+}
+"""(op, kind) -> what writes its program. A test joins it with the kinds of OP_RULES."""

@@ -1,0 +1,176 @@
+"""Write the steps of an integer program, and know how large each value can be.
+
+Bounds follow from the operands' by interval arithmetic in Python's own integers. A step that could leave int64 (with
+the room that shifts need) is refused, so no program that leaves this module can overflow.
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from quantpipe.errors import HardwareError
+from quantpipe.types import Rounding, Step, StepOp
+
+MOST = (1 << 62) - (1 << 31)
+"""Magnitudes stay below: a shift lifts its value, half a divisor added, by 2^62 (lowering/integers.py)."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the program: its position and its bounds."""
+
+    at: int
+    low: int
+    high: int
+
+    @property
+    def peak(self) -> int:
+        """Return the greatest magnitude."""
+        return max(abs(self.low), abs(self.high))
+
+
+Operand = Value | int | NDArray[np.int64]
+
+
+@dataclass(eq=False)
+class ProgramWriter:
+    """Collects the steps of one program. `operands`: bounds of q - z of each operand of the kernel."""
+
+    node: str
+    operands: Sequence[tuple[int, int]]
+    steps: list[Step] = field(default_factory=list)
+
+    def operand(self, number: int = 0) -> Value:
+        """Return an operand of the kernel."""
+        return Value(number, *self.operands[number])
+
+    def constant(self, number: int) -> Value:
+        """Write a number."""
+        return self._step(StepOp.CONSTANT, (), number, number, np.asarray(number, np.int64))
+
+    def add(self, a: Value, b: Operand) -> Value:
+        """Write a + b."""
+        low, high = _ends(b)
+        return self._binary(StepOp.ADD, a, b, a.low + low, high=a.high + high)
+
+    def sub(self, a: Value, b: Operand) -> Value:
+        """Write a - b."""
+        low, high = _ends(b)
+        return self._binary(StepOp.SUB, a, b, a.low - high, high=a.high - low)
+
+    def mul(self, a: Value, b: Operand) -> Value:
+        """Write a · b."""
+        products = [x * y for x in (a.low, a.high) for y in _ends(b)]
+        return self._binary(StepOp.MUL, a, b, min(products), high=max(products))
+
+    def square(self, a: Value) -> Value:
+        """Write a · a, whose bounds know that both factors are one."""
+        low = 0 if a.low <= 0 <= a.high else min(a.low**2, a.high**2)
+        return self._step(StepOp.MUL, (a, a), low, a.peak**2)
+
+    def div(self, a: Value, b: Operand) -> Value:
+        """Write a / b without its fraction; b > 0."""
+        least = _ends(b)[0]
+        if least <= 0:
+            raise self.refused(f"it would divide by {least}")
+        low, high = (-(-x // least) if x < 0 else x // least for x in (min(a.low, 0), max(a.high, 0)))
+        return self._binary(StepOp.DIV, a, b, low, high=high)
+
+    def shift(self, a: Value, count: int, rounding: Rounding = Rounding.HALF_UP) -> Value:
+        """Write a / 2^count, rounded."""
+        low, high = (_rounded(x, count, rounding) for x in (a.low, a.high))
+        return self._step(StepOp.SHIFT, (a,), low, high, np.asarray(count, np.int64), rounding=rounding)
+
+    def high_product(self, a: Value, b: Operand) -> Value:
+        """Write gemmlowp's SaturatingRoundingDoublingHighMul, (a·b + 2^30) >> 31."""
+        return self.shift(self.mul(a, b), 31)
+
+    def shift_right(self, a: Value, count: Value) -> Value:
+        """Write (a + 2^(count-1)) >> count for a >= 0."""
+        return self._step(StepOp.SHIFT_RIGHT, (a, count), 0, _rounded(a.high, count.low, Rounding.HALF_UP))
+
+    def shift_left(self, a: Value, count: Value, high: int) -> Value:
+        """Write a · 2^count for a >= 0; `high` bounds the result, which the caller knows better than intervals."""
+        return self._step(StepOp.SHIFT_LEFT, (a, count), 0, high)
+
+    def table(self, a: Value, entries: ArrayLike) -> Value:
+        """Write entries[a]."""
+        numbers = np.asarray(entries, np.int64)
+        if a.low < 0 or a.high >= numbers.size:
+            raise self.refused(f"a table of {numbers.size} entries is read at {a.low} to {a.high}")
+        return self._step(StepOp.TABLE, (a,), int(numbers.min()), int(numbers.max()), numbers)
+
+    def clip(self, a: Value, low: int, high: int) -> Value:
+        """Write a between two integers."""
+        bounds = min(max(a.low, low), high), max(min(a.high, high), low)
+        return self._step(StepOp.CLIP, (a,), *bounds, np.asarray([low, high], np.int64))
+
+    def max_over(self, a: Value, axes: tuple[int, ...]) -> Value:
+        """Write the greatest a along axes, which stay."""
+        return self._step(StepOp.MAX_OVER, (a,), a.low, a.high, axes=axes)
+
+    def sum_over(self, a: Value, axes: tuple[int, ...], count: int) -> Value:
+        """Write the sum of `count` values along axes, which stay."""
+        return self._step(StepOp.SUM_OVER, (a,), a.low * count, a.high * count, axes=axes)
+
+    def bits(self, a: Value) -> Value:
+        """Write how many binary digits a >= 0 has."""
+        return self._step(StepOp.BITS, (a,), max(a.low, 0).bit_length(), a.high.bit_length())
+
+    def sqrt(self, a: Value) -> Value:
+        """Write the whole part of the square root of a >= 0."""
+        if a.high >= 1 << 52:
+            raise self.refused(f"it would take the square root of up to {a.high}")
+        low, high = (math.isqrt(max(x, 0)) for x in (a.low, a.high))
+        return self._step(StepOp.SQRT, (a,), low, high)
+
+    def known(self, a: Value, low: int, high: int) -> Value:
+        """Return a value with tighter bounds than intervals give; whoever calls it says why they hold."""
+        return Value(a.at, max(a.low, low), min(a.high, high))
+
+    def refused(self, why: str) -> HardwareError:
+        """Return the error of a program that the device cannot carry out."""
+        advice = f"keep it in float with annotate.float_nodes=[{self.node}]"
+        return HardwareError(f"{why}; give its input fewer bits, or {advice}", stage="plan", where=self.node)
+
+    def _binary(self, op: StepOp, a: Value, b: Operand, low: int, *, high: int) -> Value:
+        if isinstance(b, Value):
+            return self._step(op, (a, b), low, high)
+        return self._step(op, (a,), low, high, np.asarray(b, np.int64))
+
+    def _step(
+        self,
+        op: StepOp,
+        values: tuple[Value, ...],
+        low: int,
+        high: int,
+        numbers: NDArray[np.int64] | None = None,
+        *,
+        axes: tuple[int, ...] = (),
+        rounding: Rounding = Rounding.HALF_UP,
+    ) -> Value:
+        if max(abs(low), abs(high)) >= MOST:
+            raise self.refused(f"a value of its integer form could reach {max(abs(low), abs(high))}")
+        self.steps.append(Step(op, tuple(v.at for v in values), low, high, numbers, axes, rounding))
+        return Value(len(self.operands) + len(self.steps) - 1, low, high)
+
+
+def _ends(b: Operand) -> tuple[int, int]:
+    if isinstance(b, Value):
+        return b.low, b.high
+    return int(np.min(b)), int(np.max(b))
+
+
+def _rounded(value: int, count: int, rounding: Rounding) -> int:
+    """An end of an interval after a shift, exactly for halves up and floor, else the next number outwards is no less."""
+    if count == 0:
+        return value
+    if rounding is Rounding.FLOOR:
+        return value >> count
+    return (value + (1 << (count - 1))) >> count

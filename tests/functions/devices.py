@@ -1,0 +1,23 @@
+"""Shipped hardware with functions in integers: what tests run programs and formulas on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quantpipe.types import HardwareSpec
+from tests.ops.line import hardware, hardware_data
+
+ROWS = ("Softmax", "LogSoftmax", "LpNormalization", "LayerNormalization", "RMSNormalization", "InstanceNormalization")
+NORMS = {op: "integer_sqrt" for op in ROWS[2:]}
+BASES: dict[str, str] = {"multiplier": "ort_cpu", "fixed": "tflite_int8", "single": "cmsis_nn", "shift": "vta",
+                         "wide": "mixed_npu"}  # fmt: skip
+"""One shipped file per way to requantize, and one of 16 bits."""
+
+
+def device(base: str, functions: dict[str, str], **changes: Any) -> HardwareSpec:
+    """A shipped device that runs some functions in integers as said."""
+    data = hardware_data(BASES[base])
+    stored = data["ops"]["Relu"][0]["in"][0]
+    own = {op: [{"in": [stored], "out": [stored]}] for op, kind in functions.items() if kind != "float"}
+    kinds = {**(data.get("functions") or {}), **functions}
+    return hardware(BASES[base], ops={**data["ops"], **own}, functions=kinds, **{"realize": "integer", **changes})

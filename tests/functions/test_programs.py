@@ -1,0 +1,61 @@
+"""Functions of rows in integers: graphs carry out their programs exactly, on every way to requantize."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quantpipe.oprules import OP_RULES, Family
+from quantpipe.plan.formulas import FORMULAS
+from quantpipe.plan.programs import PROGRAMS
+from quantpipe.types import FunctionKind, Program
+from tests.functions.devices import BASES, NORMS, device
+from tests.ops.line import line
+from tests.ops.test_every_op import graph_of
+from tests.simulate.test_against_interpreter import check
+
+CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
+        "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
+        "InstanceNormalization": "instance_norm"}  # fmt: skip
+
+
+@pytest.mark.sliced(4)
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(("op", "kind"), PROGRAMS)
+def test_graphs_carry_out_the_program(op: str, kind: FunctionKind, base: str) -> None:
+    made = line(graph_of(CASE[op]), device(base, {op: kind.value}))
+    assert isinstance(made.plan(8).kernels["mid"], Program), made.topology.float_nodes
+    check(made, made.plan((8, 6), seed=6), "integer")
+    check(made, made.ties((8, 7), seed=5), "integer")
+    assert made.agree(made.plan(8), "integer").differing == 0
+
+
+@pytest.mark.sliced(3)
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize(("op", "kind"), PROGRAMS)
+def test_kernel_forms_write_programs_too(op: str, kind: FunctionKind, form: str) -> None:
+    made = line(graph_of(CASE[op]), device("multiplier", {op: kind.value}, realize=form))
+    found = made.agree(made.plan(8), form)
+    assert found.differing == 0 and found.behind_float == 0, found
+
+
+@pytest.mark.sliced(3)
+@pytest.mark.parametrize("base", ["multiplier", "fixed", "shift"])
+@pytest.mark.parametrize("case", ["layer_norm", "layer_norm_no_offset", "rms_norm", "instance_norm", "softmax_last"])
+def test_results_are_near_the_float_model(case: str, base: str) -> None:
+    kinds = {**NORMS, "Softmax": "shift" if base == "shift" else "table"}
+    made = line(graph_of(case), device(base, kinds))
+    assert "mid" in made.topology.kernel_of
+    wanted, found = made.outputs(), made.outputs(made.realize(made.plan(8), "integer").model)
+    for name in wanted:
+        assert np.sqrt(np.mean((wanted[name] - found[name]) ** 2)) < 0.15 * np.std(wanted[name])
+
+
+def test_every_kind_of_a_rule_is_formed() -> None:
+    """OP_RULES says which kinds a file may name; each has a program, a formula, or is a table of the float op."""
+    for op, rule in OP_RULES.items():
+        if rule.family is Family.ROWS:
+            assert {(op, k) for k in rule.kinds} == {key for key in PROGRAMS if key[0] == op}
+        else:
+            assert {(op, k) for k in rule.kinds if k is not FunctionKind.TABLE} == {k for k in FORMULAS if k[0] == op}
+            assert bool(rule.kinds) == (rule.family is Family.LOOKUP)
