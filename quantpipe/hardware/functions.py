@@ -21,10 +21,10 @@ def read_functions(reader: Reader, value: object) -> dict[str, FunctionKind]:
     found: dict[str, FunctionKind] = {}
     for op, kind in reader.mapping(value, "functions", "ops and kinds, such as {Softmax: tflite}").items():
         if op not in FORMED:
-            raise reader.error(f"functions.{op}", f"is no function{nearest(str(op), FORMED)}; legal are functions of one "
-                               f"value or of a row: {', '.join(FORMED)}")  # fmt: skip
-        legal = (*FORMED[op].kinds, FunctionKind.FLOAT)
-        found[str(op)] = reader.one_of(legal, kind, f"functions.{op}")
+            legal = f"functions of one value or of a row: {', '.join(FORMED)}"
+            raise reader.error(f"functions.{op}", f"is no function{nearest(str(op), FORMED)}; legal are {legal}")
+        kinds = (*FORMED[op].kinds, FunctionKind.FLOAT)
+        found[str(op)] = reader.one_of(kinds, kind, f"functions.{op}")
     return found
 
 
@@ -38,14 +38,18 @@ def refuse_unformed(spec: HardwareSpec, reader: Reader) -> None:
         if op not in FORMED or op in spec.functions or not any(s.is_integer for s in rows):
             continue
         rule = FORMED[op]
+        if rule.kinds == (FunctionKind.SUM,):
+            continue
         if rule.family is Family.LOOKUP and spec.requantize.kind is not RequantizeKind.FIXED_POINT:
             continue
         legal = ", ".join((*rule.kinds, FunctionKind.FLOAT))
         raise reader.error(
-            f"ops.{op}", f"runs in integers, but functions.{op} does not say how {spec.name} forms it; legal are {legal}"
+            f"ops.{op}",
+            f"runs in integers, but functions.{op} does not say how {spec.name} forms it; legal are {legal}",
         )
     for op, kind in spec.functions.items():
         if kind is not FunctionKind.FLOAT and not any(s.is_integer for s in spec.ops.get(op, ())):
             raise reader.error(
-                f"functions.{op}", f"is {kind}, but ops.{op} runs nothing in integers; legal is an integer signature there"
+                f"functions.{op}",
+                f"is {kind}, but ops.{op} runs nothing in integers; legal is an integer signature there",
             )

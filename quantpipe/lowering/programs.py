@@ -106,6 +106,11 @@ def _sum_over(writer: IntegerWriter, step: Step, given: Values, name: str, opset
     return writer.builder.op("ReduceSum", given[0], axes, name=name, keepdims=1)
 
 
+def _squeeze(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+    axes = writer.constants(f"{name}/axes", np.asarray(step.axes, np.int64))
+    return writer.builder.op("Squeeze", given[0], axes, name=name)
+
+
 def _bits(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
     """How many powers of two are no greater: compared with all of them along an axis of its own, and counted."""
     b, last = writer.builder, writer.constants("last_axis", np.asarray([-1], np.int64))
@@ -136,6 +141,7 @@ _WRITERS: Mapping[StepOp, Callable[..., ir.Value]] = {
     StepOp.CLIP: _clip,
     StepOp.MAX_OVER: _max_over,
     StepOp.SUM_OVER: _sum_over,
+    StepOp.SQUEEZE: _squeeze,
     StepOp.BITS: _bits,
     StepOp.SQRT: _sqrt,
 }

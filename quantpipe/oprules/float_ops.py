@@ -48,7 +48,7 @@ FLOAT_OPS: Mapping[str, str] = {
                        "MultiHeadAttention"), _ORDER),
     **dict.fromkeys(("Div", "Mod", "BitShift"), _BOTH),
     **dict.fromkeys(
-        ("ReduceMean", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
+        ("ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
          "ReduceSumSquare", "Mean", "LpPool", "GlobalLpPool"),
         _SUM_OF_MANY,
     ),

@@ -9,6 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.rule import Facts
+
+REDUCTIONS = ("ReduceMean", "ReduceSum")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +36,10 @@ def row_axes(node: Node, graph: Graph) -> tuple[int, ...]:
     rank = len(graph.shapes[node.inputs[0]])
     if node.op == "InstanceNormalization":
         return tuple(range(2, rank))
+    if node.op in REDUCTIONS:
+        given = node.inputs[1] if len(node.inputs) > 1 else ""
+        axes = graph.constant(given).reshape(-1).tolist() if given else node.attr("axes") or range(rank)
+        return tuple(sorted(int(a) % rank for a in axes))
     axis = int(node.attr("axis", -1)) % rank
     return tuple(range(axis, rank)) if node.op in ("LayerNormalization", "RMSNormalization") else (axis,)
 
@@ -52,6 +59,28 @@ def row_refuses(node: Node, graph: Graph) -> str | None:
     if node.op == "LpNormalization" and int(node.attr("p", 2)) != 2:
         return "it divides by a sum of magnitudes (p = 1), of which no integer form is written"
     return None
+
+
+def row_facts(node: Node, graph: Graph) -> Facts:
+    """Return how many elements a row has, as `window`."""
+    return {"window": row_count(node, graph)}
+
+
+def reduce_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a mean or sum over axes cannot run in integers, or None."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else ""
+    if axes and not graph.is_constant(axes):
+        return "its axes are computed at run time"
+    if not axes and not node.attr("axes") and node.attr("noop_with_empty_axes", 0):
+        return "it names no axes and changes nothing"
+    if row_refuses(node, graph) is None and 0 in row_axes(node, graph):
+        return "it mixes the samples of a batch"
+    return row_refuses(node, graph)
+
+
+def is_mean(node: Node) -> bool:
+    """Return whether a reduction divides by the number of elements."""
+    return node.op == "ReduceMean"
 
 
 def norm_refuses(node: Node, graph: Graph) -> str | None:

@@ -13,7 +13,8 @@ from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
 from quantpipe.types import FunctionKind as K
 from quantpipe.types import Reason, ReasonKind
 
-TABLES = (K.TABLE,)
+TABLES, SUM = (K.TABLE,), (K.SUM,)
+SOFTMAX = (K.TABLE, K.TFLITE, K.SHIFT, K.POLYNOMIAL)
 _MOVE = OpRule(Family.MOVE)
 
 OP_RULES: Mapping[str, OpRule] = {
@@ -98,12 +99,14 @@ OP_RULES: Mapping[str, OpRule] = {
     "Max": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Where": OpRule(Family.MOVE, data=(1, 2), winner=Winner.OUTPUT),
-    "Softmax": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(0.0, 1.0), kinds=(K.TABLE, K.TFLITE, K.SHIFT, K.POLYNOMIAL)),
+    "Softmax": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(0.0, 1.0), kinds=SOFTMAX),
     "LogSoftmax": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(-16.0, 0.0), kinds=(K.TABLE,)),
     "LpNormalization": OpRule(Family.ROWS, refuse=r.row_refuses, fixed=(-1.0, 1.0), kinds=(K.INTEGER_SQRT,)),
     "LayerNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
     "RMSNormalization": OpRule(Family.ROWS, refuse=r.norm_refuses, kinds=(K.INTEGER_SQRT,)),
     "InstanceNormalization": OpRule(Family.ROWS, refuse=r.instance_refuses, kinds=(K.INTEGER_SQRT,)),
+    "ReduceMean": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
+    "ReduceSum": OpRule(Family.ROWS, refuse=r.reduce_refuses, kinds=SUM, facts=r.row_facts, conditions=("window",)),
     "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0), kinds=(*TABLES, K.TFLITE)),
     "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE)),
     "Gelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),

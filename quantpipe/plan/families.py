@@ -13,8 +13,8 @@ from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.functions import plan_contract, plan_lookup
-from quantpipe.plan.programs import plan_program
 from quantpipe.plan.pairs import saturating_pairs
+from quantpipe.plan.programs import plan_program
 from quantpipe.plan.requantize import limits, requantize, steps_of
 from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.sums import plan_sum

@@ -1,7 +1,7 @@
-"""Functions of one value as devices form them from integers: the entries of a table, computed exactly as the device does.
+"""Functions of one value as devices form them from integers: the entries of a table, computed as the device does.
 
-Between two stored tensors a function of one value is a function of its code, whatever arithmetic forms it. So every kind
-gives a table over all codes, in plain NumPy int64. Sources: I-BERT (Kim et al., ICML 2021), I-ViT (Li and Gu, ICCV
+Between two stored tensors a function of one value is a function of its code, whatever arithmetic forms it. So every
+kind gives a table over all codes, in plain NumPy int64. Sources: I-BERT (Kim et al., ICML 2021), I-ViT (Li and Gu, ICCV
 2023), TensorFlow Lite's reference kernels. Formulas: docs/numerics.md.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """What a formula reads: the node, how input and result are stored, how the device requantizes; `low`, `high` bound
-    the entries."""
+    """Hold what a formula reads: the node, how input and result are stored, and how the device requantizes.
+
+    `low` and `high` bound the entries.
+    """
 
     node: Node
     data: Quantizer
@@ -62,7 +65,7 @@ class Formula:
     def times(self, values: Ints, real: float) -> Ints:
         """Return integers times a fixed-point number, plus the result's zero point, bounded."""
         fixed, rounding = intmath.quantize_multipliers(np.asarray(real)), self.requantize.rounding
-        mode = rounding.value if isinstance(rounding, FixedRounding) else "double"
+        mode: Literal["double", "single"] = "single" if rounding is FixedRounding.SINGLE else "double"
         return intmath.requantize_fixed_point(
             values, fixed, self.out.zero_point, qmin=self.low, qmax=self.high, rounding=mode
         )
@@ -132,7 +135,7 @@ def _tflite_leaky_relu(f: Formula) -> Ints:
     ratio = f.scale / float(f.out.scale)
     positive = f.times(f.centred, ratio)
     negative = f.times(f.centred, ratio * float(f.node.attr("alpha", 0.01)))
-    return np.where(f.centred >= 0, positive, negative)
+    return np.asarray(np.where(f.centred >= 0, positive, negative), np.int64)
 
 
 def _tflite_sigmoid(f: Formula) -> Ints:
@@ -141,7 +144,7 @@ def _tflite_sigmoid(f: Formula) -> Ints:
     size = np.abs(x)
     found = np.where(size >> 9 >= 255, 0x7FFF << 10, _line(size, 9))
     found = np.where(x >= 0, found + (1 << 9), (1 << 25) - found + (1 << 9) - 1)
-    return np.clip(found >> 10, f.low, f.high)
+    return np.asarray(np.clip(found >> 10, f.low, f.high), np.int64)
 
 
 def _tflite_tanh(f: Formula) -> Ints:
@@ -150,7 +153,7 @@ def _tflite_tanh(f: Formula) -> Ints:
     size = np.abs(x)
     found = np.where(size >> 8 >= 255, 0xFFFF << 8, _line(size, 8))
     found = np.where(x >= 0, found - (1 << 23) + (1 << 7), -found + (1 << 23) + (1 << 7) - 1)
-    return np.clip(found >> 8, f.low, f.high)
+    return np.asarray(np.clip(found >> 8, f.low, f.high), np.int64)
 
 
 def _to_eight(f: Formula) -> Ints:
@@ -178,7 +181,7 @@ def _line(size: Ints, bits: int) -> Ints:
     entries[-1] = 65535
     index = np.minimum(size >> bits, 254)
     rest = size & ((1 << bits) - 1)
-    return (entries[index] << bits) + rest * (entries[index + 1] - entries[index])
+    return np.asarray((entries[index] << bits) + rest * (entries[index + 1] - entries[index]), np.int64)
 
 
 FORMULAS: Mapping[tuple[str, FunctionKind], Callable[[Formula], Ints]] = {

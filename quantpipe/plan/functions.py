@@ -61,7 +61,9 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     function = draft.functions[kernel.node]
     if kind is FunctionKind.TABLE and data.dtype.bits > 8 and out.dtype.bits > 8:
         entries = interpolated_table(function, data, out)
-        return Lookup(kernel.node, np.clip(entries, low, high).astype(out.dtype.numpy), function.axis, low, high, True, kind)
+        return Lookup(
+            kernel.node, np.clip(entries, low, high).astype(out.dtype.numpy), function.axis, low, high, True, kind
+        )
     formula = FORMULAS.get((kernel.op, kind)) if kind is not None else None
     if formula is None or kind is None or (rule.fixed is not None and data.dtype.bits <= 8):
         return Lookup(kernel.node, *function.table(data, out, low, high))

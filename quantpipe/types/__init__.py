@@ -113,10 +113,6 @@ from quantpipe.types.structure import Structure
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
 __all__ = [
-    "StepOp",
-    "Step",
-    "Program",
-    "FunctionKind",
     "Accumulate",
     "Accumulator",
     "ActivationLimits",
@@ -154,6 +150,7 @@ __all__ = [
     "FloatOn",
     "Form",
     "FrontPart",
+    "FunctionKind",
     "GeneralizationPart",
     "Granularity",
     "HardwareSpec",
@@ -192,6 +189,7 @@ __all__ = [
     "PrecisionTrialRow",
     "Product",
     "Profile",
+    "Program",
     "ProofPart",
     "QuantPlan",
     "Quantizer",
@@ -225,6 +223,8 @@ __all__ = [
     "Skip",
     "SpeedPart",
     "StartPart",
+    "Step",
+    "StepOp",
     "StepRow",
     "Strategy",
     "StrategyFile",

@@ -28,6 +28,7 @@ class StepOp(StrEnum):
     CLIP           a between the two `numbers`
     MAX_OVER       the greatest a along `axes`, which stay with one element
     SUM_OVER       the sum of a along `axes`
+    SQUEEZE        a without its `axes` of one element
     BITS           how many binary digits a has (0 has none); a >= 0
     SQRT           the greatest whole number whose square is at most a; 0 <= a < 2^52
     """
@@ -44,6 +45,7 @@ class StepOp(StrEnum):
     CLIP = "clip"
     MAX_OVER = "max_over"
     SUM_OVER = "sum_over"
+    SQUEEZE = "squeeze"
     BITS = "bits"
     SQRT = "sqrt"
 

@@ -8,7 +8,7 @@ from quantpipe.types import HardwareSpec
 from tests.ops.line import hardware, hardware_data
 
 ROWS = ("Softmax", "LogSoftmax", "LpNormalization", "LayerNormalization", "RMSNormalization", "InstanceNormalization")
-NORMS = {op: "integer_sqrt" for op in ROWS[2:]}
+NORMS = dict.fromkeys(ROWS[2:], "integer_sqrt")
 BASES: dict[str, str] = {"multiplier": "ort_cpu", "fixed": "tflite_int8", "single": "cmsis_nn", "shift": "vta",
                          "wide": "mixed_npu"}  # fmt: skip
 """One shipped file per way to requantize, and one of 16 bits."""

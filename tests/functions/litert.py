@@ -43,7 +43,12 @@ def run_op(
         for field, value in fields.items():
             setattr(op.builtinOptions, field, value)
     graph = schema.SubGraphT()
-    graph.tensors, graph.inputs, graph.outputs, graph.operators = [tensor("x", *grid), tensor("y", *out)], [0], [1], [op]
+    graph.tensors, graph.inputs, graph.outputs, graph.operators = (
+        [tensor("x", *grid), tensor("y", *out)],
+        [0],
+        [1],
+        [op],
+    )
     model = schema.ModelT()
     model.version, model.subgraphs, model.operatorCodes, model.buffers = 3, [graph], [code], [schema.BufferT()]
     builder = flatbuffers.Builder(1024)

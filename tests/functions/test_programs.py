@@ -16,7 +16,7 @@ from tests.simulate.test_against_interpreter import check
 
 CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
         "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
-        "InstanceNormalization": "instance_norm"}  # fmt: skip
+        "InstanceNormalization": "instance_norm", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum"}  # fmt: skip
 
 
 @pytest.mark.sliced(4)

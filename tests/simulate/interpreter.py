@@ -71,7 +71,11 @@ class Interpreter:
             elif isinstance(plan, Lookup):
                 q, axis = self.q(kernel.operands[0].tensor), plan.axis
                 code = q - self.plan.quantizers[kernel.operands[0].tensor].dtype.qmin
-                row = np.zeros((), np.int64) if axis is None else np.arange(q.shape[axis]).reshape(-1, *[1] * (q.ndim - 1 - axis))
+                row = (
+                    np.zeros((), np.int64)
+                    if axis is None
+                    else np.arange(q.shape[axis]).reshape(-1, *[1] * (q.ndim - 1 - axis))
+                )
                 self.stored[kernel.output] = plan.table[row, code].astype(np.int64)
                 continue
             elif isinstance(plan, Average):

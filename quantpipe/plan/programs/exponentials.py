@@ -19,9 +19,11 @@ INTEGER_BITS = 5
 """Bits before the point of TFLite's scaled differences (Q5.26)."""
 ONE = (1 << 31) - 1
 """1.0 in Q0.31."""
-FIRST, TWO = np.int64(1), np.int64(2)
+FIRST, TWO = np.asarray(1, np.int64), np.asarray(2, np.int64)
 
-_BARREL = ((24, 1672461947), (25, 1302514674), (26, 790015084), (27, 290630308), (28, 39332535), (29, 720401), (30, 242))
+_BARREL = (
+    (24, 1672461947), (25, 1302514674), (26, 790015084), (27, 290630308), (28, 39332535), (29, 720401), (30, 242),
+)  # fmt: skip
 """Bit of a Q5.26 remainder -> exp(-2^(bit - 26)) in Q0.31 (gemmlowp fixedpoint.h, exp_on_negative_values)."""
 
 
@@ -54,20 +56,20 @@ def exp_on_negative(value: Ints) -> Ints:
     result = _exp_between(rest << INTEGER_BITS)
     remainder = rest - value
     for bit, factor in _BARREL:
-        result = np.where(remainder & (1 << bit), intmath.doubling_high_multiply(result, np.int64(factor)), result)
-    return np.where(value == 0, ONE, result)
+        smaller = intmath.doubling_high_multiply(result, np.asarray(factor, np.int64))
+        result = np.where(remainder & (1 << bit), smaller, result)
+    return np.asarray(np.where(value == 0, ONE, result), np.int64)
 
 
 def _exp_between(value: Ints) -> Ints:
-    """exp on [-1/4, 0) in Q0.31: four terms of the series around -1/8."""
-    constant, third = np.int64(1895147668), np.int64(715827883)
+    """Exp on [-1/4, 0) in Q0.31: four terms of the series around -1/8."""
+    constant, third = np.asarray(1895147668, np.int64), np.asarray(715827883, np.int64)
     x = value + (1 << 28)
     x2 = intmath.doubling_high_multiply(x, x)
     x3, x4 = intmath.doubling_high_multiply(x2, x), intmath.doubling_high_multiply(x2, x2)
     quarter = intmath.divide_by_power(x4, TWO)
     sixth = intmath.divide_by_power(intmath.doubling_high_multiply(quarter + x3, third) + x2, FIRST)
     return constant + intmath.doubling_high_multiply(constant, x + sixth)
-
 
 
 def table_exponentials(scale: float, span: int, bits: int) -> Ints:

@@ -45,7 +45,7 @@ def entries(function: Function, least: Real, greatest: Real, factor: Real) -> In
     bias = _nearest((_nearest((after + sample) / kind.type(2)) - middle) / kind.type(2))
     last = _nearest(function(np.asarray([greatest], kind)) * factor)
     bounded = np.clip(np.concatenate([sample - bias, last]), DType.INT16.qmin, DType.INT16.qmax)
-    return bounded.astype(np.int64)
+    return np.asarray(bounded, np.int64)
 
 
 def between(codes: Ints, table: Ints) -> Ints:

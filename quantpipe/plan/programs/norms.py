@@ -62,7 +62,7 @@ def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[
         total = writer.sum_over(x, what.axes, n)
         # Of n values, x is one: n·x - Σ x has n - 1 differences of two values.
         reach = (n - 1) * (x.high - x.low)
-        deviation = writer.known(writer.sub(writer.mul(x, np.int64(n)), total), -reach, reach)
+        deviation = writer.known(writer.sub(writer.mul(x, n), total), -reach, reach)
     else:
         deviation = x
     # Low bits of a deviation are beyond the last bit of x once n·x has many: what is cut keeps Σ d² in 61 bits.
@@ -74,8 +74,8 @@ def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[
     offset = factor * what.epsilon / (float(data.scale) ** 2 * 4.0**cut)
     mean_bits = (squares.high // n + round(offset) + 1).bit_length()
     finer = max(0, min((60 - squares.high.bit_length()) // 2, (ROOT_BITS - mean_bits) // 2))
-    raised = writer.mul(squares, np.int64(1 << 2 * finer)) if finer else squares
-    mean = writer.div(writer.add(raised, n // 2), np.int64(n)) if n > 1 else raised
+    raised = writer.mul(squares, 1 << 2 * finer) if finer else squares
+    mean = writer.div(writer.add(raised, n // 2), n) if n > 1 else raised
     # At least 1, so that a row of equal values divides 0 by something.
     epsilon = max(1, round(min(offset * 4.0**finer, 2.0**ROOT_BITS)))
     root = writer.sqrt(writer.add(mean, epsilon))
@@ -83,7 +83,7 @@ def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[
     largest = math.isqrt(n) + 1
     fraction = NORMAL_BITS - largest.bit_length()
     further = max(0, min(ROUNDED_BITS, 61 - deviation.peak.bit_length() - fraction - finer))
-    quotient = writer.div(writer.mul(deviation, np.int64(1 << (fraction + finer + further))), root)
+    quotient = writer.div(writer.mul(deviation, 1 << (fraction + finer + further)), root)
     quotient = writer.shift(quotient, further) if further else quotient
     limit = (1 << NORMAL_BITS) - 1
     return writer.clip(quotient, -limit, limit), fraction

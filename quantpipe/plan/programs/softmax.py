@@ -27,7 +27,9 @@ ACCUMULATION_BITS = 12
 """Bits before the point of TFLite's sums of exponentials (Q12.19)."""
 
 
-def tflite_softmax(writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int) -> Value:
+def tflite_softmax(
+    writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int
+) -> Value:
     """Write Softmax as TFLite and CMSIS-NN do: of 8 bits by Q0.31 exponentials, of 16 bits by two tables.
 
     Args:
@@ -44,7 +46,7 @@ def tflite_softmax(writer: ProgramWriter, data: Quantizer, out: Quantizer, axes:
         return _long_softmax(writer, data, out, axes, count=count)
     index, span = below_greatest(writer, axes)
     exponentials = ex.tflite_exponentials(float(data.scale), span)
-    in_sum = intmath.divide_by_power(exponentials, np.int64(ACCUMULATION_BITS))
+    in_sum = intmath.divide_by_power(exponentials, np.asarray(ACCUMULATION_BITS))
     total = writer.sum_over(writer.table(index, in_sum), axes, count)
     if total.high >= 1 << 31:
         raise writer.refused(f"a row of {count} elements is too long for its sums of exponentials in int32")
@@ -113,21 +115,23 @@ def _reciprocal(writer: ProgramWriter, total: Value, digits: Value) -> Value:
     above_one = writer.known(writer.add(writer.shift_left(total, headroom, 2 * one - 1), -one), 0, one - 1)
     half = writer.shift(writer.add(above_one, one), 1, Rounding.FLOOR)
     half = writer.known(half, one >> 1, one - 1)
-    x = writer.add(writer.high_product(half, np.int64(-1010580540)), np.int64(1515870810))
+    x = writer.add(writer.high_product(half, -1010580540), 1515870810)
     for _ in range(3):
-        missing = writer.add(writer.mul(writer.high_product(half, x), np.int64(-1)), 1 << 29)
-        step = writer.mul(writer.high_product(x, missing), np.int64(4))
+        missing = writer.add(writer.mul(writer.high_product(half, x), -1), 1 << 29)
+        step = writer.mul(writer.high_product(x, missing), 4)
         # The iteration stays between the reciprocals of 1 and of 1/2 and its first guess, all in Q2.29.
         x = writer.known(writer.add(x, step), 1 << 28, (1 << 30) + (1 << 10))
-    return writer.clip(writer.mul(x, np.int64(2)), 0, ex.ONE)
+    return writer.clip(writer.mul(x, 2), 0, ex.ONE)
 
 
 def _constant_minus(writer: ProgramWriter, value: Value, constant: int) -> Value:
-    """constant - value."""
-    return writer.add(writer.mul(value, np.int64(-1)), constant)
+    """Constant - value."""
+    return writer.add(writer.mul(value, -1), constant)
 
 
-def _long_softmax(writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int) -> Value:
+def _long_softmax(
+    writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: tuple[int, ...], *, count: int
+) -> Value:
     """SoftmaxInt16: exp over [-10, 0] and 1 / (1 + x) over [0, 1], each 513 entries with lines between."""
     index, span = below_greatest(writer, axes)
     exponentials = long_exponentials(float(data.scale), span)
@@ -149,7 +153,7 @@ def _long_softmax(writer: ProgramWriter, data: Quantizer, out: Quantizer, axes: 
 def interpolated(writer: ProgramWriter, value: Value, entries: NDArray[np.int64]) -> Value:
     """Write LUTLookup: 513 entries over [-2^15, 2^15), a line of 128 steps between two of them."""
     position = writer.shift(value, 7, Rounding.FLOOR)
-    offset = writer.known(writer.sub(value, writer.mul(position, np.int64(128))), 0, 127)
+    offset = writer.known(writer.sub(value, writer.mul(position, 128)), 0, 127)
     index = writer.add(position, 256)
     slope = writer.table(index, np.diff(entries))
     base = writer.table(index, entries[:-1])

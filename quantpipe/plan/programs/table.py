@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
-from quantpipe.oprules.rows import normalization, row_axes, row_count
+from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.exponentials import Ints
@@ -17,7 +18,10 @@ from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
 from quantpipe.plan.requantize import requantize
-from quantpipe.types import Form, FunctionKind, Kernel, Program
+from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, Scales
+
+MEAN_BITS = 12
+"""Bits of fraction that a mean keeps on its way through an integer division."""
 
 Made = tuple[Value, float | None]
 """The last value, and the real units of one of its steps; None where it is the stored integer itself."""
@@ -30,7 +34,7 @@ def plan_program(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     Raises:
         HardwareError: where the result would be handed on as an accumulator, or a value could leave its type.
     """
-    kind = draft.spec.functions[kernel.op]
+    kind = draft.spec.functions.get(kernel.op, rule.kinds[0])
     if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise HardwareError(
             "its integer form reads and gives stored integers; declare stored types of 8 or 16 bits in its `in` and "
@@ -77,6 +81,22 @@ def _norm(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     return normalized(writer, data, normalization(draft.graph.by_name[kernel.node], draft.graph))
 
 
+def _sum(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    """The sum over axes; a mean has its count in the scale."""
+    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
+    axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
+    total = writer.sum_over(writer.operand(), axes, count)
+    if total.peak > DType.INT32.qmax:
+        raise writer.refused(f"its sums over {count} elements may reach {total.peak}, beyond int32")
+    scale = float(data.scale) / (count if is_mean(node) else 1)
+    if draft.spec.scales is Scales.POWER_OF_TWO and is_mean(node) and count & (count - 1):
+        # A shift divides by no such count: the sum, with bits of fraction, is divided before it is narrowed.
+        fraction = max(0, min(MEAN_BITS, 30 - total.peak.bit_length()))
+        total = writer.div(writer.mul(total, 1 << fraction), count)
+        scale = math.ldexp(float(data.scale), -fraction)
+    return total if node.attr("keepdims", 1) else writer.squeeze(total, axes), scale
+
+
 PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
     ("Softmax", FunctionKind.TFLITE): _tflite_softmax,
     ("Softmax", FunctionKind.TABLE): _divided_softmax(lambda scale, span: ex.table_exponentials(scale, span, 16)),
@@ -85,6 +105,8 @@ PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
         lambda s, span: ex.polynomial_exponentials(s, _differences(span))
     ),
     ("LogSoftmax", FunctionKind.TABLE): _log_softmax,
+    ("ReduceMean", FunctionKind.SUM): _sum,
+    ("ReduceSum", FunctionKind.SUM): _sum,
     **{
         (op, FunctionKind.INTEGER_SQRT): _norm
         for op in ("LayerNormalization", "RMSNormalization", "InstanceNormalization", "LpNormalization")

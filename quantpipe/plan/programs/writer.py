@@ -7,7 +7,6 @@ the room that shifts need) is refused, so no program that leaves this module can
 from __future__ import annotations
 
 import math
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -119,6 +118,10 @@ class ProgramWriter:
         """Write the sum of `count` values along axes, which stay."""
         return self._step(StepOp.SUM_OVER, (a,), a.low * count, a.high * count, axes=axes)
 
+    def squeeze(self, a: Value, axes: tuple[int, ...]) -> Value:
+        """Write a without axes of one element."""
+        return self._step(StepOp.SQUEEZE, (a,), a.low, a.high, axes=axes)
+
     def bits(self, a: Value) -> Value:
         """Write how many binary digits a >= 0 has."""
         return self._step(StepOp.BITS, (a,), max(a.low, 0).bit_length(), a.high.bit_length())
@@ -168,7 +171,7 @@ def _ends(b: Operand) -> tuple[int, int]:
 
 
 def _rounded(value: int, count: int, rounding: Rounding) -> int:
-    """An end of an interval after a shift, exactly for halves up and floor, else the next number outwards is no less."""
+    """An end of an interval after a shift that floors or rounds halves up."""
     if count == 0:
         return value
     if rounding is Rounding.FLOOR:

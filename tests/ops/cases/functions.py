@@ -120,6 +120,21 @@ def instance_norm(net: Net) -> None:
 
 
 @case
+def reduce_mean(net: Net) -> None:
+    """The mean of all tokens, without their axis."""
+    x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.2), name="first")
+    x = net.node("ReduceMean", x, name="mid", axes=[1], keepdims=0)
+    net.output(net.node("MatMul", x, net.floats(12, 7, scale=0.3), name="second"))
+
+
+@case
+def reduce_sum(net: Net) -> None:
+    x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.2), name="first")
+    x = net.node("ReduceSum", x, net.constant(np.int64([-1])), name="mid", keepdims=1)
+    net.output(net.node("Mul", x, net.node("MatMul", net.input(None, 5, 16, name="y"), net.floats(16, 12, scale=0.3))))
+
+
+@case
 def softmax_last(net: Net) -> None:
     x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.6), name="first")
     net.output(net.node("MatMul", net.node("Softmax", x, name="mid"), net.floats(12, 7, scale=0.3), name="second"))
