@@ -83,7 +83,7 @@ class Claims:
         if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
             return "its result leaves as real numbers, which the runtime forms in an order of its own"
         if isinstance(numbers, Program):
-            return f"{kernel.op} is a function of whole rows; that no step of its program overflows follows from their bounds"
+            return "it is a function of whole rows, whose program the checker does not follow; its steps have bounds"
         if isinstance(numbers, Lookup):
             return self._no_table(kernel, numbers)
         if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):

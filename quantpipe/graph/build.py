@@ -33,6 +33,11 @@ class GraphBuilder:
         self._node_names: set[str] = set()
         self._domains = {""}
 
+    @property
+    def opset(self) -> int:
+        """Return the opset of the graph."""
+        return self._opset
+
     def unique(self, name: str) -> str:
         """Return `name`, or `name_2`, `name_3`, … when taken or reserved."""
         return _unique(name, self._names, self._reserved)

@@ -47,9 +47,3 @@ def refuse_unformed(spec: HardwareSpec, reader: Reader) -> None:
             f"ops.{op}",
             f"runs in integers, but functions.{op} does not say how {spec.name} forms it; legal are {legal}",
         )
-    for op, kind in spec.functions.items():
-        if kind is not FunctionKind.FLOAT and not any(s.is_integer for s in spec.ops.get(op, ())):
-            raise reader.error(
-                f"functions.{op}",
-                f"is {kind}, but ops.{op} runs nothing in integers; legal is an integer signature there",
-            )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import AddInputs, DType, HardwareSpec, OpSignature
+from quantpipe.types import AddInputs, DType, FunctionKind, HardwareSpec, OpSignature
 
 KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
 NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
@@ -40,11 +40,14 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
 
 
 def overruled(spec: HardwareSpec) -> Iterator[str]:
-    """Yield one sentence for each chain of `fuse` that has no effect although the file is right.
+    """Yield one sentence for each function and each chain of `fuse` that has no effect although the file is right.
 
     `add_inputs` decides about additions on any target, and a file may list chains of ops that it does not declare yet.
     """
     declared = {op for op, _ in _integer(spec)}
+    for op, kind in spec.functions.items():
+        if kind is not FunctionKind.FLOAT and op not in declared:
+            yield f"hardware.functions.{op}={kind} has no effect, since {spec.name} runs no {op} in integers"
     handed_on = AddInputs.RESIDUAL_ONLY in (spec.add_inputs, *spec.add_variants)
     for first, second in dict.fromkeys(pair for chain in spec.fuse for pair in itertools.pairwise(chain)):
         if first not in declared:

@@ -157,6 +157,12 @@ def map_axes(context: Context, node: Node) -> Array:
     return np.arange(2, len(context.graph.shapes[node.inputs[0]]), dtype=np.int64)
 
 
+def is_moved(graph: Graph, tensor: str) -> bool:
+    """Return whether some node that only moves values reads a tensor."""
+    rules = [rule_of(node) for node, _ in graph.consumers.get(tensor, ())]
+    return any(rule is not None and rule.family is Family.MOVE for rule in rules)
+
+
 def free_sum(
     context: Context, node: Node, plan: Sum, operands: list[ir.Value], *, constants: ConstantWriter
 ) -> ir.Value:

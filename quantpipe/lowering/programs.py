@@ -20,14 +20,13 @@ AXES_ARE_INPUTS = 18
 Values = Sequence[ir.Value]
 
 
-def write_program(writer: IntegerWriter, program: Program, operands: Values, opset: int) -> ir.Value:
+def write_program(writer: IntegerWriter, program: Program, operands: Values) -> ir.Value:
     """Write all steps of a program.
 
     Args:
         writer: writes integer operations.
         program: the steps.
         operands: q - z of each operand, int64.
-        opset: the opset of the graph in the making.
 
     Returns:
         The last value, int64.
@@ -35,7 +34,7 @@ def write_program(writer: IntegerWriter, program: Program, operands: Values, ops
     values = list(operands)
     for number, step in enumerate(program.steps):
         given = [values[i] for i in step.operands]
-        values.append(_WRITERS[step.op](writer, step, given, f"{program.node}/step{number}", opset))
+        values.append(_WRITERS[step.op](writer, step, given, f"{program.node}/step{number}"))
     return values[-1]
 
 
@@ -48,17 +47,17 @@ def _numbers(step: Step) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
 
 
 def _plain(op: str) -> Callable[..., ir.Value]:
-    def write(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+    def write(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
         return writer.builder.op(op, given[0], _second(writer, step, given, name), name=name)
 
     return write
 
 
-def _shift(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _shift(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     return writer.right_shift(given[0], _numbers(step), step.rounding, name, width=WIDE)
 
 
-def _shift_right(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _shift_right(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     """(a + (2^b >> 1)) >> b on unsigned integers."""
     b, one = writer.builder, writer.constants("one_uint64", np.uint64(1))
     count = writer.cast(_second(writer, step, given, name), np.uint64, f"{name}/count")
@@ -69,14 +68,14 @@ def _shift_right(writer: IntegerWriter, step: Step, given: Values, name: str, op
     return writer.cast(shifted, np.int64, name)
 
 
-def _shift_left(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _shift_left(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     count = writer.cast(_second(writer, step, given, name), np.uint64, f"{name}/count")
     bits = writer.cast(given[0], np.uint64, f"{name}/bits")
     shifted = writer.builder.op("BitShift", bits, count, name=f"{name}/shifted", direction="LEFT")
     return writer.cast(shifted, np.int64, name)
 
 
-def _table(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _table(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     """Gather. Entries are kept in 32 bits where they fit, since tables of 16-bit codes are long."""
     entries = _numbers(step)
     fits = np.all(np.abs(entries) < 1 << 31)
@@ -85,15 +84,15 @@ def _table(writer: IntegerWriter, step: Step, given: Values, name: str, opset: i
     return writer.cast(found, np.int64, name) if fits else found
 
 
-def _clip(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _clip(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     low, high = (int(v) for v in _numbers(step))
     return writer.cast(writer.clip(given[0], low, high, name), np.int64, f"{name}/clipped")
 
 
-def _max_over(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _max_over(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     """In float64, which holds every operand."""
     b, real = writer.builder, writer.cast(given[0], np.float64, f"{name}/double")
-    if opset < AXES_ARE_INPUTS:
+    if b.opset < AXES_ARE_INPUTS:
         found = b.op("ReduceMax", real, name=f"{name}/max", axes=list(step.axes), keepdims=1)
     else:
         axes = writer.constants(f"{name}/axes", np.asarray(step.axes, np.int64))
@@ -101,17 +100,17 @@ def _max_over(writer: IntegerWriter, step: Step, given: Values, name: str, opset
     return writer.cast(found, np.int64, name)
 
 
-def _sum_over(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _sum_over(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     axes = writer.constants(f"{name}/axes", np.asarray(step.axes, np.int64))
     return writer.builder.op("ReduceSum", given[0], axes, name=name, keepdims=1)
 
 
-def _squeeze(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _squeeze(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     axes = writer.constants(f"{name}/axes", np.asarray(step.axes, np.int64))
     return writer.builder.op("Squeeze", given[0], axes, name=name)
 
 
-def _bits(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _bits(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     """How many powers of two are no greater: compared with all of them along an axis of its own, and counted."""
     b, last = writer.builder, writer.constants("last_axis", np.asarray([-1], np.int64))
     powers = writer.constants("powers_of_two", np.int64(1) << np.arange(63, dtype=np.int64))
@@ -121,7 +120,7 @@ def _bits(writer: IntegerWriter, step: Step, given: Values, name: str, opset: in
     return b.op("ReduceSum", ones, last, name=name, keepdims=0)
 
 
-def _sqrt(writer: IntegerWriter, step: Step, given: Values, name: str, opset: int) -> ir.Value:
+def _sqrt(writer: IntegerWriter, step: Step, given: Values, name: str) -> ir.Value:
     """Floor of the square root in float64, which is the exact whole number below 2^52."""
     b, real = writer.builder, writer.cast(given[0], np.float64, f"{name}/double")
     root = b.op("Floor", b.op("Sqrt", real, name=f"{name}/root"), name=f"{name}/floor")
@@ -129,7 +128,7 @@ def _sqrt(writer: IntegerWriter, step: Step, given: Values, name: str, opset: in
 
 
 _WRITERS: Mapping[StepOp, Callable[..., ir.Value]] = {
-    StepOp.CONSTANT: lambda writer, step, given, name, opset: writer.constants(f"{name}/number", _numbers(step)),
+    StepOp.CONSTANT: lambda writer, step, given, name: writer.constants(f"{name}/number", _numbers(step)),
     StepOp.ADD: _plain("Add"),
     StepOp.SUB: _plain("Sub"),
     StepOp.MUL: _plain("Mul"),

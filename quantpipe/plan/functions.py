@@ -68,7 +68,7 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     if formula is None or kind is None or (rule.fixed is not None and data.dtype.bits <= 8):
         return Lookup(kernel.node, *function.table(data, out, low, high))
     node = draft.graph.by_name[kernel.node]
-    entries = formula(Formula(node, data, out, draft.spec.requantize, low, high))
+    entries = formula(Formula(node, data, out, draft.narrowing(kernel), low, high))
     return Lookup(kernel.node, entries.astype(out.dtype.numpy).reshape(1, -1), None, low, high, True, kind)
 
 

@@ -85,7 +85,7 @@ def program_result(dialect: Stored, context: Context, kernel: Kernel, plan: Prog
             zero = dialect.constant(context, f"{q.tensor}_zero_int64", np.int64(q.zero_point))
             value = context.builder.op("Sub", value, zero, name=f"{name}/centred")
         operands.append(value)
-    return write_program(writer, plan, operands, context.opset)
+    return write_program(writer, plan, operands)
 
 
 def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:

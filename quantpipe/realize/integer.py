@@ -15,14 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.build import ir_dtype
-from quantpipe.graph.view import Graph, Node
+from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import fixed_sum, multiplied
 from quantpipe.lowering.integers import NARROW, WIDE, IntegerWriter, round_real
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import exact_accumulator, int32_accumulator, limited, needs_parts, window_sum
-from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules import Family
 from quantpipe.realize import functions
 from quantpipe.realize.stored import PADS, Stored
 from quantpipe.types import (
@@ -82,7 +82,7 @@ class Integer(Stored):
         scale = context.plan.raw_scales[tensor]
         # DequantizeLinear reads no int64. And where a node in float that only moves values reads its result,
         # onnxruntime (1.32) quantizes that again behind the node, without a zero point: to uint8.
-        moved = _is_moved(context.graph, tensor)
+        moved = fr.is_moved(context.graph, tensor)
         if tensor in self._wide_sums or moved or fr.weighs_in_float(context, tensor):
             single = self._writer(context).cast(value, np.float32, f"{tensor}/single")
             parameter = self.constant(context, f"{tensor}_acc_scale", fr.along_channels(scale, context.graph, tensor))
@@ -244,8 +244,7 @@ class Integer(Stored):
 
     def _program(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]
-        assert isinstance(plan, Program)  # noqa: S101
-        if plan.output is None:
+        if not isinstance(plan, Program) or plan.output is None:
             return functions.programmed(self, context, node, kernel)
         acc = functions.program_result(self, context, kernel, plan)
         acc = self._writer(context).cast(acc, np.int32, f"{node.name}/int32", f"{node.outputs[0]}_acc")
@@ -394,9 +393,3 @@ class Integer(Stored):
 
     def _zero(self, context: Context, q: Quantizer) -> ir.Value | None:
         return self.grid(context, q)[1] if q.zero_point else None
-
-
-def _is_moved(graph: Graph, tensor: str) -> bool:
-    """Whether some node that only moves values reads a tensor."""
-    rules = [rule_of(node) for node, _ in graph.consumers.get(tensor, ())]
-    return any(rule is not None and rule.family is Family.MOVE for rule in rules)

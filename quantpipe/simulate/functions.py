@@ -61,7 +61,7 @@ def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -
         writer.cast(context.get(o.tensor, Form.QUANTIZED), np.int64, f"{node.name}/operand{n}")
         for n, o in enumerate(kernel.operands)
     ]
-    result = write_program(writer, plan, operands, context.opset)
+    result = write_program(writer, plan, operands)
     if plan.output is not None:
         acc = writer.cast(result, np.float64, f"{node.name}/double", f"{node.outputs[0]}_acc")
         dialect._wide.add(acc.name or "")

@@ -30,12 +30,14 @@ OP_TABLES = (
     "graph/switches.py",
     "graph/vet.py",
     "graph/rewrites/",
+    "plan/programs/table.py",
+    "plan/formulas.py",
     "recover/",
     "lint/forms.py",
     "verify/",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions, switches and a
-probe; and the checker of certificates, which shares nothing with any of them."""
+"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions, switches a
+probe, how devices form functions; and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quantpipe.oprules import FLOAT_OPS, OP_RULES, Family
+from quantpipe.oprules import FLOAT_OPS, OP_RULES
 from tests.ops.line import CONF, hardware
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ops.md"
@@ -20,9 +20,7 @@ def table() -> str:
     rows = ["| op | family | in integers on |", "|---|---|---|"]
     for op in sorted(OP_RULES):
         on = [s.name for s in specs if any(r.is_integer for r in s.ops.get(op, ()))]
-        family = OP_RULES[op].family
-        where = "nowhere: float" if family is Family.ROWS else ", ".join(on) or "any device that declares it"
-        rows.append(f"| {op} | {family} | {where} |")
+        rows.append(f"| {op} | {OP_RULES[op].family} | {', '.join(on) or 'any device that declares it'} |")
     rows += ["", "| ops that always stay in float | reason |", "|---|---|"]
     reasons: dict[str, list[str]] = {}
     for op, reason in FLOAT_OPS.items():

@@ -51,7 +51,7 @@ class ProgramWriter:
 
     def constant(self, number: int) -> Value:
         """Write a number."""
-        return self._step(StepOp.CONSTANT, (), number, number, np.asarray(number, np.int64))
+        return self._step(StepOp.CONSTANT, (), number, number, numbers=np.asarray(number, np.int64))
 
     def add(self, a: Value, b: Operand) -> Value:
         """Write a + b."""
@@ -84,7 +84,7 @@ class ProgramWriter:
     def shift(self, a: Value, count: int, rounding: Rounding = Rounding.HALF_UP) -> Value:
         """Write a / 2^count, rounded."""
         low, high = (_rounded(x, count, rounding) for x in (a.low, a.high))
-        return self._step(StepOp.SHIFT, (a,), low, high, np.asarray(count, np.int64), rounding=rounding)
+        return self._step(StepOp.SHIFT, (a,), low, high, numbers=np.asarray(count, np.int64), rounding=rounding)
 
     def high_product(self, a: Value, b: Operand) -> Value:
         """Write gemmlowp's SaturatingRoundingDoublingHighMul, (a·b + 2^30) >> 31."""
@@ -103,12 +103,12 @@ class ProgramWriter:
         numbers = np.asarray(entries, np.int64)
         if a.low < 0 or a.high >= numbers.size:
             raise self.refused(f"a table of {numbers.size} entries is read at {a.low} to {a.high}")
-        return self._step(StepOp.TABLE, (a,), int(numbers.min()), int(numbers.max()), numbers)
+        return self._step(StepOp.TABLE, (a,), int(numbers.min()), int(numbers.max()), numbers=numbers)
 
     def clip(self, a: Value, low: int, high: int) -> Value:
         """Write a between two integers."""
         bounds = min(max(a.low, low), high), max(min(a.high, high), low)
-        return self._step(StepOp.CLIP, (a,), *bounds, np.asarray([low, high], np.int64))
+        return self._step(StepOp.CLIP, (a,), *bounds, numbers=np.asarray([low, high], np.int64))
 
     def max_over(self, a: Value, axes: tuple[int, ...]) -> Value:
         """Write the greatest a along axes, which stay."""
@@ -145,7 +145,7 @@ class ProgramWriter:
     def _binary(self, op: StepOp, a: Value, b: Operand, low: int, *, high: int) -> Value:
         if isinstance(b, Value):
             return self._step(op, (a, b), low, high)
-        return self._step(op, (a,), low, high, np.asarray(b, np.int64))
+        return self._step(op, (a,), low, high, numbers=np.asarray(b, np.int64))
 
     def _step(
         self,
@@ -153,8 +153,8 @@ class ProgramWriter:
         values: tuple[Value, ...],
         low: int,
         high: int,
-        numbers: NDArray[np.int64] | None = None,
         *,
+        numbers: NDArray[np.int64] | None = None,
         axes: tuple[int, ...] = (),
         rounding: Rounding = Rounding.HALF_UP,
     ) -> Value:

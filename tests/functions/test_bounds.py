@@ -1,0 +1,107 @@
+"""How far functions of rows lie from the float ones, on drawn rows and scales; and no step leaves its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quantpipe.oprules.rows import Normalization
+from quantpipe.plan.programs import exponentials as ex
+from quantpipe.plan.programs.log_softmax import log_softmax
+from quantpipe.plan.programs.norms import normalized
+from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
+from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.types import DType, FunctionKind, Program
+from tests.functions.steps import run_program
+from tests.functions.test_softmax import grid, rows_of
+
+Array = np.ndarray[Any, Any]
+
+
+def carried_out(writer: ProgramWriter, last: Value, rows: Array) -> Array:
+    program = Program("n", FunctionKind.TABLE, 1, tuple(writer.steps), np.asarray(1, np.float32), last.peak, None)
+    return run_program(program, [rows.astype(np.int64)])
+
+
+@st.composite
+def drawn_rows(draw: st.DrawFn) -> tuple[DType, float, Array]:
+    dtype = draw(st.sampled_from([DType.INT8, DType.UINT8, DType.INT16]))
+    scale = 2.0 ** draw(st.floats(-10, 1)) / (256 if dtype.bits > 8 else 1)
+    return dtype, scale, rows_of(dtype, 12, draw(st.integers(2, 80)), draw(st.integers(0, 1 << 20)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=drawn_rows(), centred=st.booleans(), seed=st.integers(0, 99))
+def test_normalizations(drawn: tuple[DType, float, Array], centred: bool, seed: int) -> None:
+    dtype, scale, rows = drawn
+    rng, n = np.random.default_rng(seed), rows.shape[1]
+    gain, offset = rng.normal(1, 0.5, n), rng.normal(0, 1, n)
+    what = Normalization((1,), n, n, 1e-5, centred, gain, offset)
+    data = grid(dtype, scale)
+    writer = ProgramWriter("n", [(data.low, data.high)])
+    last, step = normalized(writer, data, what)
+    assert last.peak < 1 << 31, "the accumulator is one of 32 bits"
+    real = rows * np.float64(data.scale)
+    middle = real.mean(1, keepdims=True) if centred else 0.0
+    wanted = (real - middle) / np.sqrt(((real - middle) ** 2).mean(1, keepdims=True) + 1e-5) * gain + offset
+    found = carried_out(writer, last, rows) * step
+    # Rows of hardly any spread hang on the rounding of epsilon; all others on that of y and its gain.
+    spread = (rows.max(1) - rows.min(1) >= 8) if centred else (np.abs(rows.astype(int)).max(1) >= 8)
+    limit = 2.0**-10 * np.abs(gain).max() * max(np.sqrt(n) / 2, 1) + 2.0**-12
+    assert np.abs(found - wanted)[spread].max(initial=0) <= limit
+
+
+SOFTMAX = {"table": 2.7, "polynomial": 1.2, "shift": 4.6}
+"""Greatest distance of 8-bit results from the float Softmax, in steps of 1/256."""
+
+
+@pytest.mark.parametrize("kind", SOFTMAX)
+@settings(max_examples=25, deadline=None)
+@given(drawn=drawn_rows())
+def test_softmax(kind: str, drawn: tuple[DType, float, Array]) -> None:
+    dtype, scale, rows = drawn
+    entries = {
+        "table": lambda span: ex.table_exponentials(scale, span, 16),
+        "polynomial": lambda span: ex.polynomial_exponentials(scale, np.arange(-span, 1)),
+        "shift": lambda span: ex.shift_exponentials(scale, np.arange(-span, 1)),
+    }[kind]
+    out = grid(DType.INT8, 1 / 256, -128)
+    writer = ProgramWriter("n", [(dtype.qmin, dtype.qmax)])
+    last = divided_softmax(writer, out, entries, (1,), count=rows.shape[1])
+    found = carried_out(writer, last, rows) + 128
+    assert np.abs(found - 256 * softmax(rows * scale)).max() <= SOFTMAX[kind]
+
+
+@settings(max_examples=25, deadline=None)
+@given(drawn=drawn_rows())
+def test_softmax_of_tflite(drawn: tuple[DType, float, Array]) -> None:
+    dtype, scale, rows = drawn
+    out = grid(DType.INT8, 1 / 256, -128) if dtype.bits <= 8 else grid(DType.INT16, 2.0**-15)
+    writer = ProgramWriter("n", [(dtype.qmin, dtype.qmax)])
+    last = tflite_softmax(writer, grid(dtype, scale), out, (1,), count=rows.shape[1])
+    found = (carried_out(writer, last, rows) - out.zero_point) * float(out.scale)
+    # Of 16 bits no exponential is below exp(-10), a step or two each, and all of them are in the sum.
+    steps = 1.0 if dtype.bits <= 8 else 12.0 + 2.0 * rows.shape[1]
+    assert np.abs(found - softmax(rows * scale)).max() <= steps * float(out.scale) + 1e-6
+
+
+@settings(max_examples=25, deadline=None)
+@given(drawn=drawn_rows())
+def test_log_softmax(drawn: tuple[DType, float, Array]) -> None:
+    dtype, scale, rows = drawn
+    writer = ProgramWriter("n", [(dtype.qmin, dtype.qmax)])
+    last, step = log_softmax(writer, grid(dtype, scale), (1,), count=rows.shape[1])
+    assert last.peak < 1 << 31
+    real = rows * np.float64(np.float32(scale))
+    real = real - real.max(1, keepdims=True)
+    wanted = real - np.log(np.exp(real).sum(1, keepdims=True))
+    assert np.abs(carried_out(writer, last, rows) * step - wanted).max() <= 2e-3
+
+
+def softmax(real: Array) -> Array:
+    e = np.exp(real - real.max(1, keepdims=True))
+    return np.asarray(e / e.sum(1, keepdims=True))

@@ -1,0 +1,108 @@
+"""Functions of one value: those of TFLite bit by bit, all others near the float function over all codes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe.graph.view import Node
+from quantpipe.oprules.lookup import FunctionOf
+from quantpipe.plan.formulas import FORMULAS, Formula
+from quantpipe.plan.programs.interpolation import interpolated_table
+from quantpipe.types import DType, FixedRounding, FunctionKind, RequantizeKind, RequantizeSpec, Rounding
+from tests.functions.litert import run_op
+from tests.functions.test_softmax import grid
+from tests.ops.line import Net, load
+
+Array = np.ndarray[Any, Any]
+FIXED = RequantizeSpec(RequantizeKind.FIXED_POINT, 31, FixedRounding.DOUBLE)
+SHORT, LONG = (np.arange(d.qmin, d.qmax + 1).astype(d.numpy)[None] for d in (DType.INT8, DType.INT16))
+
+OWN: dict[str, tuple[str, tuple[str, dict[str, Any]] | None, dict[str, Any]]] = {
+    "Sigmoid": ("LOGISTIC", None, {}),
+    "Tanh": ("TANH", None, {}),
+    "Gelu": ("GELU", ("GeluOptions", {"approximate": False}), {}),
+    "Gelu tanh": ("GELU", ("GeluOptions", {"approximate": True}), {"approximate": "tanh"}),
+    "Exp": ("EXP", ("ExpOptions", {}), {}),
+}
+"""Op -> what TFLite calls it, its options there and here."""
+
+
+def function_of(op: str, **attributes: Any) -> tuple[FunctionOf, Node]:
+    net = Net(opset=20)
+    net.output(net.node(op, net.input(None, 4), name="mid", **attributes))
+    graph = load(net)
+    return FunctionOf(graph.by_name["mid"], graph), graph.by_name["mid"]
+
+
+def single(scale: float) -> float:
+    return float(np.float32(scale))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_tables_of_eight_bits_are_those_of_tflite(name: str) -> None:
+    builtin, options, attributes = OWN[name]
+    function, _ = function_of(name.split()[0], **attributes)
+    for scale in (0.01, 0.03, 0.1, 0.2):
+        for zero in (-128, -5, 17):
+            out = {"LOGISTIC": (1 / 256, -128), "TANH": (1 / 128, 0)}.get(builtin, (single(scale * 0.9), -3))
+            wanted = run_op(builtin, options, SHORT, (single(scale), zero), out)
+            table = function.table(grid(DType.INT8, scale, zero), grid(DType.INT8, *out), -128, 127)[0]
+            np.testing.assert_array_equal(table, wanted)
+
+
+@pytest.mark.parametrize("name", ["Gelu", "Exp"])
+def test_tables_with_lines_are_those_of_tflite(name: str) -> None:
+    builtin, options, attributes = OWN[name]
+    function, _ = function_of(name, **attributes)
+    for scale in (1e-5, 1e-4, 3e-4):
+        out = scale * 3 if name == "Gelu" else 0.001
+        wanted = run_op(builtin, options, LONG, (single(scale), 0), (single(out), 0))
+        found = interpolated_table(function, grid(DType.INT16, scale), grid(DType.INT16, out))
+        np.testing.assert_array_equal(np.clip(found, -32768, 32767), wanted)
+
+
+@pytest.mark.parametrize("op", ["Sigmoid", "Tanh"])
+@pytest.mark.parametrize("scale", [1e-4, 3.7e-4, 2.0**-11, 2.0**-12, 2.0**-13, 1e-5])
+def test_long_sigmoid_and_tanh_are_those_of_tflite(op: str, scale: float) -> None:
+    _, node = function_of(op)
+    given = Formula(node, grid(DType.INT16, scale), grid(DType.INT16, 2.0**-15), FIXED, -32768, 32767)
+    wanted = run_op(OWN[op][0], None, LONG, (single(scale), 0), (2.0**-15, 0))
+    np.testing.assert_array_equal(FORMULAS[op, FunctionKind.TFLITE](given), wanted[0])
+
+
+def test_leaky_relu_is_that_of_tflite() -> None:
+    _, node = function_of("LeakyRelu", alpha=0.1)
+    for scale in (0.01, 0.05, 0.2):
+        for zero in (-20, 0, 7):
+            out = grid(DType.INT8, scale * 0.9, -3)
+            given = Formula(node, grid(DType.INT8, scale, zero), out, FIXED, -128, 127)
+            options = ("LeakyReluOptions", {"alpha": single(0.1)})
+            wanted = run_op("LEAKY_RELU", options, SHORT, (single(scale), zero), (single(scale * 0.9), -3))
+            np.testing.assert_array_equal(FORMULAS["LeakyRelu", FunctionKind.TFLITE](given), wanted[0])
+
+
+def gelu(x: Array) -> Array:
+    return np.asarray([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
+
+
+BOUNDS = {("Exp", "polynomial"): 0.75, ("Exp", "shift"): 6.0, ("Gelu", "polynomial"): 1.6, ("Gelu", "shift"): 1.6}
+"""Greatest distance from the float function over all codes, in steps of the result. What I-BERT and I-ViT give up."""
+
+
+@pytest.mark.parametrize("how", [RequantizeKind.FIXED_POINT, RequantizeKind.FLOAT_MULTIPLIER])
+@pytest.mark.parametrize(("op", "kind"), BOUNDS)
+def test_formulas_are_near_the_float_function(op: str, kind: str, how: RequantizeKind) -> None:
+    _, node = function_of(op)
+    spec = FIXED if how is RequantizeKind.FIXED_POINT else RequantizeSpec(how, 31, Rounding.HALF_EVEN)
+    for scale in (0.01, 0.03, 1 / 16, 0.2):
+        data = grid(DType.INT8, scale, 3)
+        real = (np.arange(-128, 128) - 3) * float(data.scale)
+        wanted = gelu(real) if op == "Gelu" else np.exp(real)
+        out = grid(DType.INT8, scale if op == "Gelu" else float(wanted.max()) / 127)
+        found = FORMULAS[op, FunctionKind(kind)](Formula(node, data, out, spec, -128, 127))
+        steps = np.clip(wanted / float(out.scale), -128, 127)
+        assert np.abs(found - steps).max() <= BOUNDS[op, kind], (scale, np.abs(found - steps).max())
