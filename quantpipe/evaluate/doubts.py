@@ -59,6 +59,8 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
         return ()
     watched = expectation(raw)
     tensor = [] if watched is None else [watched.tensor]
+    if watched is None and not samples.labelled:
+        return ()  # nothing to hold its values against
     try:
         session = Session(expose(raw.model, tensor), where=raw.source)
         found = [

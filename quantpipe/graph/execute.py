@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe.errors import ModelError
-from quantpipe.graph.external_weights import is_heavy, skeleton
+from quantpipe.graph.external_weights import heavy_weights, hollow, is_heavy, skeleton
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
@@ -40,6 +40,9 @@ COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusi
 """onnxruntime's optimizers, by its own names, that make new weights from old ones."""
 
 HALF = "tensor(float16)"
+
+LEAST_BESIDE = 1 << 24
+"""Bytes of float32 weights from which on a session gets them beside the model, not in it."""
 
 REORDER = ("MatMulScaleFusion",)
 """Those that put a new node in the place of one that reads a weight as the simulated graph makes it real: it would run
@@ -65,7 +68,8 @@ class Session:
     None sets those that the model asks for in its metadata (`session_options.py`), an empty mapping none at all.
     `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
     other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
-    refers to and does not hold (`hollow`), by name; the runtime copies them.
+    refers to and does not hold (`hollow`), by name; the runtime copies them. Large float32 ones of a whole model go the
+    same way.
 
     All sessions of a process share one arena: what a run leaves is there for the next one, whichever session's it is.
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
@@ -101,6 +105,8 @@ class Session:
             settings.add_session_config_entry("session.force_spinning_stop", "1")
         for name, value in wanted.items():
             settings.add_session_config_entry(name, value)
+        if isinstance(model, ir.Model) and not weights:
+            model, weights = _beside(model)
         if weights:
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             settings.add_external_initializers(list(weights), given)
@@ -132,6 +138,18 @@ class Session:
         except Exception as error:
             raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
         return dict(zip(names, values, strict=True))
+
+
+def _beside(model: ir.Model) -> tuple[ir.Model | bytes, Feeds | None]:
+    """A model as its bytes without its large float32 weights, and those: to copy them costs more than a run.
+
+    The model itself where they are few, or are handed over in files.
+    """
+    names = [n for n, t in heavy_weights(model).items() if t.dtype is ir.DataType.FLOAT] if not is_heavy(model) else []
+    tensors = {name: model.graph.initializers[name].const_value for name in names}
+    if sum(t.nbytes for t in tensors.values() if t is not None) < LEAST_BESIDE:
+        return model, None
+    return hollow(model, names), {n: t.numpy() for n, t in tensors.items() if t is not None}
 
 
 def _loaded(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:

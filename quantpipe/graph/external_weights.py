@@ -279,13 +279,17 @@ def _raw(tensor: ir.TensorProtocol) -> bytes | memoryview:
 # --- weights as inputs ----------------------------------------------------------------------------------------------
 
 
-def without_weights(model: ir.Model) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
+def without_weights(
+    model: ir.Model, also: Collection[str] = ()
+) -> tuple[onnx.ModelProto, dict[str, ir.TensorProtocol]]:
     """Return a protobuf in which weights that lie in files are graph inputs, and those weights by name.
 
-    Tools that take a whole model can then work on the graph; what needs the weights' values they leave alone.
+    Tools that take a whole model can then work on the graph; what needs the weights' values they leave alone. `also`:
+    weights in memory that become inputs, too.
     """
     copy = copied(model)
-    held = {n: t for n, v in copy.graph.initializers.items() if (t := v.const_value) is not None and place_of(t)}
+    values = {n: v.const_value for n, v in copy.graph.initializers.items()}
+    held = {n: t for n, t in values.items() if t is not None and (n in also or place_of(t))}
     for name, tensor in held.items():
         value = copy.graph.initializers.pop(name)
         value.const_value, value.type, value.shape = None, ir.TensorType(tensor.dtype), _shape(tensor)

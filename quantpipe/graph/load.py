@@ -1,6 +1,6 @@
 """Reading a model, and making of it the graph that every stage starts from.
 
-Takes a model file and a few samples; gives a `Graph` that is clean (`normalize`), with the shapes and dtypes that one
+Takes a model file and a few samples; gives a `Graph` that is clean (`cleanup`), with the shapes and dtypes that one
 real run had. What native code does with an unknown file is done in a process of its own first, under limits.
 """
 
@@ -18,13 +18,15 @@ import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.apart import Limits, Tell, apart
+from quantpipe.graph.cleanup import LEAST_OPSET, cleaned_model
 from quantpipe.graph.execute import start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
-from quantpipe.graph.normalize import LEAST_OPSET, Feeds, cleaned_model, measure, name_nodes
+from quantpipe.graph.names import name_nodes
+from quantpipe.graph.normalize import Feeds, measure
 from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view

@@ -6,6 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import with_weights, without_weights
+from quantpipe.graph.untouched import untouched
 
 MOST_OPSET = 27
 """The newest in which onnxruntime (1.32) has kernels for what back ends write: QuantizeLinear of 28 has none."""
@@ -26,5 +27,5 @@ def _version(model: ir.Model) -> int:
 
 
 def _converted(model: ir.Model, version: int) -> ir.Model:
-    proto, held = without_weights(model)
+    proto, held = without_weights(model, untouched(model))
     return with_weights(onnx.version_converter.convert_version(proto, version), held)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from quantpipe.errors import ModelError
-from quantpipe.graph import normalize
+from quantpipe.graph import cleanup, normalize
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.io import file_hash, model_bytes, model_proto, read_model
 from quantpipe.graph.load import load_graph
@@ -129,7 +129,7 @@ def test_a_clean_up_that_goes_wrong_is_undone(step: str, fault: str, monkeypatch
         return ir.from_proto(proto)
 
     bad.__name__ = step
-    monkeypatch.setattr(normalize, step, bad)
+    monkeypatch.setattr(cleanup, step, bad)
     graph = load(net)
     (note,) = graph.notes
     wanted = {"changes": "was undone: it changed the outputs by", "raises": "was skipped: no luck"}

@@ -1,0 +1,254 @@
+"""The steps of the clean-up, in order, and the check on samples that each leaves the model's outputs as they are.
+
+Takes a model and a few samples; gives the clean model and what there is to say of steps that were skipped or undone.
+All steps are done first and compared once. Only where that comparison fails are they done again one by one, each with
+one of its own, to find the step that is at fault: a comparison loads the whole model, and most models pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+import onnxslim
+from numpy.typing import NDArray
+
+from quantpipe.graph.apart import Tell
+from quantpipe.graph.compare import difference, shaken
+from quantpipe.graph.execute import Session
+from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
+from quantpipe.graph.fold import fold_batch_norms
+from quantpipe.graph.names import name_nodes, restore_names
+from quantpipe.graph.opsets import lower_opset, raise_to
+from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
+from quantpipe.graph.rewrites.dense import rows_flattened
+from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
+from quantpipe.graph.untouched import tie_copies, untouched
+from quantpipe.graph.view import Graph
+
+log = logging.getLogger(__name__)
+
+LEAST_OPSET = 17  # the first with LayerNormalization; everything the back ends write exists here
+SENSITIVE, MOST_TOLERANCE = 10.0, 0.1
+"""A model that answers a change of its input's last bits with more than TOLERANCE / SENSITIVE answers sums in another
+order in the same way: a sigmoid far out, say, whose results are a few float32 steps. Its tolerance grows along."""
+MOST_BRANCHES = 8  # branches within branches
+TOLERANCE = 1e-3  # of the output's largest value: float32 re-association, not a change of function
+_STDOUT = threading.Lock()
+"""Standard output belongs to the whole process: two threads that put it aside at once would lose it for good."""
+Feeds = Mapping[str, NDArray[Any]]
+Step = Callable[[ir.Model], ir.Model]
+
+
+def cleaned_model(
+    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, tell: Tell
+) -> tuple[ir.Model, list[str]]:
+    """Return the model after all steps that leave its outputs as they are, and what there is to say of the others.
+
+    Args:
+        raw: the model; it stays as it is.
+        original: its view, whose names the clean nodes get.
+        feeds: a few samples.
+        least_opset: a model of an older opset is brought to this one.
+        tell: is told which step begins.
+
+    Returns:
+        The model, and sentences.
+    """
+    where = original.source
+    tell("loading it with onnxruntime")
+    session = Session(raw, where=where)
+    tell("running it on a few samples")
+    reference = session.run(feeds)
+    unrest = difference(reference, session.run(shaken(feeds)))
+    allowed = min(max(TOLERANCE, SENSITIVE * unrest), MOST_TOLERANCE)
+    del session
+
+    def change(model: ir.Model) -> float:
+        return difference(reference, Session(model, where=where).run(feeds))
+
+    work = _Work(_steps(least_opset), change, allowed, tell)
+    found, notes = work.all_at_once(raw), list[str]()
+    if found is None:
+        found, notes = work.one_by_one(raw)
+    notes = [*_outside_notes(raw), *notes]
+    restore_names(found, original)
+    name_nodes(found)
+    return found, notes
+
+
+def _steps(least_opset: int) -> tuple[tuple[Step, ...], ...]:
+    """The steps in order, each with the ways to do it, the best first."""
+
+    def to_newer_opset(model: ir.Model) -> ir.Model:
+        return raise_to(model, least_opset)
+
+    return (
+        (_raise_opset,),
+        (lower_opset,),
+        (_slim, _slim_unshaped),
+        (_take_branches,),
+        (_join_functions,),
+        (to_newer_opset,),
+        (_rewrite,),
+        (rows_flattened,),
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The steps, how much a model's outputs differ from the reference, how much they may, and who is told of steps."""
+
+    steps: tuple[tuple[Step, ...], ...]
+    change: Callable[[ir.Model], float]
+    allowed: float
+    tell: Tell
+
+    def all_at_once(self, model: ir.Model) -> ir.Model | None:
+        """The model after all steps; None where one fails, or where together they change the outputs too much."""
+        try:
+            for ways in self.steps:
+                self.tell(f"the clean-up step {_name_of(ways[0])}")
+                model = ways[0](model)
+            self.tell("running the clean model")
+            return model if self.change(model) <= self.allowed else None
+        except Exception as error:  # a clean-up is optional; which step it was is found one by one
+            log.debug("clean-up: %s", error)
+            return None
+
+    def one_by_one(self, model: ir.Model) -> tuple[ir.Model, list[str]]:
+        """(the model after all steps that leave its outputs as they are, what there is to say of the others)."""
+        notes: list[str] = []
+        for ways in self.steps:
+            self.tell(f"the clean-up step {_name_of(ways[0])}")
+            candidate, failed = self._first_that_fits(ways, model)
+            model = candidate or model
+            notes += [failed] if candidate is None else []
+        return model, notes
+
+    def _first_that_fits(self, ways: tuple[Step, ...], model: ir.Model) -> tuple[ir.Model | None, str]:
+        """The model after the first way of a step that fits; else None and what was wrong with the first."""
+        failed: list[str] = []
+        name = _name_of(ways[0])
+        for step in ways:
+            try:
+                candidate = step(model)
+                if candidate is model:
+                    return model, ""
+                worst = self.change(candidate)
+            except Exception as error:  # whatever goes wrong in it, the model itself still runs
+                failed.append(f"clean-up step {name} was skipped: {_first_line(error)}")
+                continue
+            if worst <= self.allowed:
+                return candidate, ""
+            failed.append(f"clean-up step {name} was undone: it changed the outputs by {worst:.2g}")
+        return None, failed[0]
+
+
+def _name_of(step: Step) -> str:
+    return step.__name__.strip("_")
+
+
+def _raise_opset(model: ir.Model) -> ir.Model:
+    return raise_to(model, LEAST_OPSET)
+
+
+def _slim(model: ir.Model) -> ir.Model:
+    """Return the model after onnxslim's clean-up.
+
+    Weights that lie in files, and large ones that it would leave alone, are inputs to it: it folds nothing into them.
+    """
+    copy = copied(model)
+    tie_copies(copy)
+    proto, held = without_weights(copy, untouched(copy))
+    with _STDOUT, contextlib.redirect_stdout(io.StringIO()):
+        slimmed: onnx.ModelProto = onnxslim.slim(proto)
+    return with_weights(slimmed, held)
+
+
+def _slim_unshaped(model: ir.Model) -> ir.Model:
+    """Return the model after the same clean-up, without the shapes that the file declares, which may be wrong."""
+    copy = copied(model)
+    inputs = {id(v) for v in copy.graph.inputs}
+    for value in [v for n in copy.graph for v in n.outputs]:
+        if id(value) not in inputs:
+            value.shape = None
+    return _slim(copy)
+
+
+def _take_branches(model: ir.Model) -> ir.Model:
+    """Known branches inlined, then cleaned once more, as long as that brings up further ones."""
+    if not any(node.op_type == "If" for node in model.graph):
+        return model
+    copy = copied(model)
+    for _ in range(MOST_BRANCHES):
+        before = len(copy.graph)
+        for rewrite in BRANCHES:
+            for node in list(copy.graph):
+                rewrite(copy.graph, node)
+        if len(copy.graph) == before:
+            break
+        name_nodes(copy)
+        copy = _slim(copy)
+    return copy
+
+
+def _join_functions(model: ir.Model) -> ir.Model:
+    """Replace functions of one value that are written out in several nodes by the ops that newer opsets have for them.
+
+    The model itself is returned where there are none.
+    """
+    copy = copied(model)
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    before = len(copy.graph)
+    for rewrite in FUNCTIONS:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
+    if len(copy.graph) == before:
+        return model
+    copy = copied(raise_to(model, FUNCTIONS_OPSET))
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    for rewrite in FUNCTIONS:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
+    return copy
+
+
+def _rewrite(model: ir.Model) -> ir.Model:
+    """Our own small rewrites, on a copy."""
+    copy = copied(model)
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    common_passes.TopologicalSortPass()(copy)
+    fold_batch_norms(copy.graph)
+    for rewrite in REWRITES:
+        for node in list(copy.graph):
+            rewrite(copy.graph, node)
+    for node in list(copy.graph):
+        pool_to_global(node)
+        matmul_bias_to_gemm(copy.graph, node)
+    common_passes.RemoveUnusedNodesPass()(copy)
+    return copy
+
+
+def _outside_notes(model: ir.Model) -> list[str]:
+    """What is different for a model whose weights stay in their files."""
+    if not is_outside(model):
+        return []
+    return [
+        f"{weight_bytes(model) / 2**30:.2f} GiB of weights stay in their files and are mapped at need: sessions run "
+        "without rearranged copies of them (slower), and latency is not measured; model.resident_mb sets from which "
+        "size on"
+    ]
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
