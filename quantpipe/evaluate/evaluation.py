@@ -27,6 +27,7 @@ from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
+from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
     Batch,
@@ -173,7 +174,8 @@ def evaluate(
     found = outputs[names[0]]
     same = first_samples(reference, len(few))
     free = free_running(session, few, same)
-    rows = _every_output(graph, session, few, course) or [nearness_of(names[0], same.outputs, found)]
+    rows = _every_output(graph, session, few, course)
+    rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]))]
     del session
     release_memory()
     carried = None

@@ -199,11 +199,12 @@ def loss_warnings(
     """
     bits = {name: weight.bits for name, weight in plan.weights.items()}
     losses, said = Losses(graph, topology, bits, layers), []
-    for output, sqnr in below(rows, limit):
-        lost = losses.of(output, sqnr)
+    for short in below(rows, limit):
+        lost = losses.of(short.part or short.output, short.sqnr_db)
         where = "; ".join(map(str, lost))
+        of = f"the part {short.part} of the output {short.output}" if short.part else f"the output {short.output}"
         said.append(
-            f"the output {output} of the realized model is only {_decibels(sqnr)} from the float model's "
+            f"{of} of the realized model is only {_decibels(short.sqnr_db)} from the float model's "
             f"(evaluate.warn_sqnr_db={limit:g})"
             + (f"; most is lost at {where}" if where else "")
             + f"; what could help: {', or '.join(losses.remedies(lost))}"

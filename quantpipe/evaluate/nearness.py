@@ -6,7 +6,7 @@ Metrics and objectives may be about one output; the device computes all of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.outputs import cosines
+from quantpipe.oprules.parts import Part, parts_of
 from quantpipe.types import (
+    OutputPartRow,
     OutputRow,
     Samples,
 )
@@ -36,6 +38,7 @@ class Nearness:
     other_shape: int = 0
     real: bool = True
     angles: list[float] = field(default_factory=list)
+    parts: Mapping[Part, Nearness] = field(default_factory=dict)
 
     def add(self, expected: Array, found: Array) -> None:
         """Include a batch `[n, ...]` of both models.
@@ -60,6 +63,10 @@ class Nearness:
         with np.errstate(invalid="ignore", over="ignore"):
             self.noise += float(np.sum((here - there) ** 2))
         self.angles += cosines(here, there)
+        for part, sums in self.parts.items():
+            own, other = part.of(expected), part.of(found)
+            if own is not None and other is not None:
+                sums.add(own, other)
 
     def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
@@ -76,14 +83,26 @@ class Nearness:
             row["equal"] = self.equal / self.elements
         if self.other_shape:
             row["other_shape"] = self.other_shape
+        if self.real and any(sums.elements for sums in self.parts.values()):
+            row["parts"] = list(self._part_rows())
         return row
+
+    def _part_rows(self) -> Iterator[OutputPartRow]:
+        for part, sums in self.parts.items():
+            yield {
+                "tensor": part.tensor,
+                "axis": part.axis,
+                "first": part.first,
+                "last": part.last,
+                "sqnr_db": _decibel(sums.signal, sums.noise),
+            }
 
 
 def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRow]:
     """Return a row per output of the model, of both models over the same samples."""
     names = [o.name for o in graph.outputs]
     real = Session(graph.model, where=graph.source)
-    sums = {name: Nearness() for name in names}
+    sums = {name: _sums_of(parts_of(graph, name)) for name in names}
     for batch in samples.batches(graph.batch_size):
         expected, found = real.run(batch.inputs, names), realized.run(batch.inputs, names)
         for name in names:
@@ -91,18 +110,24 @@ def nearness(graph: Graph, realized: Session, samples: Samples) -> list[OutputRo
     return [sums[name].entry(name) for name in names]
 
 
-def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[Array] | Array) -> OutputRow:
+def nearness_of(
+    output: str,
+    expected: Sequence[Array] | Array,
+    found: Sequence[Array] | Array,
+    parts: Sequence[Part] = (),
+) -> OutputRow:
     """Return the row of one output whose values over all samples are known.
 
     Args:
         output: the name of the output.
         expected: what the float model gives, `[N, ...]` or N arrays.
         found: what the realized model gives, `[N, ...]` or N arrays.
+        parts: parts of it that are quantities of their own.
 
     Returns:
         The row.
     """
-    sums = Nearness()
+    sums = _sums_of(parts)
     if isinstance(expected, tuple) or isinstance(found, tuple):
         for one, other in zip(expected, found, strict=True):
             sums.add(one[None], other[None])
@@ -111,12 +136,33 @@ def nearness_of(output: str, expected: Sequence[Array] | Array, found: Sequence[
     return sums.entry(output)
 
 
-def below(rows: Sequence[OutputRow], limit: float | None) -> list[tuple[str, float]]:
-    """Return outputs whose SQNR is under the limit, with it, worst first; none where the limit is None."""
+@dataclass(frozen=True)
+class Lost:
+    """An output whose SQNR is under a limit, or the `part` (a tensor) of it that is worst."""
+
+    output: str
+    part: str | None
+    sqnr_db: float
+
+
+def below(rows: Sequence[OutputRow], limit: float | None) -> list[Lost]:
+    """Return outputs of which the whole or a part has an SQNR under the limit, worst first; none without a limit."""
     if limit is None:
         return []
-    under = [(row["output"], row["sqnr_db"]) for row in rows if row["sqnr_db"] is not None and row["sqnr_db"] < limit]
-    return sorted(under, key=lambda pair: pair[1])
+    worst = [min(found, key=lambda lost: lost.sqnr_db) for row in rows if (found := list(_figures(row)))]
+    return sorted((lost for lost in worst if lost.sqnr_db < limit), key=lambda lost: lost.sqnr_db)
+
+
+def _figures(row: OutputRow) -> Iterator[Lost]:
+    if row["sqnr_db"] is not None:
+        yield Lost(row["output"], None, row["sqnr_db"])
+    for part in row.get("parts", ()):
+        if part["sqnr_db"] is not None:
+            yield Lost(row["output"], part["tensor"], part["sqnr_db"])
+
+
+def _sums_of(parts: Sequence[Part]) -> Nearness:
+    return Nearness(parts={part: Nearness() for part in parts})
 
 
 def _decibel(signal: float, noise: float) -> float | None:

@@ -249,8 +249,21 @@ def weighs_in_float(context: Context, tensor: str) -> bool:
 
 
 def _float_readers(context: Context, tensor: str) -> list[Node]:
+    """Nodes left in float that read it, also behind float nodes that only move it.
+
+    onnxruntime carries the DequantizeLinear through these (its Q/DQ propagation).
+    """
     inside = {*context.topology.kernel_of, *context.topology.swallowed}
-    return [reader for reader, _ in context.graph.consumers.get(tensor, ()) if reader.name not in inside]
+    found, waiting = [], [tensor]
+    while waiting:
+        for reader, _ in context.graph.consumers.get(waiting.pop(), ()):
+            if reader.name in inside:
+                continue
+            found.append(reader)
+            rule = rule_of(reader)
+            if rule is not None and rule.family is Family.MOVE:
+                waiting += [t for t in reader.outputs if t]
+    return found
 
 
 def stored_name(kernel: Kernel) -> str:

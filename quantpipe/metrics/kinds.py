@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.losses import LossKind, OutputLoss
+from quantpipe.oprules.parts import parts_of
 from quantpipe.oprules.scores import is_scores
 
 _WHERE = "objective.outputs"
@@ -70,7 +71,8 @@ def automatic(
     for name in names:
         weight = float(given.get(name, 1.0 if name in counting else 0.0))
         if weight > 0:
-            found.append(OutputLoss(name, kind_of(graph, name, labelled and name == main), weight))
+            kind = kind_of(graph, name, labelled and name == main)
+            found.append(OutputLoss(name, kind, weight, parts_of(graph, name) if kind is LossKind.MSE else ()))
     if not found:
         raise ConfigError(
             f"leaves no output that counts; legal is a weight above 0 for one of {', '.join(names)}",

@@ -5,6 +5,9 @@ error, as a share of the float output's variance; integers (class indices) lose 
 unit of loss is one nat: a relative squared error counts twice, so that KL 0.02 and an error of 1 % of the variance
 (20 dB) are as strict as each other.
 
+An output that joins quantities of different kinds (boxes and scores) loses what the worst of these parts does, each by
+its own variance: the squared error of the whole would be that of the largest.
+
 A model's loss is the greatest of its outputs' losses, each times its weight. So a loss within the tolerance says that
 every output that counts is, and one output with the weight 1 that holds class scores has the KL divergence itself.
 """
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.metrics.outputs import all_finite, kl_divergence, relative_mse
+from quantpipe.oprules.parts import Part
 from quantpipe.types import Outputs
 
 Array = NDArray[Any]
@@ -40,11 +44,12 @@ UNITS: Mapping[LossKind, float] = {LossKind.KL: 1.0, LossKind.MSE: 2.0, LossKind
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """How one output counts: by what, and with which weight."""
+    """How one output counts: by what, with which weight, and in which parts (none: as a whole)."""
 
     output: str
     kind: LossKind
     weight: float = 1.0
+    parts: tuple[Part, ...] = ()
 
     @property
     def factor(self) -> float:
@@ -61,7 +66,12 @@ class OutputLoss:
         Returns:
             The loss.
         """
-        found = self.factor * _OF_KIND[self.kind](reference, outputs)
+        pairs = [(part.of(reference), part.of(outputs)) for part in self.parts]
+        cut = [(own, found) for own, found in pairs if own is not None and found is not None]
+        if len(cut) < len(pairs) or not cut:
+            cut = [(reference, outputs)]
+        worst = max(_OF_KIND[self.kind](own, found) for own, found in cut)
+        found = self.factor * worst
         return math.inf if math.isnan(found) else found
 
 

@@ -26,15 +26,15 @@ def _normalized(graph: Graph, tensor: str) -> bool:
     while axis >= 0 and (node := graph.producers.get(tensor)) is not None:
         if node.op in NORMALIZED:
             return _axis(node, graph, node.outputs[0]) == axis
-        before = _before(graph, node, axis)
+        before = axis_before(graph, node, axis)
         if before is None:
             return False
         tensor, axis = node.inputs[0], before
     return False
 
 
-def _before(graph: Graph, node: Node, axis: int) -> int | None:
-    """Which axis of a move's input is this one of its result; None for what is no such move."""
+def axis_before(graph: Graph, node: Node, axis: int) -> int | None:
+    """Return which axis of a move's input is this one of its result; None for what is no such move."""
     if node.op in SAME_PLACE:
         return axis
     if node.op == "Transpose":
@@ -53,7 +53,7 @@ def _readers(graph: Graph, tensor: str) -> list[tuple[Node, int]]:
     while pending:
         for node, port in graph.consumers.get(pending.pop(), ()):
             last = len(graph.shapes.get(node.outputs[0], ())) - 1
-            if node.op != "Transpose" and port == 0 and last >= 0 and _before(graph, node, last) is not None:
+            if node.op != "Transpose" and port == 0 and last >= 0 and axis_before(graph, node, last) is not None:
                 pending.append(node.outputs[0])
             found.append((node, port))
     return found

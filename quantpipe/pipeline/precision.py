@@ -17,12 +17,13 @@ from quantpipe.artifacts import Origin, is_current, read_json
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.ruled import place_of
 from quantpipe.errors import Interrupted
+from quantpipe.graph.view import Node
 from quantpipe.oprules import Family, rule_of
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.precision_record import nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
-from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves
+from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves, tail_of
 from quantpipe.precision.selection import Measured
 from quantpipe.report import text
 from quantpipe.search import Batching, Budget, Evaluator, Metric
@@ -170,6 +171,7 @@ def _selected(
         return loss, score.cost
 
     moves = _moves(job)
+    offered = any(choice.kind is ChoiceKind.FLOAT for choice in job.space)
     selection = Selection(
         measure,
         certain=nodes_of(said, FindingKind.CONSTANT) & frozenset(job.variants.may_float),
@@ -178,7 +180,8 @@ def _selected(
         light=[move for move in moves if not move.heavy],
         heavy=[move for move in moves if move.heavy],
         above=settings.loss_above,
-        aim=float(job.settings.objective["tolerance"]),
+        aim=_aim(job),
+        tail=_tail(job) if offered else frozenset(),
     )
     try:
         selection.run()
@@ -201,6 +204,22 @@ def _certain(said: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in said if finding.kind is FindingKind.CONSTANT]
 
 
+def _aim(job: RunContext) -> float:
+    """The loss to reach."""
+    return float(job.settings.objective["tolerance"])
+
+
+def _tail(job: RunContext) -> frozenset[str]:
+    """What the device runs in integers behind the last layers, and could run in float; nothing of a single function."""
+    tail = tail_of(job.graph) & frozenset(job.variants.may_float)
+    return tail if sum(_computes(job.graph.by_name[name]) for name in tail) > 1 else frozenset()
+
+
+def _computes(node: Node) -> bool:
+    rule = rule_of(node)
+    return rule is not None and rule.family not in FOLLOWING
+
+
 def _groups(job: RunContext) -> tuple[str, ...]:
     """Keys of the scale groups whose range is estimated by the default, and so may be another: no rule asks for it."""
     if not isinstance(job.settings.estimator, MSE):
@@ -215,8 +234,6 @@ def _moves(job: RunContext) -> tuple[Move, ...]:
     computing = [
         name
         for name in job.variants.may_float
-        if choice_key(ChoiceKind.FLOAT, name) in offered
-        and (rule := rule_of(graph.by_name[name])) is not None
-        and rule.family not in FOLLOWING
+        if choice_key(ChoiceKind.FLOAT, name) in offered and _computes(graph.by_name[name])
     ]
     return moves_of(graph, frozenset(computing))

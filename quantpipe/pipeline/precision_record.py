@@ -8,8 +8,9 @@ from typing import cast
 
 from quantpipe.annotate.choices import range_key
 from quantpipe.pipeline.context import RunContext
-from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, range_moves
+from quantpipe.precision import TAIL, Finding, FindingKind, Move, Selection, moves_of, named, range_moves
 from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, RoleRow
+from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 
 def why(loss: float, certain: Sequence[Finding]) -> str:
@@ -36,6 +37,7 @@ def record_of(
         measured: How many evaluations, and seconds, it took.
     """
     first, last = selection.tried[0], selection.taken
+    tail = selection.tail if selection.tail <= selection.moved else frozenset()
     floats = [name for name in job.variants.may_float if name in selection.moved]
     groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
     wider: list[RoleRow] = [
@@ -52,11 +54,24 @@ def record_of(
         **measured,
         "float": floats,
         "ranges": [group.key for group in groups],
-        "roles": [*(_role(move, said) for move in moves_of(job.graph, frozenset(floats))), *wider],
+        "roles": [
+            *_tail_rows(job, tail),
+            *(_role(move, said) for move in moves_of(job.graph, frozenset(floats) - tail)),
+            *wider,
+        ],
         "findings": [cast("FindingRow", asdict(finding)) for finding in said],
         "trials": [cast("PrecisionTrialRow", {**asdict(t), "nodes": len(t.nodes)}) for t in selection.tried],
         "notes": _notes(said, floats),
     }
+
+
+def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:
+    if not tail:
+        return []
+    share = sum(move.share for move in moves_of(job.graph, tail))
+    first = next(node.name for node in job.graph.nodes if node.name in tail)
+    role = f"{choice_key(ChoiceKind.FLOAT, TAIL)}: everything behind the last layers, from {first} on"
+    return [{"role": role, "nodes": len(tail), "share": share, "why": "measured"}]
 
 
 def _role(move: Move, said: Sequence[Finding]) -> RoleRow:

@@ -3,5 +3,18 @@
 from quantpipe.precision.moves import Move, moves_of, named, range_moves
 from quantpipe.precision.ranges import Finding, FindingKind, findings_of
 from quantpipe.precision.selection import Selection, Tried
+from quantpipe.precision.tail import TAIL, tail_of
 
-__all__ = ["Finding", "FindingKind", "Move", "Selection", "Tried", "findings_of", "moves_of", "named", "range_moves"]
+__all__ = [
+    "TAIL",
+    "Finding",
+    "FindingKind",
+    "Move",
+    "Selection",
+    "Tried",
+    "findings_of",
+    "moves_of",
+    "named",
+    "range_moves",
+    "tail_of",
+]

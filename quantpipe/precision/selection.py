@@ -1,6 +1,7 @@
 """Which moves are worth it, by measured losses, within a budget of evaluations.
 
-The order is from certain to doubtful. First what ranges say. Then whether ranges that hold everything lose less than
+The order is from certain to doubtful. First what ranges say. Then the decode tail of a detector, where that is
+what the loss is from. Then whether ranges that hold everything lose less than
 estimated ones, which costs one measurement where they do not. Then, while the loss is beyond repair: all light moves at
 once, which shows what float could gain at most; each of them taken back alone, which shows what it is needed for; as
 many taken back as the loss allows, those that save most for the least harm first; what is left is split, as long as
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quantpipe.precision.moves import Move, named
+from quantpipe.precision.tail import TAIL
 
 Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float."""
@@ -53,6 +55,7 @@ class Selection:
         ranges: Scale groups that may have their whole range.
         light: Other nodes that multiply nothing.
         heavy: Nodes that multiply.
+        tail: Nodes behind the last layers, which are float together, or none of them by this.
         above: The loss up to which nothing moves into float.
         aim: The loss to reach.
         moved: The answer so far.
@@ -67,6 +70,7 @@ class Selection:
     above: float
     aim: float
     ranges: Sequence[Move] = ()
+    tail: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
 
@@ -86,11 +90,23 @@ class Selection:
             better = self._try("masks and parts far apart: in float", wider)
             if better[0] <= WORTH * found[0]:
                 self.moved, found = wider, better
+        found = self._tail(found)
         found = self._ranges(found)
         if found[0] > self.above:
             found = self._light(found)
         if found[0] > self.above:
             self._heavy(found)
+
+    def _tail(self, before: Measured) -> Measured:
+        """Everything behind the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
+        if before[0] <= self.aim or not self.tail - self.moved:
+            return before
+        wider = self.moved | self.tail
+        found = self._try(f"float:{TAIL}: everything behind the last layers in float", wider)
+        if found[0] > WORTH * before[0]:
+            return before
+        self.moved = wider
+        return found
 
     def _ranges(self, before: Measured) -> Measured:
         """Ranges that hold everything, for all tensors, and where that gains or much is lost, role by role."""

@@ -58,7 +58,7 @@ def decibel(value: Any) -> str:
 def several_outputs(rows: Any) -> list[dict[str, Any]]:
     """Return the rows of a model's outputs, where there are several: of a single one the metrics say all."""
     found = [row for row in rows or () if isinstance(row, dict) and row.get("output") is not None]
-    return found if len(found) > 1 else []
+    return found if len(found) > 1 or any(_parts(row) for row in found) else []
 
 
 def squared_error(report: RunReport) -> float | None:
@@ -88,7 +88,15 @@ def nearness(row: dict[str, Any]) -> str:
     """Return an output's SQNR and cosine; of integers, the share of equal ones."""
     if _is_number(row.get("equal")):
         return f"{percent(row['equal'])} equal"
-    return f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
+    whole = f"{decibel(row.get('sqnr_db'))}, cosine {number(row.get('cosine'))}"
+    parts = [f"{part.get('tensor')} {decibel(part.get('sqnr_db'))}" for part in _parts(row)]
+    return f"{whole} ({', '.join(parts)})" if parts else whole
+
+
+def _parts(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Rows of the parts of an output."""
+    found = row.get("parts")
+    return [part for part in found if isinstance(part, Mapping)] if isinstance(found, list | tuple) else []
 
 
 def size(value: Any) -> str:

@@ -5,6 +5,16 @@ from __future__ import annotations
 from typing import NotRequired, TypedDict
 
 
+class OutputPartRow(TypedDict):
+    """How near the part of an output that is a quantity of its own is to the float model's; `tensor` holds it."""
+
+    tensor: str
+    axis: int
+    first: int
+    last: int
+    sqnr_db: float | None
+
+
 class OutputRow(TypedDict):
     """How near an output of the realized model is to the float model's."""
 
@@ -14,6 +24,7 @@ class OutputRow(TypedDict):
     cosine: float | None
     equal: NotRequired[float]
     other_shape: NotRequired[int]
+    parts: NotRequired[list[OutputPartRow]]
 
 
 class FloatNodeRow(TypedDict):

@@ -64,15 +64,45 @@ def test_a_sum_that_an_integer_node_reads_stays_in_integers() -> None:
     assert floats(net) == set()
 
 
-def test_a_sum_of_what_is_stored_anyway_stays_in_integers() -> None:
+def test_a_sum_of_one_tensor_that_is_stored_anyway_is_real() -> None:
+    """A conversion of that tensor takes the place of the one of the sum."""
     net = Net()
     one = net.dense(net.input(None, 8), 8, 8, name="one")
     total = net.node("Add", one, net.dense(one, 8, 8, name="two"), name="sum")
     net.output(normalized(net, total, "norm"))
-    assert floats(net) == set(), "`one` is read by a layer in integers, too"
+    assert floats(net) == {"sum"}, "`one` is read by a layer in integers, too"
 
 
-def test_a_sum_of_what_is_moved_and_stored_for_another_stays_in_integers() -> None:
+def test_a_sum_of_two_tensors_that_are_stored_anyway_stays_in_integers() -> None:
+    net = Net()
+    one = net.dense(net.input(None, 8), 8, 8, name="one")
+    two = net.dense(one, 8, 8, name="two")
+    net.output(normalized(net, net.node("Add", one, two, name="sum"), "norm"), net.dense(net.dense(two, 8, 8), 8, 8))
+    assert floats(net) == set()
+
+
+def test_a_chain_that_takes_in_more_stored_tensors_than_it_gives_stays_in_integers() -> None:
+    net = Net()
+    one = net.dense(net.input(None, 8), 8, 8, name="one")
+    two = net.dense(one, 8, 8, name="two")
+    first = net.node("Mul", one, net.floats(8), name="sum_scaled")
+    last = net.node("Add", first, two, name="sum_last")
+    net.output(normalized(net, last, "norm"), net.dense(net.dense(two, 8, 8), 8, 8))
+    assert floats(net) == set(), "`one` and `two` would be converted for the one result of the chain"
+
+
+def test_a_square_of_which_only_a_mean_is_taken_is_real() -> None:
+    """Variance as the mean of squares less the square of the mean: with eight bits its small values are gone."""
+    net = Net()
+    one = net.dense(net.input(None, 8), 8, 8, name="one")
+    square = net.node("Mul", one, one, name="sum_square")
+    axes = net.constant(np.int64([-1]))
+    spread = net.node("Sub", net.node("ReduceSum", square, axes), net.node("ReduceSum", one, axes), name="difference")
+    net.output(net.node("Softsign", spread), net.dense(one, 8, 4, name="last"))
+    assert "sum_square" in floats(net)
+
+
+def test_a_sum_of_what_is_moved_and_stored_for_another_is_real() -> None:
     net = Net()
     moved = net.node("Reshape", net.dense(net.input(None, 8), 8, 8, name="one"), net.constant(np.int64([-1, 4, 2])))
     other = net.node("LayerNormalization", moved, net.floats(2), net.floats(2), name="other", axis=-1)
@@ -80,7 +110,7 @@ def test_a_sum_of_what_is_moved_and_stored_for_another_stays_in_integers() -> No
     net.output(net.node("LayerNormalization", total, net.floats(2), net.floats(2), name="norm", axis=-1))
     assert floats(net) == {"sum"}, "nothing stores what is moved"
     net.output(net.node("MatMul", moved, net.floats(2, 3), name="product"))
-    assert floats(net) == set(), "a layer in integers reads it, too"
+    assert floats(net) == {"sum"}, "a layer in integers reads it, too, and a normalization in float"
 
 
 def test_a_device_without_additions_in_float_keeps_them_in_integers() -> None:

@@ -191,6 +191,18 @@ def test_decisions_on_real_numbers_are_loose_and_what_they_decide_on_is_compared
     assert made.agree(made.plan(), "qdq").differing == 0
 
 
+def test_a_softmax_behind_moves_in_float_is_not_approximated() -> None:
+    """As in the decode tail of a detector: the runtime carries DequantizeLinear through Reshape and Transpose."""
+    net = Net(seed=5)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 16, 1, 1, name="front")
+    four = net.node("Reshape", x, net.constant(np.int64([0, 4, 4, 36])), name="four")
+    soft = net.node("Softmax", net.node("Transpose", four, perm=[0, 2, 1, 3], name="turned"), axis=1, name="soft")
+    net.output(net.conv(soft, 4, 2, 1, 1, name="back"))
+    made = line(net, float_nodes=("four", "turned"))
+    assert {"four", "turned", "soft"} <= set(made.topology.float_nodes)
+    assert made.agree(made.plan(), "qdq").differing == 0
+
+
 @pytest.mark.parametrize("backend", ["qdq", "qoperator"])
 def test_an_island_that_is_fused_otherwise_when_watched(backend: str) -> None:
     net = Net()

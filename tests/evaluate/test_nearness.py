@@ -48,7 +48,7 @@ def test_what_no_decibel_fits() -> None:
     broken = nearness_of("broken", np.ones((1, 2)), np.array([[1.0, np.nan]]))
     assert broken["sqnr_db"] == -math.inf and broken["cosine"] == 0.0
     rows = [whole, masked, broken]
-    assert [name for name, _ in below(rows, 10)] == ["broken", "masked"] and below(rows, None) == []
+    assert [lost.output for lost in below(rows, 10)] == ["broken", "masked"] and below(rows, None) == []
 
 
 def entry(tensor: str, sqnr: float | None, rounding: float = 0.0, saturation: float = 0.0) -> dict[str, Any]:

@@ -38,8 +38,10 @@ def masked(low: float, op: str = "Add") -> Net:
     scores = net.node("Mul", net.dense(x, 8, 8, name="scores"), net.constant(np.float32(0.35)), name="scaled")
     away = net.node("Mul", keep, net.constant(np.float32(-low)), name="away")
     mask = net.node("Add", away, net.constant(np.float32(low)), name="mask", output="mask_out")
-    kept = net.node("Softmax", net.node(op, scores, mask, name="apply"), axis=-1)
-    net.output(net.dense(kept, 8, 4, name="last"))
+    applied = net.node(op, scores, mask, name="apply")
+    # With the Softmax alone the sum would be real, as all that reads it is.
+    beside = net.dense(net.node("Relu", applied), 8, 4)
+    net.output(net.dense(net.node("Softmax", applied, axis=-1), 8, 4, name="last"), beside)
     return net
 
 
