@@ -19,7 +19,7 @@ from quantpipe.app.explain import settings_of_run, shipped
 from quantpipe.app.sync import run_folders, settings_to_sync
 from quantpipe.check import Fit, Loading, check_model, made_up
 from quantpipe.errors import ConfigError, Interrupted
-from quantpipe.evaluate.nearness import below
+from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.explain import explain as explain_run
@@ -125,7 +125,15 @@ def sync(settings: Settings) -> int:
 
 def falls_short(report: RunReport, settings: Settings) -> bool:
     """Return whether a run misses its objective, or an output is farther from the float model's than it may be."""
-    return bool(report["search"].get("shortfall")) or bool(below(report["outputs"], settings.evaluate.warn_sqnr_db))
+    metrics = report["metrics"]
+    right = is_accurate(metrics["float"]["top1"], metrics["realized"]["top1"])
+    lost = below(report["outputs"], settings.evaluate.warn_sqnr_db, _main_output(report) if right else None)
+    return bool(report["search"].get("shortfall") or lost)
+
+
+def _main_output(report: RunReport) -> str:
+    """The output that metrics are about; it is named where there are several."""
+    return report["run"].get("output") or report["outputs"][0]["output"]
 
 
 COMMANDS: Mapping[str, Callable[[Settings], int]] = {

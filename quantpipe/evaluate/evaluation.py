@@ -16,7 +16,7 @@ from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.lossy import loss_warnings
-from quantpipe.evaluate.nearness import nearness, nearness_of
+from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, release_memory
@@ -24,7 +24,7 @@ from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.latency import latency
-from quantpipe.metrics.outputs import summary
+from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
 from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
 from quantpipe.oprules.parts import parts_of
@@ -182,6 +182,8 @@ def evaluate(
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, every))
     inside = _compared(model, simulation, samples, sizes, course=course)
+    right = [top1(outputs, same.labels) for outputs in (same.outputs, found)]
+    accurate = names[0] if is_accurate(*right) else None
     return Evaluation(
         {
             "float": summary(reference.outputs, reference.outputs, reference.labels),
@@ -196,7 +198,9 @@ def evaluate(
         alike=summary(same.outputs, simulated[: len(few)], same.labels),
         outputs=rows,
         per_sample=per_sample(same, found),
-        lossy=loss_warnings(graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db),
+        lossy=loss_warnings(
+            graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
+        ),
     )
 
 

@@ -183,6 +183,7 @@ def loss_warnings(
     rows: Sequence[OutputRow],
     layers: Sequence[LayerRow],
     limit: float | None,
+    accurate: str | None = None,
 ) -> list[str]:
     """Return a sentence per output whose SQNR is under the limit: where it is lost, and what could help.
 
@@ -193,13 +194,14 @@ def loss_warnings(
         rows: nearness of each output (see `nearness`).
         layers: figures of each stored tensor.
         limit: SQNR in dB; None: no output is warned of.
+        accurate: the output that is as accurate as the float model's, if one is; it is not warned of.
 
     Returns:
         The sentences.
     """
     bits = {name: weight.bits for name, weight in plan.weights.items()}
     losses, said = Losses(graph, topology, bits, layers), []
-    for short in below(rows, limit):
+    for short in below(rows, limit, accurate):
         lost = losses.of(short.part or short.output, short.sqnr_db)
         where = "; ".join(map(str, lost))
         of = f"the part {short.part} of the output {short.output}" if short.part else f"the output {short.output}"

@@ -66,7 +66,7 @@ class Nearness:
         for part, sums in self.parts.items():
             own, other = part.of(expected), part.of(found)
             if own is not None and other is not None:
-                sums.add(own, other)
+                sums.add(np.asarray(own), np.asarray(other))
 
     def entry(self, output: str) -> OutputRow:
         """Return a row of the report.
@@ -145,12 +145,31 @@ class Lost:
     sqnr_db: float
 
 
-def below(rows: Sequence[OutputRow], limit: float | None) -> list[Lost]:
-    """Return outputs of which the whole or a part has an SQNR under the limit, worst first; none without a limit."""
+def below(rows: Sequence[OutputRow], limit: float | None, accurate: str | None = None) -> list[Lost]:
+    """Return outputs of which the whole or a part has an SQNR under the limit, worst first.
+
+    Args:
+        rows: how near each output is.
+        limit: SQNR in dB; None: no output is under it.
+        accurate: the output that is right about the samples as often as the float model's (`is_accurate`), if one is.
+
+    Returns:
+        The outputs.
+    """
     if limit is None:
         return []
-    worst = [min(found, key=lambda lost: lost.sqnr_db) for row in rows if (found := list(_figures(row)))]
+    counting = [row for row in rows if row["output"] != accurate]
+    worst = [min(found, key=lambda lost: lost.sqnr_db) for row in counting if (found := list(_figures(row)))]
     return sorted((lost for lost in worst if lost.sqnr_db < limit), key=lambda lost: lost.sqnr_db)
+
+
+POINT = 0.01
+"""Accuracy that class scores may lose before their SQNR is looked at."""
+
+
+def is_accurate(real: float | None, found: float | None) -> bool:
+    """Return whether an accuracy is at most a point below the float model's; not where there are no labels."""
+    return real is not None and found is not None and found >= real - POINT
 
 
 def _figures(row: OutputRow) -> Iterator[Lost]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -17,9 +17,9 @@ from quantpipe.oprules.masks import JOINING
 from quantpipe.oprules.rule import Family
 from quantpipe.oprules.scores import VIEWS, axis_before
 from quantpipe.oprules.table import rule_of
+from quantpipe.types import Outputs
 
 Array = NDArray[Any]
-Kept = TypeVar("Kept", Array, tuple[Array, ...])
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Part:
     last: int
     size: int
 
-    def of(self, outputs: Kept) -> Kept | None:
+    def of(self, outputs: Outputs) -> Outputs | None:
         """Return the part of an output over several samples; None where a sample has another size there.
 
         Args:

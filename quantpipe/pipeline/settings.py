@@ -142,7 +142,7 @@ class EvaluateSettings:
     layer_samples: int = 32
     latency_runs: int = 50
     latency_seconds: float = 10.0
-    warn_sqnr_db: float | None = 10.0
+    warn_sqnr_db: float | None = 15.0
 
     def __post_init__(self) -> None:
         for name in ("agreement_samples", "layer_samples", "latency_runs"):
