@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 from quantpipe.calibrate.estimators import Searched
 from quantpipe.executors import Workers
+from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.context import RunContext
@@ -60,7 +60,7 @@ def search_report(
         "space_log10": job.space.log10,
         "metrics": dict(score.metrics),
         "metric": objective.metric.value,
-        "losses": [cast("LossRow", asdict(loss)) for loss in job.inputs.compared.losses],
+        "losses": [_loss_row(loss) for loss in job.inputs.compared.losses],
         "cost": objective.cost.value,
         "pinned": dict(job.pinned),
         "form": objective.form.value,
@@ -97,3 +97,10 @@ def _notes(job: RunContext, result: SearchResult) -> list[str]:
 def _kind(workers: Workers, known: Mapping[str, Any], asked: str) -> str:
     """What `auto` came to; where nothing was measured now, what an earlier run of this search says."""
     return workers.kind if workers.kind != EvaluatorKind.AUTO else str(known.get("evaluator", asked))
+
+
+def _loss_row(loss: OutputLoss) -> LossRow:
+    row: LossRow = {"output": loss.output, "kind": str(loss.kind), "weight": loss.weight}
+    if loss.parts:
+        row["parts"] = [part.tensor for part in loss.parts]
+    return row

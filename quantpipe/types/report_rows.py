@@ -148,11 +148,12 @@ class FinalistRow(TypedDict):
 
 
 class LossRow(TypedDict):
-    """How an output counts in the loss."""
+    """How an output counts in the loss; `parts`: the tensors whose parts of it count each by itself."""
 
     output: str
     kind: str
     weight: float
+    parts: NotRequired[list[str]]
 
 
 class SessionRow(TypedDict):
