@@ -9,6 +9,7 @@ from __future__ import annotations
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.cost import macs
 from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.scores import NORMALIZED
 
 TAIL = "tail"
 """What the tail is called in tables: `float:tail`."""
@@ -37,4 +38,4 @@ def _reads_distribution(node: Node, graph: Graph) -> bool:
     maker = graph.producers.get(node.inputs[0])
     while maker is not None and (rule := rule_of(maker)) is not None and rule.family is Family.MOVE:
         maker = graph.producers.get(maker.inputs[0])
-    return maker is not None and (rule := rule_of(maker)) is not None and rule.family is Family.FIXED
+    return maker is not None and maker.op in NORMALIZED
