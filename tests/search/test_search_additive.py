@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 from hypothesis import given
 from hypothesis import strategies as st
 from search_toys import make_space
 
-from quantpipe.search.algorithms.additive import Additive
+from quantpipe.search.algorithms.additive import Additive, Option, weighed
 from quantpipe.types import Choice, ChoiceSpace, Point, Score
 
 SIZES = (4, 3, 4, 2)
@@ -89,3 +90,13 @@ def test_nothing_moves_where_the_new_base_has_an_unknown_option() -> None:
     moved = model.moved((2, 1), Score(-3.0, 0.0))
     assert moved.measured == {(1, 0): (-2.0, 0.0)}
     assert moved.unmeasured() == [(0, 0), (0, 1), (1, 2)]
+
+
+@given(TABLE, st.integers(0, 8))
+def test_what_is_weighed_is_the_best_of_all_combinations(table: list[tuple[int, int]], price: int) -> None:
+    """The choices are independent, so that the best combination is found by trying all of them."""
+    effects: Effects = dict(zip(ALL, table, strict=True))
+    options = [[Option(o, *effects[i, o]) for o in range(n)] for i, n in enumerate(SIZES)]
+    taken = weighed(options, price)
+    best = min(sum(o.loss - price * o.saved for o in every) for every in product(*options))
+    assert sum(o.loss - price * o.saved for o in taken) == best
