@@ -164,6 +164,13 @@ def test_many_and_long_differences_are_shortened(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1600
 
 
+def test_an_empty_mapping_differs_from_none_and_from_a_filled_one() -> None:
+    empty, absent, filled = (origin(config=c) for c in ({"options": {}}, {}, {"options": {"a": 1}}))
+    assert empty.differences(absent) == ["config options is absent in the file, {} here"]
+    assert absent.differences(empty) == ["config options is {} in the file, absent here"]
+    assert len(filled.differences(empty)) == 2 and not absent.differences(absent)
+
+
 def test_format_and_kind_are_part_of_the_origin(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {}, origin())
     with pytest.raises(ArtifactError, match="format is 1 in the file, 2 here; kind is 'calibrate/profile'"):
