@@ -135,6 +135,20 @@ def test_a_narrow_bias_type_raises_sooner() -> None:
     assert plan.kernels["c"].bias[0] * float(plan.kernels["c"].acc_scale[0]) == pytest.approx(3.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("bias", [0.1, -3.0, 0.7, 100.0])
+def test_a_bias_of_few_bits_has_a_power_of_two_of_its_own(bias: float) -> None:
+    """vitis_dpu: 8 bits at the least power of two at which it fits, but never finer than the accumulator."""
+    made = one_conv(spec="vitis_dpu", bias=bias)
+    plan = plan_of(made, {"x": Range(-1, 1), "c_out": Range(-128, 128)}, 0.5)
+    kernel = plan.kernels["c"]
+    acc = float(kernel.acc_scale[0])
+    step = acc
+    while round(abs(bias) / step) > 127:
+        step *= 2
+    assert int(kernel.bias[0]) * acc == round(bias / step) * step
+    assert int(kernel.bias[0]) % round(step / acc) == 0
+
+
 def test_tied_weights_share_one_raised_scale() -> None:
     """The second user's bias raises the scale; the first one's plan must follow."""
     net = Net(seed=1)
