@@ -39,7 +39,7 @@ from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER
 KEPT = 64
 """Topologies kept; a search stays among few structures for a while."""
 
-ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Family.LOOKUP, Family.ROWS)
+ARITHMETIC = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE, Family.LOOKUP, Family.ROWS, Family.DEVICE)
 """What may be left in float by choice. What only moves or clamps values follows its producers."""
 
 

@@ -12,6 +12,7 @@ from hydra.conf import HydraConf
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from quantpipe import extend
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
@@ -40,7 +41,7 @@ from quantpipe.pipeline.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.realize import BACKENDS
+from quantpipe.realize import BACKENDS, OWN, refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.types import HardwareSpec
 
@@ -151,13 +152,15 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
     """
     plain, launch, given = _plain(config), start.cwd, start.given
     _refuse_unknown_keys(plain)
+    plugins = _expect(plain["plugins"], ("",), "plugins")
+    extend.install(plugins)
+    refuse_clashes()
     constraints = constraints_given(plain["annotate"].get("constraints"), launch)
     plain["annotate"] = plain["annotate"] | {"constraints": constraints}
     spec = given.get("spec") or load_hardware(plain["hardware"])
     schema = resolve_schema(spec, plain["schema"], schemas)
     backend = _backend(plain["realize"], spec)
     search = plain["search"]
-    plugins = _expect(plain["plugins"], ("",), "plugins")
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
         command=str(plain["command"]),
@@ -328,7 +331,7 @@ def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
     if chosen not in BACKENDS:
         raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
     other = next((how for how in spec.requantizations if not how.is_kernel_arithmetic), None)
-    if other is not None and chosen != "integer":
+    if other is not None and chosen in OWN and chosen != "integer":
         raise ConfigError(
             f"is {chosen!r}, whose kernels multiply by float32 and round half_even; {spec.name} requantizes by "
             f"{other.kind} with rounding {other.rounding}, legal is integer",

@@ -10,10 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe import extend
 from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of, wholes_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.estimators import Estimator, MaxRange
+from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.calibrate.needs import require
 from quantpipe.calibrate.ruled import WeightMethod, estimator_of, place_of, weight_method_of
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
@@ -151,8 +153,22 @@ class ThresholdTable:
             if tensor not in self._stats and self._graph.is_constant(tensor):
                 self._stats[tensor] = _constant_stats(self._graph, tensor)
             estimator = MaxRange() if whole else estimator_of(self._estimator, group.tensors)
-            self._ranges[key] = estimator(self._stats[tensor], bits, self._schema.activations)
+            self._ranges[key] = self._rectified(tensor, estimator(self._stats[tensor], bits, self._schema.activations))
         return self._ranges[key]
+
+    def _rectified(self, tensor: str, found: Range) -> Range:
+        """What the threshold rule of a plug-in op makes of the range of its result; the form of the schema stays."""
+        maker = self._graph.producers.get(tensor)
+        op = extend.op_of(maker.op) if maker is not None else None
+        if maker is None or op is None or op.rectify is None:
+            return found
+        made: Range = extend.called(maker.op, "rectify", op.rectify, found)
+        if not (isinstance(made, Range) and np.isfinite([made.low, made.high]).all() and made.low <= 0 <= made.high):
+            raise extend.refused(
+                extend.package_of(maker.op),
+                f"rectify of its op {maker.op} gave {made!r}; legal is a Range of finite numbers with 0 within",
+            )
+        return legal_range(made.low, made.high, self._stats[tensor], self._schema.activations)
 
 
 def _constant_stats(graph: Graph, tensor: str) -> TensorStats:

@@ -14,16 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.certify.steps import departures
+from quantpipe.extend import package_of
 from quantpipe.graph.view import Graph
 from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
+from quantpipe.realize import OWN
 from quantpipe.simulate.digits import digits_for
 from quantpipe.types import (
     Accumulate,
     Average,
     Contract,
+    Device,
     Form,
     FunctionKind,
     HardwareSpec,
@@ -74,6 +77,8 @@ class Claims:
     # --- why something is only checked on samples ---------------------------------------------------------------------
 
     def _unproved(self, kernel: Kernel, numbers: KernelPlan) -> str | None:
+        if self.form not in OWN:
+            return f"the form {self.form!r} is of the plug-in package {package_of(self.form)}, and not known here"
         written_out = self.form == "integer"
         output = getattr(numbers, "output", None)
         if isinstance(numbers, Accumulate) and numbers.pairs is not None:
@@ -84,6 +89,8 @@ class Claims:
             return "its result leaves as real numbers, which the runtime forms in an order of its own"
         if isinstance(numbers, Program):
             return "it is a function of whole rows, whose program the checker does not follow; its steps have bounds"
+        if isinstance(numbers, Device):
+            return f"its arithmetic is that of the plug-in package {numbers.package}, held against its interpreter"
         if isinstance(numbers, Lookup):
             return self._no_table(kernel, numbers)
         if isinstance(numbers, Sum) and numbers.scale is None and not _fits_double(numbers, self._peaks(numbers)):

@@ -155,7 +155,12 @@ def check_model(
     """
     try:
         graph = load_graph(
-            path, lambda raw: made_up(raw.inputs, shapes), loading.resident_mb, loading.fixed, isolate=loading.isolate
+            path,
+            lambda raw: made_up(raw.inputs, shapes),
+            loading.resident_mb,
+            loading.fixed,
+            isolate=loading.isolate,
+            declared=spec.ops,
         )
     except ModelError as error:
         raise ModelError(

@@ -18,6 +18,7 @@ from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.lossy import loss_warnings
 from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
+from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, release_memory
 from quantpipe.graph.external_weights import is_outside
@@ -242,9 +243,13 @@ def _compared(
     def first(count: int) -> Samples:
         return First(samples, whole_batches(graph, count))
 
+    def agree(some: Samples) -> Agreement:
+        check_plug_ins(graph, topology, plan, simulation, realized=realized, samples=some)
+        return compare(graph, topology, plan, simulation, realized=realized, samples=some)
+
     agreement = course.result(
         "agreement",
-        lambda some: compare(graph, topology, plan, simulation, realized=realized, samples=some),
+        agree,
         first(sizes.agreement),
         Agreement.from_dict,
     )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.convenience import convert_attributes
@@ -126,7 +127,27 @@ class GraphBuilder:
         """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
-        return self._append(node.op, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own)
+        return self._append(
+            node.op_type, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own
+        )
+
+    def call(self, function: onnx.FunctionProto, node: Node, inputs: Sequence[ir.Value], output: str) -> ir.Value:
+        """Append a node whose definition is a function, with those attributes of a node that the function takes.
+
+        Args:
+            function: the definition.
+            node: the node of the float graph; the new one has its name.
+            inputs: what it reads, in the order of the function's inputs.
+            output: the name of the result.
+
+        Returns:
+            The result.
+        """
+        taken = {*function.attribute, *(a.name for a in function.attribute_proto)}
+        attributes = {name: value for name, value in node.attributes.items() if name in taken}
+        return self._append(
+            function.name, function.domain, inputs, attributes, name=node.name, outputs=[output], claim=False
+        )[0]
 
     def _named(self, name: str, claim: bool) -> str:
         """A reserved name is given away once, to the tensor that bears it; absent outputs stay nameless."""

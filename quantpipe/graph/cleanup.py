@@ -49,7 +49,7 @@ Step = Callable[[ir.Model], ir.Model]
 
 
 def cleaned_model(
-    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, tell: Tell
+    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, joined: Step, tell: Tell
 ) -> tuple[ir.Model, list[str]]:
     """Return the model after all steps that leave its outputs as they are, and what there is to say of the others.
 
@@ -58,6 +58,7 @@ def cleaned_model(
         original: its view, whose names the clean nodes get.
         feeds: a few samples.
         least_opset: a model of an older opset is brought to this one.
+        joined: the step that joins patterns of plug-in packages.
         tell: is told which step begins.
 
     Returns:
@@ -75,7 +76,7 @@ def cleaned_model(
     def change(model: ir.Model) -> float:
         return difference(reference, Session(model, where=where).run(feeds))
 
-    work = _Work(_steps(least_opset), change, allowed, tell)
+    work = _Work((*_steps(least_opset), (joined,)), change, allowed, tell)
     found, notes = work.all_at_once(raw), list[str]()
     if found is None:
         found, notes = work.one_by_one(raw)

@@ -59,3 +59,6 @@ INTEGER_OPS: Mapping[str, IntegerOp] = {
 
 SHAPES = frozenset({"Shape", "Size"})
 """Ops that read no value of their input, only its shape."""
+
+COMMUTES = frozenset({"Add", "Mul", "Max", "Min"})
+"""Ops of two operands whose order says nothing."""

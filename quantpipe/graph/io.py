@@ -10,8 +10,9 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
+from quantpipe import extend
 from quantpipe.errors import ModelError, QuantpipeError, brief
-from quantpipe.graph.vet import name_default_opset, vet
+from quantpipe.graph.vet import all_nodes, name_default_opset, vet
 
 STAGE = "model"
 
@@ -157,7 +158,19 @@ def model_proto(model: ir.Model) -> onnx.ModelProto:
     proto = ir.to_proto(model)
     if not isinstance(proto, onnx.ModelProto):
         raise ModelError("the model could not be serialized", stage=STAGE)
+    if extend.functions():
+        _define(proto)
     return proto
+
+
+def _define(proto: onnx.ModelProto) -> None:
+    """Give a model the definitions of the plug-in ops that it uses, in place."""
+    held = {(f.domain, f.name) for f in proto.functions}
+    for node in all_nodes(proto.graph):
+        definition = extend.functions().get((node.domain, node.op_type))
+        if definition is not None and (node.domain, node.op_type) not in held:
+            held.add((node.domain, node.op_type))
+            proto.functions.append(definition)
 
 
 def model_bytes(model: ir.Model) -> bytes:

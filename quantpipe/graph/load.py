@@ -7,7 +7,7 @@ real run had. What native code does with an unknown file is done in a process of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
 from quantpipe.graph.names import name_nodes
 from quantpipe.graph.normalize import Feeds, measure
+from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
@@ -46,6 +47,7 @@ def load_graph(
     *,
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
+    declared: Collection[str] = (),
 ) -> Graph:
     """Read, clean and measure a model whose samples follow from its inputs.
 
@@ -56,12 +58,13 @@ def load_graph(
         fixed: likewise.
         least_opset: as `clean_graph` takes it.
         isolate: likewise.
+        declared: likewise.
 
     Returns:
         The clean graph.
     """
     raw = read_graph(path, resident_mb, fixed)
-    return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate)
+    return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate, declared=declared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +99,14 @@ def read_graph(path: Path, resident_mb: int = RESIDENT_MB, fixed: Mapping[str, A
     return RawModel(view(single, model_hash, str(path), given=halves.given), given, halves)
 
 
-def clean_graph(raw: RawModel, feeds: Feeds, *, least_opset: int = LEAST_OPSET, isolate: bool = True) -> Graph:
+def clean_graph(
+    raw: RawModel,
+    feeds: Feeds,
+    *,
+    least_opset: int = LEAST_OPSET,
+    isolate: bool = True,
+    declared: Collection[str] = (),
+) -> Graph:
     """Clean and measure a model on a few real samples.
 
     Args:
@@ -104,6 +114,7 @@ def clean_graph(raw: RawModel, feeds: Feeds, *, least_opset: int = LEAST_OPSET, 
         feeds: samples `[N, ...]` by input.
         least_opset: a model of an older opset is brought to this one.
         isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
+        declared: the ops of the hardware file; patterns of plug-in packages among them are joined.
 
     Returns:
         The clean graph, with the shapes and dtypes of one real run.
@@ -114,7 +125,7 @@ def clean_graph(raw: RawModel, feeds: Feeds, *, least_opset: int = LEAST_OPSET, 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
         said = half_notes(raw.given, single, raw.halves, feeds, where=where)
-        model, notes = cleaned_model(single, original, feeds, least_opset, tell=tell)
+        model, notes = cleaned_model(single, original, feeds, least_opset, joined=joining(declared), tell=tell)
         tell("measuring its tensors")
         return _Loaded(pack(model, single), measure(view(model, original.model_hash, where), feeds), (*said, *notes))
 
@@ -180,6 +191,7 @@ def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Mo
         model_hash = fixed_hash(file_hash(path, raw), fixed)
         load_external(raw, path, resident_mb << 20)
         fix_inputs(raw, fixed)
+        leave_to_plug_ins(raw, path)
         if raw.functions:
             common_passes.InlinePass()(raw)
         name_nodes(raw)

@@ -195,17 +195,17 @@ def _refuse_growth(proto: onnx.ModelProto, path: Path) -> None:
             if len(around) > MOST_DEPTH:
                 raise _refused(path, f"the function {key[1]!r}", f"lies more than {MOST_DEPTH} deep", "fewer")
             if key in functions and key not in sizes:
-                sizes[key] = size_of(lambda f=functions[key]: _all_nodes(f), (*around, key))  # type: ignore[misc]
+                sizes[key] = size_of(lambda f=functions[key]: all_nodes(f), (*around, key))  # type: ignore[misc]
             total += sizes.get(key, 1)
         return total
 
-    total = size_of(lambda: _all_nodes(proto.graph), ())
+    total = size_of(lambda: all_nodes(proto.graph), ())
     if total > MOST_NODES:
         raise _refused(path, "the graph", f"has {total} nodes with its functions written out", f"{MOST_NODES}")
 
 
-def _all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    """Those of graphs within it included."""
+def all_nodes(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of a graph, those of graphs within it included."""
     pending: list[onnx.GraphProto | onnx.FunctionProto] = [graph]
     while pending:
         for node in pending.pop().node:

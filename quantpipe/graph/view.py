@@ -18,6 +18,7 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from quantpipe import extend
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import TensorInfo
 
@@ -28,7 +29,10 @@ BATCH_BYTES = 40 << 20
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One node. Absent optional inputs are empty strings, as in ONNX."""
+    """One node. Absent optional inputs are empty strings, as in ONNX.
+
+    `op` is the name by which rules and hardware files know the op: with its domain, where a plug-in package has it.
+    """
 
     name: str
     op: str
@@ -38,6 +42,11 @@ class Node:
     attributes: Mapping[str, ir.Attr] = field(repr=False)
     captured: tuple[str, ...] = ()
     """Tensors of the outer graph that its sub-graphs (If, Loop, Scan) read by name."""
+
+    @property
+    def op_type(self) -> str:
+        """Return the op's name within its domain."""
+        return self.op.removeprefix(f"{self.domain}.") if self.domain else self.op
 
     @property
     def has_body(self) -> bool:
@@ -178,7 +187,7 @@ class Graph:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
         found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
-        return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured)
+        return _arrived, (model_bytes(self.model), self.model_hash, self.source, found | measured, extend.installed())
 
 
 def tensor_info(value: ir.Value, given: str | None = None) -> TensorInfo:
@@ -214,7 +223,7 @@ def view(
     nodes = tuple(
         Node(
             name=node.name or "",
-            op=node.op_type,
+            op=_known_as(node),
             domain=node.domain,
             inputs=tuple((v.name or "") if v is not None else "" for v in node.inputs),
             outputs=tuple(v.name or "" for v in node.outputs),
@@ -230,7 +239,15 @@ def view(
     return Graph(model, model_hash, source, nodes, inputs, outputs, notes=notes)
 
 
-def _arrived(data: bytes, model_hash: str, source: str, fields: Mapping[str, Any]) -> Graph:
+def _known_as(node: ir.Node) -> str:
+    name = extend.qualified(node.domain, node.op_type)
+    return name if extend.op_of(name) is not None else node.op_type
+
+
+def _arrived(
+    data: bytes, model_hash: str, source: str, fields: Mapping[str, Any], extensions: tuple[tuple[str, str], ...] = ()
+) -> Graph:
+    extend.ensure(extensions)
     return replace(view(ir.from_proto(onnx.load_from_string(data)), model_hash, source), **fields)
 
 

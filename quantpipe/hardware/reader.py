@@ -228,7 +228,8 @@ class Reader:
                 run in float only.
         """
         if op not in OP_RULES and op not in FLOAT_OPS:
-            raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
+            plugged = "; an op of a plug-in package needs plugins=[PACKAGE] on the command line" if "." in op else ""
+            raise self.error(f"ops.{op}", f"is no op with a rule{nearest(op, [*OP_RULES, *FLOAT_OPS])}{plugged}")
         if isinstance(rows, Mapping):
             rows = [rows]
         if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:

@@ -24,6 +24,7 @@ class Family(StrEnum):
     CLAMP       same scale, bounded: can be swallowed by the producer's clamp
     LOOKUP      element-wise function of one activation: a table over its codes
     ROWS        function of a whole row (Softmax, normalizations): integers where the device says how it forms it
+    DEVICE      an op of a plug-in package, which says itself what it does to scales
     """
 
     ACCUMULATE = "accumulate"
@@ -34,6 +35,7 @@ class Family(StrEnum):
     CLAMP = "clamp"
     LOOKUP = "lookup"
     ROWS = "rows"
+    DEVICE = "device"
 
 
 class Winner(StrEnum):

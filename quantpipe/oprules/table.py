@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from quantpipe import extend
 from quantpipe.graph.view import MS_DOMAIN, Node
 from quantpipe.oprules import facts as f
 from quantpipe.oprules import rows as r
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED_OPS
 from quantpipe.oprules.matrix import ConvForm, DenseForm, TransposedForm
+from quantpipe.oprules.plugged import plugged_rule
 from quantpipe.oprules.rule import Family, OpRule, Winner, mean_of_map
 from quantpipe.types import FunctionKind as K
 from quantpipe.types import Reason, ReasonKind
@@ -17,7 +19,7 @@ TABLES, SUM = (K.TABLE,), (K.SUM,)
 SOFTMAX = (K.TABLE, K.TFLITE, K.SHIFT, K.POLYNOMIAL)
 _MOVE = OpRule(Family.MOVE)
 
-OP_RULES: Mapping[str, OpRule] = {
+_OWN: Mapping[str, OpRule] = {
     "Conv": OpRule(
         Family.ACCUMULATE,
         weight=1,
@@ -121,9 +123,32 @@ OP_RULES: Mapping[str, OpRule] = {
 }  # fmt: skip
 
 
+class _Rules(Mapping[str, OpRule]):
+    """The rows of our own ops, then those of installed plug-in packages (with their domain in the name)."""
+
+    def __getitem__(self, op: str) -> OpRule:
+        found = _OWN.get(op) or plugged_rule(op)
+        if found is None:
+            raise KeyError(op)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _OWN
+        yield from extend.ops()
+
+    def __len__(self) -> int:
+        return len(_OWN) + len(extend.ops())
+
+    def __contains__(self, op: object) -> bool:
+        return op in _OWN or op in extend.ops()
+
+
+OP_RULES: Mapping[str, OpRule] = _Rules()
+
+
 def rule_of(node: Node) -> OpRule | None:
-    """Return the row of a node's op, or None for unknown ops and foreign domains."""
-    return OP_RULES.get(node.op) if node.domain in ("", "ai.onnx") else None
+    """Return the row of a node's op, or None for unknown ops and for domains that no plug-in package has."""
+    return _OWN.get(node.op) if node.domain in ("", "ai.onnx") else plugged_rule(node.op)
 
 
 def float_reason(node: Node) -> Reason:

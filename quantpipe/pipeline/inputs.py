@@ -67,7 +67,9 @@ def load(settings: Settings) -> Inputs:
     given = replace(raw.graph, states=states)
     size = _fixed_batch(given)
     feeds = _first_batch(splits.calibrate, size)
-    graph = clean_graph(raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate)
+    graph = clean_graph(
+        raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate, declared=settings.spec.ops
+    )
     graph = replace(graph, states=states)
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)

@@ -16,6 +16,7 @@ from quantpipe.types import (
     Accumulate,
     Average,
     Contract,
+    Device,
     FixedPoint,
     Kernel,
     KernelPlan,
@@ -102,6 +103,8 @@ def _kernel(kernel: KernelPlan) -> dict[str, Any]:
     if isinstance(kernel, Program):
         found |= {"formed": kernel.kind, "accumulator_scale": _number(kernel.acc_scale)}
         found |= {"accumulator_bound": kernel.bound, "steps": [_step(step) for step in kernel.steps]}
+    if isinstance(kernel, Device):
+        found |= {"package": kernel.package, "numbers": {n: v.tolist() for n, v in kernel.numbers}}
     if isinstance(kernel, Lookup | Move):
         found["range"] = [kernel.low, kernel.high]
     return found

@@ -12,6 +12,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
+from quantpipe.plan.device import plan_device
 from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.programs import plan_program
@@ -134,5 +135,6 @@ _FAMILIES: Mapping[Family, Callable[[PlanBuilder, Kernel, OpRule], KernelPlan]] 
     Family.AVERAGE: _average,
     Family.LOOKUP: plan_lookup,
     Family.ROWS: plan_program,
+    Family.DEVICE: plan_device,
 }
 """Families not named here move values and keep the scale."""

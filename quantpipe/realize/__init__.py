@@ -1,13 +1,11 @@
-"""Realize: QuantPlan -> integer ONNX model, in three forms. Each form is one dialect: a table op -> lowering."""
+"""Realize: QuantPlan -> integer ONNX model. Each form is one dialect: a table op -> lowering.
 
-from collections.abc import Callable, Mapping
+There are three of our own; plug-in packages bring more (docs/extending.md).
+"""
 
-from quantpipe.lowering import Dialect
+from quantpipe.realize.backends import BACKENDS, OWN, refuse_clashes
 from quantpipe.realize.integer import Integer
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
 
-BACKENDS: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
-"""Name in the configuration -> dialect."""
-
-__all__ = ["BACKENDS", "Integer", "QOperator", "Qdq"]
+__all__ = ["BACKENDS", "OWN", "Integer", "QOperator", "Qdq", "refuse_clashes"]

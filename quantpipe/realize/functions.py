@@ -13,6 +13,7 @@ from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
 from quantpipe.lowering.integers import IntegerWriter
 from quantpipe.lowering.programs import write_program
+from quantpipe.lowering.device import op_of, write_call
 from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
 from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Program, Requantize, Sum
 
@@ -251,6 +252,28 @@ def fitted(
     clipped = b.op("Clip", rounded, *bounds, name=f"{tensor}/clip")
     stored = int(ir_dtype(context.plan.quantizers[tensor].dtype))
     return b.op("Cast", clipped, name=f"{tensor}/store", output=f"{tensor}_q", to=stored)
+
+
+def device(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """Write a kernel of a plug-in package as a node of its own, which devices know and others read as a function.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The stored result.
+    """
+    op = op_of(kernel)
+    stored = {op.inputs[o.port]: context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands}
+    if kernel.weight is not None and op.weight is not None:
+        stored[op.weight] = dialect.weight(context, context.plan.weights[kernel.weight])
+    return write_call(
+        context, node, kernel, function=op.written, stored=stored, output=fr.stored_name(kernel),
+        constants=lambda name, value: dialect.constant(context, name, value),
+    )  # fmt: skip
 
 
 def difference(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:

@@ -63,6 +63,7 @@ class Integer(Stored):
             **dict.fromkeys(fr.TRANSPOSED, self._transposed),
             **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.gathered, self)),
             **dict.fromkeys(fr.ops_of(Family.ROWS), self._program),
+            **dict.fromkeys(fr.ops_of(Family.DEVICE), partial(functions.device, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),

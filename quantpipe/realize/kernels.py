@@ -18,6 +18,7 @@ from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     Accumulate,
+    Device,
     Kernel,
     QuantPlan,
     Reason,
@@ -108,7 +109,8 @@ def _in_runtime(topology: Topology, plan: QuantPlan, model: ir.Model) -> dict[st
 
     Ops that have no integer kernel anywhere are listed already.
     """
-    names = [k.node for k in topology.kernels if k.op not in fr.TRANSPOSED]
+    apart = {*fr.TRANSPOSED, *fr.ops_of(Family.DEVICE)}
+    names = [k.node for k in topology.kernels if k.op not in apart]
     default = fused(model, names)
     allowed = fused(model, names, int8_kernels=True) if default.real else default
     groups = {n.name: a.as_int() for n in model.graph if (a := n.attributes.get("group")) is not None}
@@ -150,6 +152,8 @@ def _long(plan: QuantPlan, tensor: str) -> bool:
 def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
     """Accumulators that no kernel has."""
     numbers = plan.kernels[kernel.node]
+    if isinstance(numbers, Device):
+        yield f"an op of the plug-in package {numbers.package}: run by its definition as a function"
     if kernel.op in fr.TRANSPOSED:
         yield "no integer kernel of the op: carried by float32 on whole numbers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:

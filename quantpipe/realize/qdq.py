@@ -36,6 +36,7 @@ class Qdq(Stored):
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
             **dict.fromkeys(fr.ops_of(Family.LOOKUP), self._lookup),
+            **dict.fromkeys(fr.ops_of(Family.DEVICE), partial(functions.device, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
             "Sub": partial(functions.difference, self),
             **dict.fromkeys(fr.ops_of(Family.ROWS), partial(functions.programmed, self)),

@@ -34,6 +34,7 @@ class QOperator(Stored):
             "MatMul": self._gemm,
             **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
             **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.gathered, self)),
+            **dict.fromkeys(fr.ops_of(Family.DEVICE), partial(functions.device, self)),
             "Sub": partial(functions.difference, self),
             "Add": self._elementwise("QLinearAdd"),
             "Mul": self._elementwise("QLinearMul"),

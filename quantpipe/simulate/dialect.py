@@ -58,6 +58,7 @@ class Simulated(Arithmetic):
             **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
             **dict.fromkeys(fr.ops_of(Family.LOOKUP), partial(functions.lookup, self)),
             **dict.fromkeys(fr.ops_of(Family.ROWS), partial(functions.program, self)),
+            **dict.fromkeys(fr.ops_of(Family.DEVICE), partial(functions.device, self)),
             **dict.fromkeys(fr.ops_of(Family.SUM), self._add),
             **dict.fromkeys(fr.ops_of(Family.PRODUCT), self._multiply),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),

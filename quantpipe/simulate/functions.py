@@ -11,6 +11,7 @@ from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
 from quantpipe.lowering.programs import write_program
+from quantpipe.lowering.device import op_of, write_call
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup, Program
 
@@ -140,6 +141,38 @@ def transposed(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel
     if plan.output is None:
         return acc
     return dialect._requantize(context, plan.output, acc, kernel.output, layout=node.outputs[0])
+
+
+def device(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+    """Write a kernel of a plug-in package: its integers are stored ones, with their zero points.
+
+    Args:
+        dialect: the form that is written.
+        context: the graph in the making.
+        node: the node of the float graph.
+        kernel: the kernel.
+
+    Returns:
+        The result less its zero point, as float.
+    """
+    b, op = context.builder, op_of(kernel)
+    stored: dict[str, ir.Value] = {}
+    for operand in kernel.operands:
+        q, name = context.plan.quantizers[operand.tensor], f"{node.name}/operand{operand.port}"
+        zero = dialect._scalar(context, f"{q.tensor}.zero", np.float32(q.zero_point))
+        shifted = b.op("Add", context.get(operand.tensor, Form.QUANTIZED), zero, name=f"{name}/q")
+        stored[op.inputs[operand.port]] = b.op("Cast", shifted, name=f"{name}/stored", to=int(ir_dtype(q.dtype)))
+    if kernel.weight is not None and op.weight is not None:
+        weight = context.plan.weights[kernel.weight]
+        stored[op.weight] = dialect._weight(context, f"{weight.tensor}.stored", weight.values)
+    made = write_call(
+        context, node, kernel, function=op.integers, stored=stored, output=f"{node.name}/integers",
+        constants=lambda name, value: dialect._scalar(context, name, value),
+    )  # fmt: skip
+    out = context.plan.quantizers[kernel.output]
+    real = b.op("Cast", made, name=f"{node.name}/single", to=int(ir.DataType.FLOAT))
+    zero = dialect._scalar(context, f"{out.tensor}.zero", np.float32(out.zero_point))
+    return b.op("Sub", real, zero, name=f"{node.name}/centre", output=fr.stored_name(kernel))
 
 
 def rescaled(dialect: Arithmetic, context: Context, tensor: str, target: str, *, value: ir.Value) -> ir.Value:

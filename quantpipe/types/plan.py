@@ -320,7 +320,16 @@ class Program:
     output: Requantize | None
 
 
-KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Program | Move
+@dataclass(frozen=True, eq=False)
+class Device:
+    """Describe an op of a plug-in package: the numbers of its own integer form, by name and in that order."""
+
+    node: str
+    package: str
+    numbers: tuple[tuple[str, NDArray[Any]], ...] = field(repr=False)
+
+
+KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Program | Move | Device
 
 
 @dataclass(frozen=True, eq=False)

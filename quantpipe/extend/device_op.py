@@ -1,0 +1,170 @@
+"""The protocol of a plug-in package: what it says of an op of its own, in plain data, NumPy and ONNX functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from quantpipe.types import Quantizer, Range, RequantizeSpec, WeightTensor
+
+Array = NDArray[Any]
+Numbers = Mapping[str, Array]
+"""Name -> a number or an array of numbers, of the type in which the integer form reads it."""
+
+
+def function(text: str) -> onnx.FunctionProto:
+    """Return an ONNX function from its text, in the syntax of `onnx.parser.parse_function`."""
+    return onnx.parser.parse_function(text)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeFacts:
+    """State what is known of a node before anything is measured.
+
+    `shapes` and `constants` go by the names of the reference's inputs; shapes are those of one sample.
+    """
+
+    node: str
+    attributes: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    constants: Mapping[str, Array] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """State all that the numbers of one kernel can depend on.
+
+    `operands` (how each activation is stored), `facts.constants` (real values) and `facts.shapes` go by the names of
+    the reference's inputs. `result` says how the result is stored; `low` and `high` bound its integers, those of a
+    swallowed Relu or Clip included. `weight` holds the integer weights. `requantize` is the hardware file's field.
+    """
+
+    facts: NodeFacts
+    operands: Mapping[str, Quantizer]
+    result: Quantizer
+    low: int
+    high: int
+    weight: WeightTensor | None
+    requantize: RequantizeSpec
+
+
+class NumbersOf(Protocol):
+    """The scale rule: which numbers the integer form reads, from scales, zero points, weights and attributes."""
+
+    def __call__(self, site: Site) -> Numbers:
+        """Return the numbers by name."""
+        ...
+
+
+class Interpreter(Protocol):
+    """The integer arithmetic in NumPy, independent of both ONNX functions: what they are checked against."""
+
+    def __call__(self, stored: Mapping[str, Array], numbers: Numbers, attributes: Mapping[str, Any]) -> Array:
+        """Return the stored result, int64, of stored operands and weights (int64), by the reference's input names."""
+        ...
+
+
+class Refuses(Protocol):
+    """Say why a node cannot run in integers, whatever the hardware."""
+
+    def __call__(self, facts: NodeFacts) -> str | None:
+        """Return the reason, as the end of a sentence, or None."""
+        ...
+
+
+def takes_all(facts: NodeFacts) -> str | None:
+    """Return None: no node of the op is refused."""
+    return None
+
+
+def no_work(facts: NodeFacts) -> int:
+    """Return 0, for ops that multiply and add nothing."""
+    return 0
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceOp:
+    """Describe one op of a domain of its own.
+
+    Attributes:
+        reference: What it computes in real numbers, as an ONNX function. Its domain, name, inputs and attributes are
+            those of the op; it has one output.
+        numbers: The scale rule.
+        integers: What the simulated model computes, as an ONNX function of the same domain and another name. It takes
+            stored integers (as the hardware file's signature types them, weights included) and numbers, by name, and
+            gives the stored result.
+        interpret: The same arithmetic in NumPy.
+        device: What the realized model holds, a node with this function as its definition: a runtime without a kernel
+            of that name computes by the definition, the device by its own kernel. None: `integers`.
+        weight: The input that is quantized as a weight; None: there is none.
+        channel_axis: The weight's axis of output channels.
+        fixed: Range of the result where it is known beforehand.
+        rectify: What is made of the estimated range of the result (the threshold rule).
+        steps: By how many steps of its result the integer arithmetic may depart from `reference`.
+        pattern: Whether nodes of the float model that compute `reference` are replaced by this op, where the hardware
+            file declares it.
+        refuse: Why a node stays in float, or None.
+        macs: Multiply-accumulates of a node per sample.
+    """
+
+    reference: onnx.FunctionProto = field(repr=False)
+    numbers: NumbersOf
+    integers: onnx.FunctionProto = field(repr=False)
+    interpret: Interpreter
+    device: onnx.FunctionProto | None = field(default=None, repr=False)
+    weight: str | None = None
+    channel_axis: int = 0
+    fixed: tuple[float, float] | None = None
+    rectify: Callable[[Range], Range] | None = None
+    steps: float = 1.0
+    pattern: bool = False
+    refuse: Refuses = takes_all
+    macs: Callable[[NodeFacts], int] = no_work
+    constants: tuple[str, ...] = ()
+    """Further inputs that must be constants, which `numbers` reads (a bias, a slope)."""
+
+    @property
+    def domain(self) -> str:
+        """Return the op's domain."""
+        return str(self.reference.domain)
+
+    @property
+    def name(self) -> str:
+        """Return the op's name in its domain."""
+        return str(self.reference.name)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the op's inputs."""
+        return tuple(self.reference.input)
+
+    @property
+    def data(self) -> tuple[int, ...]:
+        """Return the ports that carry activations."""
+        return tuple(p for p, name in enumerate(self.inputs) if name != self.weight and name not in self.constants)
+
+    @property
+    def written(self) -> onnx.FunctionProto:
+        """Return the function of the realized model."""
+        return self.integers if self.device is None else self.device
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """Name all that a package adds: ops (patterns among them), and output forms by name.
+
+    A form is a class with the protocol `quantpipe.lowering.Dialect`, made anew for each model.
+    """
+
+    ops: tuple[DeviceOp, ...] = ()
+    forms: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+
+
+def numbers_of(op: DeviceOp, site: Site) -> dict[str, Array]:
+    """Return the numbers of a kernel as arrays."""
+    return {name: np.asarray(value) for name, value in op.numbers(site).items()}

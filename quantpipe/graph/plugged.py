@@ -1,0 +1,54 @@
+"""Ops of plug-in packages in a model as it is loaded: their own definitions stand, and their patterns are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from quantpipe import extend
+from quantpipe.errors import ConfigError
+from quantpipe.graph.patterns import join_patterns
+
+
+def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
+    """Return the clean-up step that joins the patterns of plug-in packages that the hardware file declares."""
+    patterns = [op for name, op in extend.ops().items() if op.pattern and name in declared]
+
+    def patterns_of_plug_ins(model: ir.Model) -> ir.Model:
+        return join_patterns(model, patterns)
+
+    return patterns_of_plug_ins
+
+
+def leave_to_plug_ins(raw: ir.Model, path: Path) -> None:
+    """Take out, in place, the model's own definitions of ops that a plug-in package defines.
+
+    Raises:
+        ConfigError: naming the package, where the two definitions are not the same.
+    """
+    for key in [k for k in raw.functions if extend.op_of(extend.qualified(k[0], k[1])) is not None]:
+        name = extend.qualified(key[0], key[1])
+        op, own = extend.op_of(name), ir.to_proto(raw.functions[key])
+        if op is not None and _written(own) != _written(op.reference):
+            raise ConfigError(
+                f"the plug-in package {extend.package_of(name)}: its reference of {name} is not the definition that "
+                f"the model has ({path}); legal are two with the same nodes, or a model without a definition",
+                where="plugins",
+            )
+        del raw.functions[key]
+
+
+def _written(function: onnx.FunctionProto) -> list[tuple[object, ...]]:
+    """Return a function's nodes, whatever it calls its values."""
+    numbers: dict[str, int] = {"": -1}
+    for name in function.input:
+        numbers.setdefault(name, len(numbers))
+    found: list[tuple[object, ...]] = []
+    for node in function.node:
+        ends = [numbers.setdefault(name, len(numbers)) for name in (*node.input, *node.output)]
+        attributes = sorted(a.SerializeToString(deterministic=True) for a in node.attribute)
+        found.append((node.domain, node.op_type, ends, attributes))
+    return [*found, tuple(numbers.get(name) for name in function.output)]
