@@ -147,10 +147,10 @@ def check_model(
 
         path = model_file(model, Path(folder))
         graph = load_graph(path, example, least_opset=opset_for(spec), isolate=False, declared=spec.ops)
-        return _checked(graph, spec, made[0], package, tuple(forms or _forms(spec)))
+        return _checked(graph, spec, made[0], package=package, forms=tuple(forms or _forms(spec)))
 
 
-def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, package: str, forms: tuple[str, ...]) -> Checked:
+def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: str, forms: tuple[str, ...]) -> Checked:
     schema = resolve_schema(spec, {"name": "auto"}, compose.schemas())
     topology = analyze(graph, spec, schema, AnnotateOptions())
     own = [n for n in graph.nodes if extend.op_of(n.op) is not None]

@@ -100,16 +100,16 @@ def _check(graph: Graph, plan: QuantPlan, kernel: Kernel, found: Mapping[str, Ar
     )
     function = op.integers if form == "simulated" else op.written
     own = found[kernel.output]
-    _expect_equal(kernel, own, expected, f"the {form} model (function {function.name})", "its interpreter")
+    _expect_equal(kernel, own, expected, f"the {form} model (function {function.name})")
     _expect_reference(graph, plan, kernel, op, stored=stored, own=own)
 
 
-def _expect_equal(kernel: Kernel, found: Array, expected: Array, one: str, other: str) -> None:
+def _expect_equal(kernel: Kernel, found: Array, expected: Array, one: str) -> None:
     package = extend.package_of(kernel.op)
     if found.shape != expected.shape:
         raise extend.refused(
             package,
-            f"its op {kernel.op} at node {kernel.node}: {one} gives the shape {list(found.shape)}, {other} "
+            f"its op {kernel.op} at node {kernel.node}: {one} gives the shape {list(found.shape)}, its interpreter "
             f"{list(expected.shape)}",
         )
     wrong = np.argwhere(found != expected)
@@ -118,7 +118,7 @@ def _expect_equal(kernel: Kernel, found: Array, expected: Array, one: str, other
         raise extend.refused(
             package,
             f"its op {kernel.op} at node {kernel.node}: {len(wrong)} of {found.size} elements differ, the first at "
-            f"{list(place)}, where {one} gives {int(found[place])} and {other} {int(expected[place])}; legal is the "
+            f"{list(place)}, where {one} gives {int(found[place])} and its interpreter {int(expected[place])}; legal is the "
             "same arithmetic in both",
         )
 

@@ -18,6 +18,8 @@ from quantpipe.extend import DeviceOp
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.integer_ops import COMMUTES
 
+_Makers = dict[str, onnx.NodeProto]
+
 TOLERANCE = 1e-6
 """How far a constant may be from the function's own, relative: exporters round."""
 
@@ -61,12 +63,12 @@ def _matched(function: onnx.FunctionProto, node: ir.Node) -> _Match | None:
     last = makers[function.output[0]]
     if (last.op_type, last.domain) != (node.op_type, node.domain):
         return None
-    match = _value(function, makers, function.output[0], node.outputs[0], _Match())
+    match = _value(function, makers, function.output[0], node.outputs[0], match=_Match())
     return match if match is not None and _is_apart(match, node) else None
 
 
 def _value(
-    function: onnx.FunctionProto, makers: dict[str, onnx.NodeProto], name: str, value: ir.Value | None, match: _Match
+    function: onnx.FunctionProto, makers: _Makers, name: str, value: ir.Value | None, *, match: _Match
 ) -> _Match | None:
     if name in match.values:
         return match if match.values[name] is value else None
@@ -91,21 +93,22 @@ def _value(
     if len(given) > len(maker.input):
         return None
     orders = [given, given[::-1]] if maker.op_type in COMMUTES and len(given) == 2 else [given]
-    return next((m for order in orders if (m := _inputs(function, makers, maker, order, found)) is not None), None)
+    return next((m for order in orders if (m := _inputs(function, makers, maker, order, match=found)) is not None), None)
 
 
 def _inputs(
     function: onnx.FunctionProto,
-    makers: dict[str, onnx.NodeProto],
+    makers: _Makers,
     maker: onnx.NodeProto,
     given: list[ir.Value | None],
+    *,
     match: _Match,
 ) -> _Match | None:
     found: _Match | None = match.copy()
     for name, value in zip(maker.input, given, strict=True):
         if found is None:
             return None
-        found = _value(function, makers, name, value, found)
+        found = _value(function, makers, name, value, match=found)
     return found
 
 

@@ -1,0 +1,203 @@
+"""Plug-in packages: the worked example through every stage, and packages with one fault each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from quantpipe import extend
+from quantpipe.errors import AgreementError, ConfigError, HardwareError
+from quantpipe.extend import DeviceOp, Extension
+from quantpipe.hardware.load import load_hardware
+from quantpipe.oprules import OP_RULES
+from quantpipe.realize import BACKENDS, Integer
+from quantpipe.testing import check_extension, check_model, installed
+from quantpipe.types import Range
+from tests.extend.example import DOMAIN, hardware, net
+
+from example_npu.conv_hard_swish import CONV_HARD_SWISH  # isort: skip
+from example_npu.extension import EXTENSION  # isort: skip
+from example_npu.gate import GATE, INTEGERS  # isort: skip
+from example_npu.squash import SQUASH  # isort: skip
+
+
+def changed(function: onnx.FunctionProto, name: str, change: Callable[[onnx.FunctionProto], None]) -> Any:
+    made = onnx.FunctionProto()
+    made.CopyFrom(function)
+    made.name = name
+    change(made)
+    return made
+
+
+def node_of(function: onnx.FunctionProto, output: str) -> onnx.NodeProto:
+    return next(n for n in function.node if n.output[0] == output)
+
+
+def check(*ops: DeviceOp) -> None:
+    check_model(net(squash=False), hardware(), Extension((*ops, SQUASH)), package="faulty", forms=["integer"])
+
+
+def test_the_worked_example() -> None:
+    check_extension(EXTENSION, package="example_npu")
+    found = check_model(net(), hardware(), EXTENSION, package="example_npu", forms=["integer", "example_npu"])
+    assert found.kernels == ("first", "gate", "squash", "third")
+    assert found.elements > 10_000
+    assert not extend.installed() and not extend.functions() and "example_npu" not in BACKENDS
+
+
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("definitions", [False, True])
+def test_the_worked_example_in_kernels(form: str, definitions: bool) -> None:
+    """The model may hold the definitions of the ops itself: they are the same."""
+    functions = (GATE.reference, SQUASH.reference) if definitions else ()
+    found = check_model(net(functions=functions), hardware(), EXTENSION, package="example_npu", forms=[form])
+    assert found.forms == (form,)
+
+
+def test_arithmetic_that_departs_from_its_interpreter() -> None:
+    """The first differing element is named, whichever of the two models has it."""
+
+    def forget(function: onnx.FunctionProto) -> None:
+        node_of(function, "lifted").input[1] = "step"  # in place of the half step: rounds otherwise
+
+    wrong = changed(INTEGERS, "GateWrong", forget)
+    text = r"faulty: its op example\.npu\.Gate at node gate: \d+ of \d+ elements differ, the first at \[.*\], where "
+    with pytest.raises(ConfigError, match=text + r"the simulated model \(function GateWrong\) gives -?\d+ and its"):
+        check(replace(GATE, integers=wrong), CONV_HARD_SWISH)
+    with pytest.raises(ConfigError, match=text + r"the realized model \(function GateWrong\) gives -?\d+ and its"):
+        check(replace(GATE, device=wrong), CONV_HARD_SWISH)
+
+
+def test_arithmetic_that_departs_from_its_reference() -> None:
+    """Interpreter and integers agree, and compute something else than the float op."""
+
+    def steeper(site: Any) -> Mapping[str, Any]:
+        found = dict(GATE.numbers(site))
+        return found | {"slope": found["slope"] * 2}
+
+    with pytest.raises(ConfigError, match=r"Gate at node gate: its integers are up to \d+ steps away from its refere"):
+        check(replace(GATE, numbers=steeper), CONV_HARD_SWISH)
+
+
+def test_parts_that_raise() -> None:
+    def fails(*_: Any) -> Any:
+        raise ZeroDivisionError("no scale")
+
+    for part in ("numbers", "interpret", "refuse", "macs", "rectify"):
+        op = replace(GATE, **{part: fails})
+        with pytest.raises(ConfigError, match=rf"faulty: {part} of its op example\.npu\.Gate raised ZeroDivisionError"):
+            check(op, CONV_HARD_SWISH)
+            OP_RULES  # noqa: B018  (macs are asked for by costs only)
+            with installed(Extension((op,)), "faulty"):
+                extend.called("example.npu.Gate", part, getattr(op, part))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        (
+            lambda site: {"x_zero": np.int64(0)},
+            "asks for 'g_zero', which no stage has .*there are the stored g, x",
+        ),
+        (lambda site: [1], "gave a list; legal is a dict of arrays by name"),
+        (lambda site: {**GATE.numbers(site), "half": np.float32("nan")}, r"gave 'half' as float32 \(\[nan\]\); legal"),
+    ],
+)
+def test_numbers_that_cannot_be_used(numbers: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^plugins: the plug-in package faulty: .*" + text):
+        check(replace(GATE, numbers=numbers), CONV_HARD_SWISH)
+
+
+def named(function: onnx.FunctionProto, domain: str) -> onnx.FunctionProto:
+    return changed(function, function.name, lambda f: setattr(f, "domain", domain))
+
+
+@pytest.mark.parametrize(
+    ("extension", "text"),
+    [
+        (Extension((replace(GATE, reference=named(GATE.reference, "com.microsoft")),)), "whose ops are known already"),
+        (Extension((GATE, GATE)), r"two ops example\.npu\.Gate"),
+        (Extension((replace(GATE, weight="w"),)), r"names the input 'w'; its reference has x, g"),
+        (Extension((replace(GATE, constants=("x", "g")),)), "reads no activation"),
+        (Extension((replace(GATE, integers=named(INTEGERS, "other")),)), "has the domain 'other'"),
+        (Extension((replace(GATE, integers=GATE.reference, device=changed(INTEGERS, "Gate", lambda f: None)),)),
+         "two functions|the name of its reference"),
+        (Extension((replace(GATE, integers="text"),)), "has a str for a definition"),  # type: ignore[arg-type]
+        (Extension(("gate",)), "its ops hold a str"),  # type: ignore[arg-type]
+        (Extension(forms={"qdq": Integer}), "its form 'qdq' has the name of one that quantpipe has"),
+        ("none", "is a str; legal is a quantpipe.extend.Extension"),
+    ],
+)  # fmt: skip
+def test_extensions_that_cannot_be_installed(extension: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"faulty: .*({text})"):
+        check_extension(extension, package="faulty")
+    assert not extend.installed()
+
+
+def test_two_packages_with_one_op() -> None:
+    text = r"second: its op example\.npu\.Gate is also one of first"
+    with installed(Extension((GATE,)), "first"), pytest.raises(ConfigError, match=text):
+        check_extension(Extension((GATE,)), package="second")
+
+
+def test_a_form_without_a_lowering() -> None:
+    class Poor(Integer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ops = {op: how for op, how in self.ops.items() if not op.startswith(DOMAIN)}
+
+    with pytest.raises(ConfigError, match=r"example\.npu\.Gate is written by no lowering of poor"):
+        check_extension(Extension((GATE,), {"poor": Poor}), package="faulty")
+
+
+def test_a_form_that_computes_something_else() -> None:
+    class Off(Integer):
+        def clip(self, context: Any, stored: Any, q: Any, low: int, *, high: int) -> Any:
+            return super().clip(context, stored, q, low, high=high - 1)
+
+        def _requantize(self, context: Any, r: Any, *given: Any, **more: Any) -> Any:
+            return super()._requantize(context, replace(r, high=r.high - 3), *given, **more)
+
+    with pytest.raises(AgreementError, match=r"package faulty: \d+ of \d+ elements differ .*the form off at 8 bits"):
+        check_model(
+            net(gate=False), hardware(), Extension(EXTENSION.ops, {"off": Off}), package="faulty", forms=["off"]
+        )
+
+
+def test_a_hardware_file_that_names_an_op_of_nobody() -> None:
+    with pytest.raises(HardwareError, match=r"ops\.example\.npu\.\w+ is no op with a rule.*plugins=\[PACKAGE\]"):
+        load_hardware(hardware())
+
+
+def test_an_accumulator_for_an_op_of_a_package() -> None:
+    ops = {**hardware()["ops"], "example.npu.Gate": [{"in": ["uint8"], "out": ["int32"]}]}
+    with pytest.raises(HardwareError, match=r"ops\.example\.npu\.Gate has an accumulator in `in` or `out`"):
+        check_model(net(squash=False), hardware(ops=ops), EXTENSION, package="example_npu", forms=["integer"])
+
+
+def test_a_definition_in_the_model_that_is_another() -> None:
+    def steeper(function: onnx.FunctionProto) -> None:
+        node_of(function, "slope").attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.float32(0.5)))
+
+    other = changed(GATE.reference, "Gate", steeper)
+    with pytest.raises(ConfigError, match=r"its reference of example\.npu\.Gate is not the definition that the model"):
+        check_model(net(squash=False, functions=(other,)), hardware(), EXTENSION, package="example_npu")
+
+
+def test_rectified_ranges_are_what_the_package_says() -> None:
+    seen: list[Range] = []
+
+    def rectify(found: Range) -> Range:
+        seen.append(found)
+        return Range(0.0, 0.25)
+
+    wild = replace(SQUASH, rectify=rectify, steps=1000)
+    own = Extension((wild, GATE, CONV_HARD_SWISH))
+    check_model(net(gate=False), hardware(), own, package="own", forms=["integer"])
+    assert seen and seen[0].high > 0.25

@@ -1,0 +1,93 @@
+"""Which sub-graphs are joined to one node of a plug-in op, and which are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from quantpipe.extend import DeviceOp, Extension, function
+from quantpipe.graph.io import model_bytes
+from quantpipe.graph.patterns import join_patterns
+from quantpipe.testing import installed
+from tests.extend import example  # noqa: F401  (the path of the example package)
+
+from example_npu.gate import GATE, INTEGERS, interpret, numbers  # isort: skip
+
+REFERENCE = function("""
+    <domain: "example.npu", opset_import: ["" : 17]>
+    Tail <alpha> (x, w) => (y) {
+        three = Constant <value = float {3.0}> ()
+        leaky = LeakyRelu <alpha: float = @alpha> (x)
+        scaled = Mul (leaky, three)
+        sum = Add (scaled, w)
+        y = Softmax <axis: int = 1> (sum)
+    }
+""")
+TAIL = DeviceOp(REFERENCE, numbers, INTEGERS, interpret, constants=("w",), pattern=True)
+
+
+def graph(*, three: float = 3.0, axis: int = 1, read: bool = False, turned: bool = False, alpha: Any = 0.2) -> Any:
+    more = {} if alpha is None else {"alpha": alpha}
+    sums = ["w", "scaled"] if turned else ["scaled", "w"]
+    nodes = [
+        helper.make_node("LeakyRelu", ["x"], ["leaky"], name="leaky", **more),
+        helper.make_node("Mul", ["three", "leaky"] if turned else ["leaky", "three"], ["scaled"], name="mul"),
+        helper.make_node("Add", sums, ["sum"], name="add"),
+        helper.make_node("Softmax", ["sum"], ["y"], name="soft", axis=axis),
+    ]
+    outputs = ["y", "leaky"] if read else ["y"]
+    constants = [numpy_helper.from_array(np.float32(three), "three")]
+    constants += [numpy_helper.from_array(np.arange(12, dtype=np.float32).reshape(3, 4), "w")]
+    ports = [helper.make_tensor_value_info(o, TensorProto.FLOAT, ["N", 3, 4]) for o in outputs]
+    port = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 4])
+    made = helper.make_graph(nodes, "g", [port], ports, constants)
+    return ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+def run(data: bytes) -> Any:
+    x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
+    return ort.InferenceSession(data, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+
+
+@pytest.mark.parametrize("given", [{}, {"turned": True}, {"alpha": None}, {"three": 3.0000001}])
+def test_matches_are_one_node_and_compute_the_same(given: dict[str, Any]) -> None:
+    model = graph(**given)
+    before = run(model_bytes(model))
+    with installed(Extension((TAIL,)), "own"):
+        joined = join_patterns(model, [TAIL])
+        assert [(n.domain, n.op_type) for n in joined.graph] == [("example.npu", "Tail")]
+        data = model_bytes(joined)
+    assert [f.name for f in onnx.load_from_string(data).functions] == ["Tail"]
+    for a, b in zip(before, run(data), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [{"three": 2.5}, {"axis": 2}, {"read": True}])
+def test_what_computes_something_else_stays(given: dict[str, Any]) -> None:
+    model = graph(**given)
+    assert join_patterns(model, [TAIL]) is model
+    assert join_patterns(model, []) is model
+
+
+def test_two_activations_match_in_their_own_order() -> None:
+    """x · clip(g / 4 + 1/2): the operands of the product may stand either way, and x is not g."""
+    names = {"slope": 0.25, "half": 0.5, "zero": 0.0, "one": 1.0}
+    constants = [numpy_helper.from_array(np.float32(v), n) for n, v in names.items()]
+    for order in (["a", "open"], ["open", "a"]):
+        nodes = [
+            helper.make_node("Mul", ["b", "slope"], ["scaled"], name="m"),
+            helper.make_node("Add", ["half", "scaled"], ["raised"], name="a"),
+            helper.make_node("Clip", ["raised", "zero", "one"], ["open"], name="c"),
+            helper.make_node("Mul", order, ["y"], name="p"),
+        ]
+        ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 3]) for n in ("a", "b", "y")]
+        made = helper.make_graph(nodes, "g", ports[:2], ports[2:], constants)
+        model = ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        (node,) = join_patterns(model, [GATE]).graph
+        assert [v.name for v in node.inputs] == ["a", "b"]
