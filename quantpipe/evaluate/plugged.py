@@ -118,8 +118,8 @@ def _expect_equal(kernel: Kernel, found: Array, expected: Array, one: str) -> No
         raise extend.refused(
             package,
             f"its op {kernel.op} at node {kernel.node}: {len(wrong)} of {found.size} elements differ, the first at "
-            f"{list(place)}, where {one} gives {int(found[place])} and its interpreter {int(expected[place])}; legal is the "
-            "same arithmetic in both",
+            f"{list(place)}, where {one} gives {int(found[place])} and its interpreter {int(expected[place])}; legal "
+            "is the same arithmetic in both",
         )
 
 

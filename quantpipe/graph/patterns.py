@@ -93,7 +93,9 @@ def _value(
     if len(given) > len(maker.input):
         return None
     orders = [given, given[::-1]] if maker.op_type in COMMUTES and len(given) == 2 else [given]
-    return next((m for order in orders if (m := _inputs(function, makers, maker, order, match=found)) is not None), None)
+    return next(
+        (m for order in orders if (m := _inputs(function, makers, maker, order, match=found)) is not None), None
+    )
 
 
 def _inputs(

@@ -187,7 +187,12 @@ class Graph:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
         found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
-        return _arrived, (model_bytes(self.model), self.model_hash, found | measured | {"source": self.source}, extend.installed())
+        return _arrived, (
+            model_bytes(self.model),
+            self.model_hash,
+            found | measured | {"source": self.source},
+            extend.installed(),
+        )
 
 
 def tensor_info(value: ir.Value, given: str | None = None) -> TensorInfo:
@@ -244,9 +249,7 @@ def _known_as(node: ir.Node) -> str:
     return name if extend.op_of(name) is not None else node.op_type
 
 
-def _arrived(
-    data: bytes, model_hash: str, fields: Mapping[str, Any], extensions: tuple[tuple[str, str], ...]
-) -> Graph:
+def _arrived(data: bytes, model_hash: str, fields: Mapping[str, Any], extensions: tuple[tuple[str, str], ...]) -> Graph:
     extend.ensure(extensions)
     return replace(view(ir.from_proto(onnx.load_from_string(data)), model_hash, ""), **fields)
 
