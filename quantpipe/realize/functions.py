@@ -11,9 +11,9 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
+from quantpipe.lowering.device import op_of, write_call
 from quantpipe.lowering.integers import IntegerWriter
 from quantpipe.lowering.programs import write_program
-from quantpipe.lowering.device import op_of, write_call
 from quantpipe.realize.stored import Stored, kernels_only, no_accumulators
 from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Lookup, Program, Requantize, Sum
 

@@ -10,8 +10,8 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering import transpose as tr
-from quantpipe.lowering.programs import write_program
 from quantpipe.lowering.device import op_of, write_call
+from quantpipe.lowering.programs import write_program
 from quantpipe.simulate.arithmetic import Arithmetic
 from quantpipe.types import Accumulate, Contract, Form, Kernel, Lookup, Program
 
