@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 os.environ["QUANTPIPE_CACHE"] = "none"
+os.environ["QUANTPIPE_FIGURES"] = "none"  # a second per run; tests/report draws them
 
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("developer", max_examples=40, derandomize=False, deadline=None)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-from numpy.typing import NDArray
 
 from quantpipe import __version__
 from quantpipe.artifacts import read_json
@@ -21,7 +17,10 @@ from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.figures import figures_of
 from quantpipe.pipeline.log_run import file_report
+from quantpipe.pipeline.run_folder import Beside
+from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
@@ -94,10 +93,10 @@ def evaluate(
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        report, samples = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
+        report, shown = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
-        job.files.write_report(report, samples, origin)
+        job.files.write_report(report, shown, origin)
         decisions.evaluated(report)
     kept.clear()
     job.write_strategy(found, _measured(report), None)
@@ -113,8 +112,8 @@ def _evaluate(
     realized: Rendered,
     kept: LayerCheckpoint,
     seen: Reference | None,
-) -> tuple[RunReport, Mapping[str, NDArray[Any]]]:
-    """The report, and what each sample gave."""
+) -> tuple[RunReport, Beside]:
+    """The report, and what is kept beside it."""
     settings, samples = job.settings, job.inputs.evaluate
     options = settings.evaluate
     few = options.realized_samples
@@ -159,7 +158,16 @@ def _evaluate(
         speed=speed,
         slower=slower,
     )
-    return build_report(job, found, evaluated, profile), evaluation.per_sample
+    figures = figures_of(
+        job.graph,
+        job.topology,
+        plan,
+        evaluation,
+        profile=profile,
+        samples=samples,
+        timeline=timeline_of(job.console),
+    )
+    return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
 
 
 def _conclude(job: RunContext, report: RunReport) -> RunReport:

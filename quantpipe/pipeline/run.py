@@ -12,6 +12,7 @@ from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.steps import Steps
+from quantpipe.pipeline.timeline import Timed
 from quantpipe.types import (
     RunReport,
 )
@@ -19,6 +20,7 @@ from quantpipe.types import (
 
 def open_run(settings: Settings, console: Console) -> Steps:
     """Read the model and the data, and say what is to be known of them; the stages are still to be done."""
+    console = Timed(console)
     console.stage("model", str(settings.model))
     inputs = load(settings)
     for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes, *decisions(inputs.graph, settings.spec)):

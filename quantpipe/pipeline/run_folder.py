@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,12 +48,21 @@ from quantpipe.types import (
     Strategy,
     Topology,
 )
+from quantpipe.types.figures import Figures
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile", "aim"),
     "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
 }
 """By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What is kept beside a report: what each sample gave, and what the page's figures are drawn from."""
+
+    samples: Mapping[str, NDArray[Any]]
+    figures: Figures
 
 
 class RunFolder:
@@ -91,6 +100,7 @@ class RunFolder:
         self.report = root / "evaluate" / "report.json"
         self.page = root / "evaluate" / "report.html"
         self.samples = root / "evaluate" / "samples.npz"
+        self.figures = root / "evaluate" / "figures.json"
         self.evaluating = root / "evaluate" / "partial"
         self.explained = root / "explain.json"
 
@@ -301,24 +311,27 @@ class RunFolder:
             "source": origin.inputs["model"],
         }
 
-    def write_report(self, report: RunReport, samples: Mapping[str, NDArray[Any]], origin: Origin) -> None:
-        """Write all results, for programs and for people; `samples`: what each sample gave."""
-        self.look_over(self.report, self.page, self.samples)
+    def write_report(self, report: RunReport, beside: Beside, origin: Origin) -> None:
+        """Write all results, for programs and for people."""
+        self.look_over(self.report, self.page, self.samples, self.figures)
         with Unit(self.report.parent) as unit:
             unit.json(self.report, report, origin)
-            unit.npz(self.samples, dict(samples), origin)
-            unit.text(self.page, render_html(report), origin, "<!--")
+            unit.npz(self.samples, dict(beside.samples), origin)
+            unit.json(self.figures, beside.figures, origin)
+            unit.text(self.page, render_html(report, beside.figures), origin, "<!--")
 
     def read_report(self, origin: Origin) -> RunReport | None:
         """Return what an earlier run of the same origin reported, or None.
 
         Its page is made again where it is damaged.
         """
-        if not all([self.current(self.report, origin), self.current(self.samples, origin)]):
+        whole = [self.current(path, origin) for path in (self.report, self.samples, self.figures)]
+        if not all(whole):
             return None
         report = cast("RunReport", read_json(self.report, origin))
         if not self.current(self.page, origin):
-            write_text(self.page, render_html(report), origin, "<!--")
+            figures = cast("Figures", read_json(self.figures, origin))
+            write_text(self.page, render_html(report, figures), origin, "<!--")
         return report
 
     def write_explained(self, report: ExplainReport, origin: Origin) -> None:

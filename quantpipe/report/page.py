@@ -1,4 +1,7 @@
-"""The report as one self-contained HTML page: no script, nothing from the network, readable in ten years."""
+"""The report as one self-contained HTML page: no script, nothing from the network, readable in ten years.
+
+The verdict comes first, then figures, then the numbers behind them.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,28 @@ from typing import Any
 import jinja2
 
 from quantpipe.report import text
-from quantpipe.report.plot import best_so_far, pareto_front
+from quantpipe.report.figures import drawn
 from quantpipe.types import (
     RunReport,
     by_model,
 )
+from quantpipe.types.figures import Figures
 
 _SHOWN_ROWS = 40
+_MOST_ROWS = 2000
+"""Rows of a table; a browser is slow with many more, and report.json has all."""
 _MODELS = ("float", "simulated", "realized")
 
 
-def render_html(report: RunReport) -> str:
+def render_html(report: RunReport, figures: Figures | None = None) -> str:
     """Return the page of a report.json dict.
 
-    Keys may be missing and values None: the page then shows a dash.
+    Keys may be missing and values None: the page then shows a dash. `figures`: what is drawn beside its numbers
+    (evaluate/figures.json), where that is known.
     """
     tone, sentence = text.verdict(report.get("agreement"))
     metrics: Mapping[str, Any] = by_model(report["metrics"]) if report.get("metrics") else {}
     search = report.get("search") or {}
-    by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
     return _template().render(
         r=report,
         run={key: value for key, value in (report.get("run") or {}).items() if value is not None},
@@ -41,25 +47,27 @@ def render_html(report: RunReport) -> str:
         tone=tone,
         sentence=sentence,
         sessions=text.sessions(report.get("agreement")),
-        plot=best_so_far(search.get("trace_cost" if by_cost else "trace")),
-        plotted="Cost of the best candidate so far" if by_cost else "Best value found so far",
-        front=pareto_front(search.get("front"), search.get("picked")),
+        drawn=drawn(report, figures),
+        missed=search.get("shortfall") if isinstance(search.get("shortfall"), str) else None,
+        judged="shortfall" in search,
+        changed=list(figures["changed"]) if figures is not None else [],
+        confused=figures["confusion"] if figures is not None else None,
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
         precision=precision if (precision := report.get("precision") or {}).get("trials") else None,
         decided=text.precision(precision) if precision.get("trials") else None,
         recover=_rows(report.get("recover")),
         gained=text.recovery_gain(gain) if (gain := report.get("recovery")) else None,
         choices=_rows(report.get("choices")),
-        float_nodes=_rows(report.get("float_nodes")),
+        float_nodes=_folded(_rows(report.get("float_nodes"))),
+        in_float=len(report.get("float_nodes") or ()),
         proved=text.proof(report.get("proof")),
-        on_samples=_rows(report["proof"].get("on_samples") if report.get("proof") else None),
+        on_samples=_folded(_rows(report["proof"].get("on_samples") if report.get("proof") else None)),
         without_kernel=_rows(report.get("without_kernel")),
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
         rectified=_rows(report.get("rectified")),
         rules=_rows(search.get("threshold_rules")),
         warnings=[str(w) for w in _warnings(report)],
-        shown=_SHOWN_ROWS,
     )
 
 
@@ -86,19 +94,29 @@ def _template() -> jinja2.Template:
         "cell": _cell,
         "columns": _columns,
     }
-    environment.globals["times"] = text.times
+    environment.globals |= {"times": text.times, "shown": _SHOWN_ROWS, "most": _MOST_ROWS}
     return environment.get_template("report.html.j2")
 
 
 def _warnings(report: Mapping[str, Any]) -> list[Any]:
     """What is not said above the rest."""
     found = (*(report.get("warnings") or ()), report.get("host"))
-    return [w for w in found if w is not None and w not in (report.get("doubts") or ())]
+    said = (*(report.get("doubts") or ()), (report.get("search") or {}).get("shortfall"))
+    return [w for w in found if w is not None and w not in said]
 
 
 def _rows(items: Any) -> list[dict[str, Any]]:
     """A list of mappings; what is no mapping becomes the one column `what`."""
     return [dict(item) if isinstance(item, Mapping) else {"what": item} for item in items or ()]
+
+
+def _folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of nodes whose other columns are the same become one, which names all of its nodes."""
+    found: dict[str, tuple[list[str], dict[str, Any]]] = {}
+    for row in rows:
+        rest = {key: value for key, value in row.items() if key != "node"}
+        found.setdefault(repr(rest), ([], rest))[0].append(_cell(row.get("node")))
+    return [{"nodes": len(names), **rest, "which": ", ".join(names)} for names, rest in found.values()]
 
 
 def _by_sqnr(layer: Mapping[str, Any]) -> tuple[bool, float]:

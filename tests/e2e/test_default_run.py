@@ -29,6 +29,7 @@ LAYOUT = (
     "realize/model.onnx",
     "evaluate/report.json",
     "evaluate/report.html",
+    "evaluate/figures.json",
     "evaluate/samples.npz",
     "config.yaml",
 )

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from quantpipe.report import render_html, summary_table, text
-from quantpipe.report.plot import best_so_far
 
 HOSTILE = "<script>alert('x')</script> [bold]b[/bold] \"onload=x --> {{ 7*7 }} </svg>"
 
@@ -157,7 +156,7 @@ def test_the_page_shows_the_report() -> None:
         "3.00× faster (float 9 ms)",
         "300.8 M",
         "of a space of 10^54.2",
-        "softmax_0 Softmax vta runs no Softmax",
+        "1 Softmax vta runs no Softmax softmax_0",
         "a->b:0 0.01 shift beyond 31",
         "Conversions 4 + 2 float ↔ integer",
         "conv_3 Conv requantized by shift",
@@ -191,8 +190,8 @@ def test_without_recovery_there_is_no_table_of_it() -> None:
 def test_the_page_is_self_contained() -> None:
     html = render_html(REPORT)
     _, checker = page(REPORT)
-    assert not checker.tags & {"script", "link", "img", "iframe", "object", "embed", "base"}
-    assert not [name for name, _ in checker.attributes if name in ("src", "href", "style") or name.startswith("on")]
+    assert not checker.tags & {"script", "link", "iframe", "object", "embed", "base"}
+    assert not [name for name, _ in checker.attributes if name in ("src", "href") or name.startswith("on")]
     assert "url(" not in html and "@import" not in html and "http" not in html
     assert "prefers-color-scheme: dark" in html
 
@@ -274,27 +273,6 @@ def test_the_table_shows_the_headline() -> None:
     assert "0 of 51,200 elements differ" in out
 
 
-# ---------------------------------------------------------------- the plot
-
-
-@pytest.mark.parametrize("trace", [None, [], [[0, 1.0]], [["a", "b"], [1]], [[0, float("nan")], [1, 2.0]], "text"])
-def test_no_plot_without_two_points(trace: Any) -> None:
-    assert best_so_far(trace) is None
-
-
-@pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [-3.0, 1e-9, 5.0], [1e12, 1e12 + 1]])
-def test_the_plot_stays_inside_its_frame(values: list[float]) -> None:
-    plot = best_so_far([[i * 10, v] for i, v in enumerate(values)])
-    assert plot is not None and plot.x_ticks and plot.y_ticks
-    assert all(plot.left <= x <= plot.right for x, _ in (*plot.x_ticks, plot.last))
-    assert all(0 <= y <= plot.bottom for y in (*(at for at, _ in plot.y_ticks), plot.last[1]))
-
-
-def test_long_traces_are_thinned_out_and_keep_their_end() -> None:
-    long = best_so_far([[i, float(i)] for i in range(100_000)])
-    assert long is not None and len(long.path) < 10_000 and long.last[0] == long.right
-
-
 # ---------------------------------------------------------------- numbers
 
 
@@ -329,10 +307,11 @@ def test_numbers_as_people_read_them(shown: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("form", "caption"),
-    [("least_cost_within_tolerance", "Cost of the best candidate"), ("best_value_within_cost", "Best value found")],
+    [("least_cost_within_tolerance", "cost (cost) of the best"), ("best_value_within_cost", "value of the best")],
 )
-def test_the_plot_shows_what_the_search_was_after(form: str, caption: str) -> None:
+def test_the_plot_shows_what_the_search_was_after(form: str, caption: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUANTPIPE_FIGURES", "all")
     search = {"form": form, "trace": [[0, -0.1], [3, -0.2]], "trace_cost": [[0, 90.0], [3, 70.0]]}
     page = render_html({"search": search})
     assert caption in page
-    assert ("90" in page) == (form == "least_cost_within_tolerance")
+    assert (">90<" in page) == (form == "least_cost_within_tolerance")

@@ -1,0 +1,183 @@
+"""What the figures of a report are drawn from, beside its numbers: evaluate/figures.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.data.thumbnail import thumbnail
+from quantpipe.graph.view import Graph
+from quantpipe.pipeline.stages import Evaluation
+from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology
+from quantpipe.types.figures import ChangedSample, ConfusionFigure, Figures, GraphFigure, HistogramFigure, TimelineRow
+
+HISTOGRAMS = 6
+"""Tensors with the greatest errors of their own whose histograms are shown."""
+BINS = 96
+CLASSES = 30
+"""More classes than these are not shown in one table: those that changed most are."""
+CHANGED = 12
+"""Samples that got another class are shown."""
+READ = 4096
+"""Samples that are read at most to show some of them."""
+
+
+def figures_of(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    evaluation: Evaluation,
+    *,
+    profile: Profile | None,
+    samples: Samples,
+    timeline: Sequence[TimelineRow],
+) -> Figures:
+    """Return what the figures of a run are drawn from.
+
+    Args:
+        graph: The clean model.
+        topology: What of it runs in integers.
+        plan: Every number of the integer model.
+        evaluation: The measured numbers.
+        profile: The statistics behind the ranges, where this run has them.
+        samples: What was evaluated on.
+        timeline: The stages so far.
+    """
+    rows = evaluation.per_sample
+    both = {"float_class", "found_class"} <= rows.keys()
+    return {
+        "graph": _graph(graph, topology, plan, {row["tensor"]: row["sqnr_db"] for row in evaluation.layers}),
+        "histograms": _histograms(evaluation, topology, plan, profile),
+        "confusion": _confusion(rows["float_class"], rows["found_class"]) if both else None,
+        "changed": _changed(rows, samples, graph) if both else [],
+        "timeline": list(timeline),
+    }
+
+
+def _graph(graph: Graph, topology: Topology, plan: QuantPlan, errors: Mapping[str, float | None]) -> GraphFigure:
+    number = {node.name: at for at, node in enumerate(graph.nodes)}
+    edges = [
+        [number[graph.producers[tensor].name], at]
+        for at, node in enumerate(graph.nodes)
+        for tensor in dict.fromkeys((*node.inputs, *node.captured))
+        if tensor in graph.producers
+    ]
+    nodes = []
+    for node in graph.nodes:
+        integer = topology.node_conds.get(node.name, False)
+        kernel = graph.by_name.get(topology.swallowed.get(node.name, node.name), node)
+        stored = next((t for n in (node, kernel) for t in n.outputs if t in plan.quantizers), None)
+        bits = (plan.quantizers[stored].bits if stored is not None else ACCUMULATOR) if integer else None
+        error = next((errors[t] for t in node.outputs if t in errors), None)
+        nodes.append({"name": node.name, "op": node.op, "bits": bits, "sqnr_db": error})
+    return {"nodes": nodes, "edges": edges}  # type: ignore[typeddict-item]
+
+
+ACCUMULATOR = 32
+"""Bits of a result that leaves its kernel as it was summed."""
+
+
+def _histograms(
+    evaluation: Evaluation, topology: Topology, plan: QuantPlan, profile: Profile | None
+) -> list[HistogramFigure]:
+    worst = sorted(evaluation.layers, key=lambda row: -(row["rounding"] + row["saturation"]))
+    found = []
+    for row in worst if profile is not None else ():
+        tensor, quantizer = row["tensor"], plan.quantizers.get(row["tensor"])
+        stats = _stats(profile, topology, tensor) if profile is not None else None
+        if stats is None or quantizer is None or not stats.full or not stats.maximum > stats.minimum:
+            continue
+        low, high, counts = _bins(stats)
+        scale = float(quantizer.scale)
+        found.append(
+            HistogramFigure(
+                tensor=tensor,
+                bits=quantizer.bits,
+                low=low,
+                high=high,
+                counts=counts,
+                clip_low=quantizer.low * scale,
+                clip_high=quantizer.high * scale,
+                scale=scale,
+                saturated=row["saturated"],
+            )
+        )
+        if len(found) == HISTOGRAMS:
+            break
+    return found
+
+
+def _stats(profile: Profile, topology: Topology, tensor: str) -> TensorStats | None:
+    """The statistics of a tensor, or of what its range was taken from."""
+    if tensor in profile.tensors:
+        return profile.tensors[tensor]
+    group = topology.group_of.get(tensor)
+    return next((profile.tensors[s] for s in group.sources if s in profile.tensors), None) if group else None
+
+
+def _bins(stats: TensorStats) -> tuple[float, float, list[int]]:
+    """The histogram where there are values, in at most `BINS` bins."""
+    counts = np.asarray(stats.histogram)
+    used = np.flatnonzero(counts)
+    first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, len(counts))
+    size = -(-(last - first) // BINS)
+    last = first + size * -(-(last - first) // size)
+    padded = np.pad(counts, (0, max(0, last - len(counts))))[first:last]
+    width = 2 * stats.limit / len(counts)
+    merged = padded.reshape(-1, size).sum(axis=1)
+    return -stats.limit + first * width, -stats.limit + last * width, [int(n) for n in merged]
+
+
+def _confusion(before: NDArray[np.int64], after: NDArray[np.int64]) -> ConfusionFigure:
+    moved = before != after
+    classes = sorted({*before.tolist(), *after.tolist()})
+    if len(classes) > CLASSES:
+        most = Counter([*before[moved].tolist(), *after[moved].tolist()]).most_common(CLASSES // 2)
+        classes = sorted(name for name, _ in most)
+    at = {name: number for number, name in enumerate(classes)}
+    counts = [[0] * len(classes) for _ in classes]
+    for a, b in zip(before.tolist(), after.tolist(), strict=True):
+        if a in at and b in at:
+            counts[at[a]][at[b]] += 1
+    return {"classes": classes, "counts": counts, "changed": int(moved.sum()), "samples": len(before)}
+
+
+def _changed(rows: Mapping[str, NDArray[Any]], samples: Samples, graph: Graph) -> list[ChangedSample]:
+    """Some samples that got another class: those that became wrong first."""
+    before, after, labels = rows["float_class"], rows["found_class"], rows.get("label")
+    moved = [int(i) for i in np.flatnonzero(before != after) if i < READ]
+    if labels is not None:
+        moved.sort(key=lambda i: before[i] != labels[i])
+    chosen = moved[:CHANGED]
+    images = _images(samples, graph, set(chosen))
+    return [
+        {
+            "index": i,
+            "label": None if labels is None else int(labels[i]),
+            "float_class": int(before[i]),
+            "found_class": int(after[i]),
+            "image": images.get(i),
+        }
+        for i in chosen
+    ]
+
+
+def _images(samples: Samples, graph: Graph, wanted: set[int]) -> dict[int, str]:
+    """A small picture of each wanted sample, where the first input is one of pictures."""
+    found: dict[int, str] = {}
+    if not wanted or not graph.inputs:
+        return found
+    name, at = graph.inputs[0].name, 0
+    for batch in samples.batches(graph.batch_size):
+        values = batch.inputs[name]
+        for row in range(len(values)):
+            if at + row in wanted and (image := thumbnail(np.asarray(values[row]))) is not None:
+                found[at + row] = image
+        at += len(batch)
+        if at > max(wanted):
+            break
+    return found

@@ -1,0 +1,70 @@
+"""Every figure of a report that has something to show."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quantpipe.types.figures import Figures
+
+VARIABLE = "QUANTPIPE_FIGURES"
+"""`none` in the environment: pages are written without figures, half a second quicker."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The figures as `<svg>` elements; None, or empty, where there is nothing to show."""
+
+    network: str | None = None
+    depth: str | None = None
+    bars: str | None = None
+    histograms: Sequence[str] = ()
+    curve: str | None = None
+    front: str | None = None
+    confusion: str | None = None
+    timeline: str | None = None
+
+
+def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
+    """Return the figures of a report.
+
+    Args:
+        report: report.json; keys may be missing.
+        data: What is drawn beside its numbers; None where that is not known.
+    """
+    if os.environ.get(VARIABLE) == "none":
+        return Drawn()
+    from quantpipe.report.figures import classes, course, layers, network
+
+    search = report.get("search") or {}
+    search = search if isinstance(search, Mapping) else {}
+    by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
+    cost, metric = str(search.get("cost") or "cost"), str(search.get("metric") or "value")
+    rows = _layers(report.get("layers"))
+    return Drawn(
+        network=network.network(data["graph"]) if data is not None and data["graph"]["nodes"] else None,
+        depth=layers.along_depth(rows) if len(rows) > 1 else None,
+        bars=layers.bars(rows, {}) if rows else None,
+        histograms=[layers.histogram(one) for one in data["histograms"]] if data is not None else (),
+        curve=course.curve(search.get("trace_cost" if by_cost else "trace"), f"cost ({cost})" if by_cost else metric),
+        front=course.front(search.get("front"), search.get("picked"), cost, metric),
+        confusion=classes.confusion(data["confusion"]) if data is not None and data["confusion"] is not None else None,
+        timeline=course.timeline(data["timeline"]) if data is not None else None,
+    )
+
+
+def _layers(given: Any) -> list[dict[str, Any]]:
+    """The rows that can be drawn: what is no number in them is left out."""
+    names = ("bits", "sqnr_db", "rounding", "saturation")
+    return [
+        {"tensor": str(row["tensor"]), **{name: float(row[name]) for name in names if _finite(row.get(name))}}
+        for row in given or ()
+        if isinstance(row, Mapping) and row.get("tensor") is not None
+    ]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,73 @@
+"""What the figures of a report are drawn from: evaluate/figures.json, as types. docs/artifacts.md says more."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class GraphNode(TypedDict):
+    """A node of the clean model. `bits`: of its result, null in float; `sqnr_db`: of that, null where not stored."""
+
+    name: str
+    op: str
+    bits: int | None
+    sqnr_db: float | None
+
+
+class GraphFigure(TypedDict):
+    """The model: nodes in an order in which each follows what it reads, and edges as pairs of their numbers."""
+
+    nodes: list[GraphNode]
+    edges: list[list[int]]
+
+
+class HistogramFigure(TypedDict):
+    """What calibration saw of a tensor: counts of equal bins over [low, high], and the range and codes it got."""
+
+    tensor: str
+    bits: int
+    low: float
+    high: float
+    counts: list[int]
+    clip_low: float
+    clip_high: float
+    scale: float
+    saturated: float
+
+
+class ConfusionFigure(TypedDict):
+    """How often the float model says the class of a row and the realized model that of a column."""
+
+    classes: list[int]
+    counts: list[list[int]]
+    changed: int
+    samples: int
+
+
+class ChangedSample(TypedDict):
+    """A sample that got another class. `image`: a picture of it as a PNG in base64, where its input is one."""
+
+    index: int
+    label: int | None
+    float_class: int
+    found_class: int
+    image: str | None
+
+
+class TimelineRow(TypedDict):
+    """A stage: when it began and how long it took, in seconds; the memory held at its end, in MiB."""
+
+    stage: str
+    start: float
+    seconds: float
+    memory_mb: float | None
+
+
+class Figures(TypedDict):
+    """All of them."""
+
+    graph: GraphFigure
+    histograms: list[HistogramFigure]
+    confusion: ConfusionFigure | None
+    changed: list[ChangedSample]
+    timeline: list[TimelineRow]
