@@ -33,11 +33,11 @@ def drawing(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(count: int) -> tuple[dict[str, Any], Any]:
     """A report and figures of a model of that many stored tensors, with branches."""
     rng = np.random.default_rng(count)
-    layers = [
-        {"tensor": f"block{i // 7}/conv{i}.out", "bits": int(rng.choice([4, 8, 16])), "sqnr_db": float(rng.normal(25, 6)),
-         "rounding": float(rng.exponential(1e-3)), "saturation": float(rng.exponential(1e-4)), "overflow": 0.0}
-        for i in range(count)
-    ]  # fmt: skip
+    layers: list[dict[str, Any]] = []
+    for i in range(count):
+        errors = {"rounding": float(rng.exponential(1e-3)), "saturation": float(rng.exponential(1e-4)), "overflow": 0.0}
+        bits, sqnr = int(rng.choice([4, 8, 16])), float(rng.normal(25, 6))
+        layers.append({"tensor": f"block{i // 7}/conv{i}.out", "bits": bits, "sqnr_db": sqnr, **errors})
     nodes = [
         {"name": f"n{i}", "op": "Conv", "bits": row["bits"], "sqnr_db": row["sqnr_db"]} for i, row in enumerate(layers)
     ]

@@ -40,7 +40,7 @@ def network(graph: GraphFigure) -> str:
         worst = {id(node) for node in sorted(filter(_known, nodes), key=lambda n: n["sqnr_db"] or 0.0)[:10]}
         rims = [BAD if id(node) in worst else PAGE for node in nodes]
         ax.scatter(
-            x, y, s=52, marker="s", c=[_colour(node) for node in nodes], edgecolors=rims, linewidths=1.6, zorder=3,
+            x, y, s=40, marker="s", c=[_colour(node) for node in nodes], edgecolors=rims, linewidths=1.6, zorder=3,
             gid="nodes",
         )  # fmt: skip
         canvas.titles["nodes"] = [_said(node) for node in nodes]
@@ -93,13 +93,18 @@ def _edges(ax: Any, edges: Sequence[tuple[int, int]], x: Places, y: Places) -> N
     from matplotlib.path import Path
 
     points: list[tuple[float, float]] = []
+    codes: list[Any] = []
     for a, b in edges:
+        if x[b] > x[a] + 1.5 and y[a] == y[b]:  # past others in its way: a bow below them
+            points += [(x[a], y[a]), ((x[a] + x[b]) / 2, y[a] + 1.3), (x[b], y[b])]
+            codes += [Path.MOVETO, Path.CURVE3, Path.CURVE3]
+            continue
+        codes += [Path.MOVETO, Path.LINETO] * (1 if x[b] > x[a] else 2)
         if x[b] > x[a]:
             points += [(x[a], y[a]), (x[b], y[b])]
         else:
             points += [(x[a], y[a]), (x[a] + 0.8, y[a]), (x[b] - 0.8, y[b]), (x[b], y[b])]
     if points:
-        codes = [Path.MOVETO, Path.LINETO] * (len(points) // 2)
         path = Path(np.array(points), codes)
         ax.add_patch(PathPatch(path, fill=False, edgecolor=QUIET, linewidth=0.6, zorder=1))
 
