@@ -20,7 +20,7 @@ from quantpipe.passwords import without_passwords
 def resume_command(hydra_config: HydraConf, folder: Path) -> str:
     """Return the command line that goes on with an interrupted run in a folder."""
     overrides = [shown(text) for text in overrides_of(hydra_config) if not text.startswith("hydra.run.dir=")]
-    return shlex.join([*_program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
+    return shlex.join([*program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
 
 
 def changed_keys(hydra_config: HydraConf, groups: Sequence[str]) -> dict[str, str]:
@@ -40,12 +40,12 @@ def changed_keys(hydra_config: HydraConf, groups: Sequence[str]) -> dict[str, st
 
 def explain_command(folder: Path) -> str:
     """Return the command line that tells what is wrong with the run in a folder."""
-    return shlex.join([*_program(), "command=explain", f"explain.run={_quoted(str(folder))}"])
+    return shlex.join([*program(), "command=explain", f"explain.run={_quoted(str(folder))}"])
 
 
 def sync_command(folder: Path) -> str:
     """Return the command line that files the run in a folder once more."""
-    return shlex.join([*_program(), "command=sync", f"runs=[{_quoted(str(folder))}]"])
+    return shlex.join([*program(), "command=sync", f"runs=[{_quoted(str(folder))}]"])
 
 
 def _quoted(value: str) -> str:
@@ -66,7 +66,7 @@ def overrides_of(hydra_config: HydraConf) -> list[str]:
     return [str(text) for text in given]
 
 
-def _program() -> list[str]:
+def program() -> list[str]:
     """How this program was started, by bare names where they lead to the same files."""
     script = sys.argv[0]
     return [_bare(sys.executable), script] if script.endswith(".py") else [_bare(script)]

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
+from quantpipe.app import apply
 from quantpipe.app.compare import found_runs, show
 from quantpipe.app.console import RichConsole, plain
 from quantpipe.app.explain import settings_of_run, shipped
@@ -22,6 +24,7 @@ from quantpipe.errors import ConfigError, Interrupted
 from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
+from quantpipe.pipeline.compare import found_in
 from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
@@ -94,7 +97,26 @@ def explain(settings: Settings) -> int:
     _answer(settings, found, explained)
     if settings.check.format == "text":
         plain().print(f"files   {RunFolder(folder).explained}", soft_wrap=True)
-    return 0
+    return _applied(settings, folder, found["advice"]) if settings.explain.apply else 0
+
+
+def _applied(settings: Settings, folder: Path, advice: Sequence[Mapping[str, Any]]) -> int:
+    """The run with the best of what was advised, and how it compares with the first."""
+    out = plain()
+    taken, changes = apply.best(advice, settings.explain.apply)
+    if not taken:
+        out.print("nothing that was measured gains anything, so that nothing is applied")
+        return 0
+    path = apply.write(folder, taken, changes)
+    arguments = apply.command(folder, changes)
+    out.print(f"applied {', '.join(row['change'] for row in taken)}: {path}", soft_wrap=True)
+    out.print(f"        {shlex.join(arguments)}", soft_wrap=True)
+    code = apply.run(arguments)
+    if code == 0:
+        after = folder / apply.NAME / "run"
+        report = compare_runs([found_in(folder, str(folder)), found_in(after, str(after))])
+        show(report, folder / apply.NAME)
+    return code
 
 
 def compare(settings: Settings) -> int:

@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,7 +78,7 @@ def main() -> None:
         sys.argv[1:] = without_secrets(sys.argv[1:])
     except QuantpipeError as error:
         raise SystemExit(_report(error)) from None
-    sys.argv[1:] = [argument_as_now_named(argument) for argument in sys.argv[1:]]
+    sys.argv[1:] = [re.sub(r"^\+?experiment=", "experiments=", argument_as_now_named(a)) for a in sys.argv[1:]]
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         say(wrong)

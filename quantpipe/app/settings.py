@@ -138,7 +138,7 @@ def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     if command == "explain" and other:
         raise ConfigError(
             "has no meaning with command=explain, which takes the configuration from the folder of the run; legal are "
-            "explain.run, explain.culprits, explain.samples, check.format and plugins",
+            "explain.run, explain.culprits, explain.samples, explain.apply, check.format and plugins",
             where=other[0].lstrip("+~").partition("=")[0],
         )
 

@@ -178,14 +178,17 @@ class ExplainSettings:
     """State which run is explained, and how closely.
 
     `run`: its folder. `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how
-    many samples of the search errors alone are measured.
+    many samples of the search errors alone are measured. `apply`: so many of the best changes are made
+    in a further run.
     """
 
     run: Path | None = None
     culprits: int = 10
     samples: int = 64
+    apply: int = 0
 
     def __post_init__(self) -> None:
+        whole("explain.apply", self.apply, least=0)
         whole("explain.culprits", self.culprits, least=1)
         whole("explain.samples", self.samples, least=1)
 

@@ -104,6 +104,10 @@ def _precision(decided: PrecisionRecord) -> Table:
     return table
 
 
+MOST_WORDS = 60
+"""Letters of a reason in a table; whole sentences would make a column of single words."""
+
+
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
     """Return a table with a row per step of recovery.
 
@@ -124,9 +128,15 @@ def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> 
             *losses,
             text.yes(step.get("kept")),
             text.seconds(step.get("seconds")),
-            str(step.get("on") or step.get("reason") or ""),
+            _short(str(step.get("on") or step.get("reason") or "")),
         )
     return table
+
+
+def _short(said: str) -> str:
+    """A reason as far as a narrow column takes it; the page has all of it."""
+    first = said.split(" (")[0]
+    return first if len(first) <= MOST_WORDS else f"{first[: MOST_WORDS - 1].rstrip()}…"
 
 
 def _add(table: Table, *cells: str) -> None:
