@@ -1,4 +1,4 @@
-"""The best of what is advised, together: which rows go together, the file, and the run with it."""
+"""The best of what is advised, together: which rows go together, and the file; tests/e2e/test_apply.py runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import yaml
 
 from quantpipe.app.apply import best, changes_of, command, write
 from quantpipe.errors import ConfigError
-from tests.e2e.program import Program, read
 
 
 def row(gain: float, *overrides: str, members: tuple[str, ...] = (), role: str = "r") -> dict[str, Any]:
@@ -24,7 +23,7 @@ def test_rows_that_go_together() -> None:
         row(0.7, "threshold=kl"),
         row(0.6, "threshold=mse"),  # another word for the same key
         row(0.5, "annotate.float_nodes=[b,c]", members=("y",)),
-        row(0.4, "annotate.constraints={'z': {kind: any, bits: 16}}", members=("z",)),
+        row(0.4, "annotate.constraints={z: {kind: any, bits: 16}}", members=("z",)),
         row(-0.1, "recover=default"),
     ]
     taken, changes = best(advice, 9)
@@ -54,19 +53,3 @@ def test_the_file_and_the_command(tmp_path: Any) -> None:
     words = command(tmp_path, changes)
     assert words[-3:] == ["hardware=vta", "experiments=explained", f"hydra.run.dir={tmp_path / 'explained' / 'run'}"]
     assert words[-5:-3] == ["--config-dir", str(tmp_path / "explained")]
-
-
-@pytest.mark.program
-def test_what_is_advised_is_run(program: Program) -> None:
-    """experiment= is the word of other programs for experiments=."""
-    first = program.run("experiment=vta_digits", "recover=none", "precision=none", "threshold=max_range")
-    assert first.code == 0 and first.report["run"]["hardware"] == "vta"
-    result = program.bare("command=explain", "explain.run=run", "explain.apply=2", "explain.culprits=1")
-    assert result.code == 0, result.err
-    folder = first.folder / "explained"
-    after = read(folder / "run" / "evaluate" / "report.json")
-    assert after["metrics"]["realized"]["kl"] < 0.5 * first.report["metrics"]["realized"]["kl"]
-    promised = read(first.folder / "explain.json")["advice"][0]
-    assert promised["overrides"][0].partition("=")[0] in (folder / "experiments" / "explained.yaml").read_text()
-    compared = read(folder / "compare.json")
-    assert [run["label"] for run in compared["runs"]] == ["A", "B"] and compared["best"] == "B"
