@@ -108,9 +108,12 @@ def command(folder: Path, changes: Mapping[str, Any]) -> list[str]:
             where="explain.apply",
         ) from error
     changed = set(changes)
-    kept = [text for text in given if text.lstrip("+").partition("=")[0] not in changed]
+    pairs = [(text, *text.lstrip("+").partition("=")[::2]) for text in given]
+    kept = [text for text, key, _ in pairs if key not in (*changed, "experiments")]
+    before = [value.strip("[]") for _, key, value in pairs if key == "experiments"]
+    experiment = f"[{','.join([*before, NAME])}]" if before else NAME
     place = override("hydra.run.dir", str(folder / NAME / "run"))
-    return [*program(), "--config-dir", str(folder / NAME), *kept, f"experiments={NAME}", place]
+    return [*program(), "--config-dir", str(folder / NAME), *kept, f"experiments={experiment}", place]
 
 
 def run(arguments: Sequence[str]) -> int:
