@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantpipe.evaluate.lossy import Losses, loss_warnings
-from quantpipe.evaluate.nearness import Nearness, below, nearness_of
+from quantpipe.evaluate.nearness import Nearness, below, is_accurate, nearness_of
 from quantpipe.metrics.outputs import cosine_similarity, relative_mse, sqnr_db
 from tests.ops.line import Net, line
 
@@ -113,3 +113,11 @@ def test_the_sentence_names_output_figure_tensor_and_remedy() -> None:
     for said in ("the output last_out", "only 3.9 dB", "lost at clamp_out (4.0 dB there)", "float_nodes=[lift,last]"):
         assert said in text
     assert not loss_warnings(found.graph, found.topology, plan, rows=rows, layers=found.layers, limit=None)
+
+
+def test_scores_that_are_as_accurate_are_not_warned_of() -> None:
+    rows = [{"output": "scores", "sqnr_db": 3.0}, {"output": "boxes", "sqnr_db": 4.0}]
+    assert [lost.output for lost in below(rows, 15.0, "scores")] == ["boxes"]
+    assert [lost.output for lost in below(rows, 15.0)] == ["scores", "boxes"]
+    assert is_accurate(0.8, 0.79) and is_accurate(0.8, 0.9) and not is_accurate(0.8, 0.78)
+    assert not is_accurate(None, None) and not is_accurate(0.8, None), "without labels nothing is known"
