@@ -324,7 +324,7 @@ def requantize_fixed_point(
     *,
     qmin: int,
     qmax: int,
-    rounding: Literal["double", "single"] = "double",
+    rounding: Literal["double", "single", "single_away"] = "double",
     axis: int | None = None,
 ) -> Ints:
     """Return clip(round(acc · M · 2^(shift - 31)) + z, qmin, qmax), computed with integers only.
@@ -332,8 +332,8 @@ def requantize_fixed_point(
     (M, shift) is what `quantize_multiplier` gives. double (gemmlowp, TFLite default, CMSIS-NN): saturating rounding
     doubling high multiplication, then a rounding division by 2^-shift, half away from zero. A left shift (shift > 0)
     comes first and saturates at int32. single (TFLITE_SINGLE_ROUNDING): (acc · M + 2^(30 - shift)) >> (31 - shift) in
-    int64, saturated to int32. `acc`: int32 values, any shape; `multiplier`: M and shift, scalars or `[C]` along `axis`;
-    shift in -31..30.
+    int64, saturated to int32; single_away: the same with halves away from zero. `acc`: int32 values, any shape;
+    `multiplier`: M and shift, scalars or `[C]` along `axis`; shift in -31..30.
     """
     integers = _as_int64(acc)
     m, exponent = (_along(_as_int64(part), axis, integers.ndim) for part in multiplier)
@@ -341,11 +341,14 @@ def requantize_fixed_point(
         raise HardwareError(f"a fixed-point shift of {exponent.min()}..{exponent.max()} is illegal; legal: -31..30")
     if rounding == "single":
         scaled = (integers * m + (np.int64(1) << (30 - exponent))) >> (31 - exponent)
+    elif rounding == "single_away":
+        product = integers * m
+        scaled = np.sign(product) * ((np.abs(product) + (np.int64(1) << (30 - exponent))) >> (31 - exponent))
     elif rounding == "double":
         shifted = _int32(integers << np.maximum(exponent, 0))
         scaled = divide_by_power(doubling_high_multiply(shifted, m), np.maximum(-exponent, 0))
     else:
-        raise HardwareError(f"fixed-point rounding {rounding!r} is unknown; legal: 'double', 'single'")
+        raise HardwareError(f"fixed-point rounding {rounding!r} is unknown; legal: 'double', 'single', 'single_away'")
     return np.clip(_int32(scaled) + zero_point, qmin, qmax)
 
 

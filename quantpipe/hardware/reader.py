@@ -19,7 +19,7 @@ STORABLE = tuple(d for d in DType if d is not DType.INT64)
 """What tensors between ops may be: int64 is for accumulators alone."""
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
     RequantizeKind.FLOAT_MULTIPLIER: (Rounding.HALF_EVEN, Rounding.HALF_UP, Rounding.HALF_AWAY, Rounding.FLOOR),
-    RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE),
+    RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE, FixedRounding.SINGLE_AWAY),
     RequantizeKind.SHIFT: (Rounding.HALF_UP, Rounding.HALF_EVEN, Rounding.HALF_AWAY, Rounding.FLOOR),
 }
 """Legal roundings by kind, the default first."""

@@ -89,9 +89,10 @@ class IntegerWriter:
         """
         b, shift = self.builder, fixed.shift
         multiplier = self.constants(f"{name}/fixed_multiplier", fixed.multiplier)
-        if rounding is FixedRounding.SINGLE:
+        if rounding is not FixedRounding.DOUBLE:
             product = b.op("Mul", acc, multiplier, name=f"{name}/product")
-            return self.right_shift(product, 31 - shift, Rounding.HALF_UP, name, width=WIDE)
+            halves = Rounding.HALF_UP if rounding is FixedRounding.SINGLE else Rounding.HALF_AWAY
+            return self.right_shift(product, 31 - shift, halves, name, width=WIDE)
         if np.any(shift > 0):
             factor = self.constants(f"{name}/left", np.int64(1) << np.maximum(shift, 0))
             acc = self.saturate(b.op("Mul", acc, factor, name=f"{name}/left"), name)

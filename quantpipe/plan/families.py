@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
+from quantpipe.oprules.rule import mean_of_window
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.device import plan_device
 from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.programs import plan_program
-from quantpipe.plan.requantize import limits, requantize, steps_of
+from quantpipe.plan.requantize import limits, requantize, shared_among, steps_of
 from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.sums import plan_sum
 from quantpipe.plan.weights import bias_steps
@@ -91,8 +92,12 @@ def _average(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
     bound = draft.peak(data.tensor, Form.QUANTIZED) * count
     refuse_overflow(draft, kernel.node, bound)
     how = draft.narrowing(kernel)
+    if how.kind is RequantizeKind.FIXED_POINT and rule.mean is not mean_of_window:
+        output = shared_among(requantize(draft, kernel, np.asarray(data.scale, np.float64), out), count)
+        return Average(kernel.node, count, bound, output)
     if how.kind is not RequantizeKind.FLOAT_MULTIPLIER:
-        scale = np.asarray(data.scale, np.float64) / count
+        part = np.float64(np.float32(1 / count)) if how.kind is RequantizeKind.FIXED_POINT else 1 / count
+        scale = np.asarray(data.scale, np.float64) * part
         return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,19 @@ def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(draft, kernel, int(np.max(-shift)))
     return FixedPoint(multiplier, shift)
+
+
+def shared_among(output: Requantize, count: int) -> Requantize:
+    """Return a fixed-point narrowing of sums of `count` elements, from that of a single one.
+
+    TFLite's MEAN divides the multiplier, which it first shifts left by as many bits as the count has, and drops the
+    rest: M' = floor(M · 2^b / n), b = floor(log2 n).
+    """
+    assert output.fixed is not None  # noqa: S101  (of this kind alone; narrows the type)
+    multiplier, shift = int(output.fixed.multiplier), int(output.fixed.shift)
+    bits = min(count.bit_length() - 1, 31 + shift)
+    fixed = FixedPoint(np.asarray((multiplier << bits) // count, np.int64), np.asarray(shift - bits, np.int64))
+    return replace(output, fixed=fixed, multiplier=real_of(fixed))
 
 
 def real_of(fixed: FixedPoint) -> NDArray[np.float32]:

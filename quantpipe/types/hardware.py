@@ -53,11 +53,13 @@ class Rounding(StrEnum):
 class FixedRounding(StrEnum):
     """Name how often a fixed-point product is rounded.
 
-    `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once.
+    `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once, halves up;
+    `single_away` once, halves away from zero.
     """
 
     DOUBLE = "double"
     SINGLE = "single"
+    SINGLE_AWAY = "single_away"
 
 
 class FunctionKind(StrEnum):

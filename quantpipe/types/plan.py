@@ -106,7 +106,7 @@ class WeightTensor:
 class FixedPoint:
     """Hold a real multiplier as integers: `multiplier` · 2^(`shift` - 31).
 
-    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31).
+    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31), of averages in [2^29, 2^31).
     """
 
     multiplier: NDArray[np.int64]

@@ -18,7 +18,14 @@ from quantpipe.verify.fused import Fused, fused
 from quantpipe.verify.moves import Moved
 from quantpipe.verify.numbers import EXACT, checked_weight, limits, reach
 from quantpipe.verify.pieces import Pieces
-from quantpipe.verify.scales import addition_offset, expect_multiplier, expect_same, mean_of_map, mean_of_window
+from quantpipe.verify.scales import (
+    addition_offset,
+    expect_multiplier,
+    expect_same,
+    expect_shared,
+    mean_of_map,
+    mean_of_window,
+)
 from quantpipe.verify.tables import expect_table
 from quantpipe.verify.written import expect_claim
 
@@ -283,8 +290,13 @@ class KernelCheck(Pieces):
 
     def _mean(self, scale: np.float32, count: int, window: bool) -> None:
         numbers, (out, _) = self.plan["requantize"], self.numbers.grid(self.plan["result"]["tensor"])
+        fixed = numbers["kind"] == "fixed_point"
+        if fixed and self.plan["op"] != "AveragePool":
+            expect_shared(numbers, float(np.float64(scale) / np.float64(out)), count, self.node)
+            return
         if numbers["kind"] != "float_multiplier":
-            expect_multiplier(numbers, np.asarray(np.float64(scale) / count), out, self.node)
+            part = np.float64(np.float32(1 / count)) if fixed else 1 / count
+            expect_multiplier(numbers, np.asarray(np.float64(scale) * part), out, self.node)
             return
         mean = mean_of_window if window else mean_of_map
         expect_same(numbers["multiplier"], mean(scale, out, count), self.node, "multiplier")

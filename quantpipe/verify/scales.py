@@ -59,6 +59,28 @@ def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
     expect_same(np.abs(np.asarray(numbers[key])).reshape(-1), stands_for, where, key)
 
 
+def expect_shared(numbers: Mapping[str, Any], real: float, count: int, where: str) -> None:
+    """Check the fixed-point multiplier of an average over a whole map.
+
+    It is that of one element, shifted left by floor(log2 n) bits, over n, the rest dropped.
+
+    Args:
+        numbers: the entry of plan.json.
+        real: the scale of the input over that of the result.
+        count: how many elements are averaged.
+        where: the kernel, as errors name it.
+
+    Raises:
+        Wrong: where it is another one.
+    """
+    q31, shift = fixed_point(real)
+    bits = min(math.frexp(count)[1] - 1, 31 + shift)
+    own = ((q31 << bits) // count, shift - bits)
+    claimed = (int(numbers["q31"]), int(numbers["left_shift"]))
+    expect(claimed == own, where, f"its multiplier is {claimed}, its scales and {count} elements give {own}")
+    expect_same(numbers["multiplier"], np.float32(own[0] * 2.0 ** (own[1] - 31)), where, "multiplier")
+
+
 def fixed_point(real: float) -> tuple[int, int]:
     """Return (M, shift) with M in [2^30, 2^31) and M · 2^(shift - 31) nearest to `real`, halves up.
 

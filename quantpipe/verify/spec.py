@@ -167,9 +167,9 @@ def _moved(product: Ints, exponent: Ints, zero: int, rounding: str) -> Ints:
 
 
 def _fixed(acc: Ints, multiplier: Ints, shift: Ints, rounding: str) -> Ints:
-    """Return the product as gemmlowp forms it: `single` rounds once, `double` at 2^31 and again at the shift."""
-    if rounding == "single":
-        return _int32(scaled(acc * multiplier, shift - 31, "half_up"))
+    """Return the product: `single` and `single_away` round once, `double` (gemmlowp) at 2^31 and again at the shift."""
+    if rounding in ("single", "single_away"):
+        return _int32(scaled(acc * multiplier, shift - 31, "half_up" if rounding == "single" else "half_away"))
     if rounding != "double":
         raise Wrong("plan.json", f"the fixed-point rounding {rounding!r} is unknown")
     raised = _int32(acc << np.maximum(shift, 0))

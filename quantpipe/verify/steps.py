@@ -111,7 +111,8 @@ class Narrowing:
         """Return what the certificate says of the exact product."""
         count = int(np.sum((self.high - self.low + 1).astype(object)))
         found: dict[str, Any] = {"accumulators": count, "departing": 0, "first": []}
-        if self.numbers["kind"] == "shift" or self.numbers["rounding"] in ("single", "half_up", "half_away"):
+        once = ("single", "single_away", "half_up", "half_away")
+        if self.numbers["kind"] == "shift" or self.numbers["rounding"] in once:
             return found
         named = len(self.low) > 1
         for rows, block in self.blocks:

@@ -110,7 +110,7 @@ BAD = {
         "ort_cpu",
         "requantize",
         {"kind": "fixed_point", "rounding": "half_up"},
-        "requantize.rounding is 'half_up'; legal are double, single",
+        "requantize.rounding is 'half_up'; legal are double, single, single_away",
     ),
     "fixed point, unify": (
         "vta",
@@ -171,7 +171,7 @@ BAD = {
         "tflite_int8",
         "ops/Conv/0/requantize",
         {"kind": "fixed_point", "rounding": "half_up"},
-        "ops.Conv.requantize.rounding is 'half_up'; legal are double, single",
+        "ops.Conv.requantize.rounding is 'half_up'; legal are double, single, single_away",
     ),
     "kernel's key": ("tflite_int8", "ops/Conv/0/requantize", {"rounds": 1}, "ops.Conv.requantize.rounds is not a fi"),
     "kernel's shift": ("tflite_int8", "ops/Conv/0/requantize", "shift", "must be power_of_two where ops.Conv.requanti"),

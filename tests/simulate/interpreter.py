@@ -218,6 +218,10 @@ def fixed_multiply(acc: Array, multiplier: Array, shift: Array, rounding: str) -
         if rounding == "single":
             found.append((a * m + (1 << (30 - e))) >> (31 - e))
             continue
+        if rounding == "single_away":
+            exact = abs(Fraction(a * m) * Fraction(2) ** (e - 31)) + Fraction(1, 2)
+            found.append((1 if a >= 0 else -1) * (exact.numerator // exact.denominator))
+            continue
         left = min(max(a << max(e, 0), -(1 << 31)), (1 << 31) - 1)
         product = left * m
         nudged = product + (1 << 30 if product >= 0 else 1 - (1 << 30))

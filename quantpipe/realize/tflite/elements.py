@@ -1,0 +1,198 @@
+"""Kernels that go element by element: additions, products, clamps, functions, the larger and the smaller of two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Node
+from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
+from quantpipe.realize.tflite.layout import Order, laid, place, plain, turned
+from quantpipe.realize.tflite.walk import Walk, Writer, bounds_of
+from quantpipe.types import DType, Form, FunctionKind, Kernel, Lookup, Move, Operand, Product, Program, Quantizer, Sum
+
+ADDITIONS: Mapping[str, tuple[str, str]] = {"Add": ("ADD", "AddOptions"), "Sub": ("SUB", "SubOptions")}
+EXTREMES: Mapping[str, str] = {"Max": "MAXIMUM", "Min": "MINIMUM"}
+TABLED: Mapping[str, str] = {"Sigmoid": "LOGISTIC", "Tanh": "TANH"}
+"""Functions that TFLite's int8 kernels look up in a table of their own."""
+GRIDS: Mapping[str, tuple[float, int]] = {"Sigmoid": (1 / 256, -128), "Softmax": (1 / 256, -128), "Tanh": (1 / 128, 0)}
+"""What those kernels store their results in: scale and zero point."""
+
+
+def aligned(walk: Walk, operand: Operand, order: Order) -> int:
+    """Return an operand with as many axes as the result, in the order of the result.
+
+    ONNX aligns shapes at their ends, so axes of one element are put in front.
+    """
+    shape, rank = walk.graph.shapes[operand.tensor], len(order)
+    if len(shape) == rank:
+        return walk.operand(operand, order)
+    whole = (*[1] * (rank - len(shape)), *shape)
+    name = f"{operand.tensor} (aligned)"
+    if walk.graph.is_constant(operand.tensor):
+        q = walk.plan.quantizers[operand.tensor]
+        values = turned(walk.plan.constants[operand.tensor].reshape(whole), order)
+        return walk.file.constant(name, values, q.dtype, walk.grid(operand.tensor))
+    value = walk.operand(operand, plain(len(shape)))
+    if walk.is_free(operand.tensor, plain(len(shape))):
+        walk.single = True  # the axis of the samples is not the first one any more
+    made = walk.temporary(f"{name} plain", whole, operand.tensor)
+    walk.reshape(value, made, whole)
+    if order == plain(rank):
+        return made
+    result = walk.temporary(name, laid(whole, order), operand.tensor)
+    walk.transposes += 1
+    walk.file.operator("TRANSPOSE", [made, walk.numbers(f"{name}/order", order)], [result], 2, kind="TransposeOptions")
+    return result
+
+
+def addition(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write Add or Sub."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Sum)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+    if plan.output is None or any(t.form is not Form.QUANTIZED for t in plan.terms):
+        raise walk.refused("an accumulator goes into its sum or out of it; legal is add_inputs: both")
+    op, kind = ADDITIONS[node.op]
+    order = walk.common_order(kernel, kernel.output)
+    inputs = [aligned(walk, o, order) for o in kernel.operands]
+
+    def write(result: int, activation: int) -> None:
+        walk.file.operator(op, inputs, [result], 2, kind=kind, fusedActivationFunction=activation)
+
+    clamped(walk, kernel, plan.output, order, write=write)
+
+
+def product(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write Mul of two stored tensors."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Product)  # noqa: S101
+    order = walk.common_order(kernel, kernel.output)
+    inputs = [aligned(walk, o, order) for o in kernel.operands]
+
+    def write(result: int, activation: int) -> None:
+        walk.file.operator("MUL", inputs, [result], 2, kind="MulOptions", fusedActivationFunction=activation)
+
+    clamped(walk, kernel, plan.output, order, write=write)
+
+
+def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write a Relu or Clip that no kernel took in."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Move)  # noqa: S101
+    order = walk.common_order(kernel, kernel.output)
+    q = walk.plan.quantizers[kernel.output]
+    low, high = bounds_of(q, plan.low, plan.high)
+    value = walk.operand(kernel.operands[0], order)
+    name = fused(q, low, high)
+    if name is not None and name in ALONE:
+        result = walk.make(kernel.output, order)
+        walk.file.operator(name, [value], [result], ALONE[name])
+    else:
+        steps = bounds(q, low, high)
+        result = walk.make(kernel.output, order) if steps else value
+        limited(walk, kernel.output, value, result, steps=steps)
+    walk.keep(kernel.output, Form.QUANTIZED, order, result)
+
+
+def extreme(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write Max or Min of several tensors, two at a time."""
+    order = walk.common_order(kernel, kernel.output)
+    value, *others = (aligned(walk, o, order) for o in kernel.operands)
+    for number, other in enumerate(others):
+        last = number + 1 == len(others)
+        sizes = zip(walk.file.shape(value), walk.file.shape(other), strict=True)
+        shape = [max(a, b) for a, b in sizes]
+        name = f"{kernel.output} ({number})"
+        result = walk.make(kernel.output, order) if last else walk.temporary(name, shape, kernel.output)
+        walk.file.operator(EXTREMES[node.op], [value, other], [result], 2, kind="MaximumMinimumOptions")
+        value = result
+    walk.keep(kernel.output, Form.QUANTIZED, order, value)
+
+
+def function(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write a function of one tensor: TFLite's own operator where it has the same table, else a lookup in a constant.
+
+    The lookup is CAST to int32, ADD, and GATHER in the table: a few times slower, and exact for any function.
+    """
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Lookup)  # noqa: S101
+    data, out = walk.plan.quantizers[kernel.operands[0].tensor], walk.plan.quantizers[kernel.output]
+    order = walk.common_order(kernel, kernel.output)
+    value = walk.operand(kernel.operands[0], order)
+    result = walk.make(kernel.output, order)
+    walk.keep(kernel.output, Form.QUANTIZED, order, result)
+    if _is_own(node.op, plan, data, out):
+        walk.file.operator(TABLED[node.op], [value], [result], 2)
+        return
+    if data.dtype.bits > 8:
+        raise walk.refused("its table has 65536 entries; legal are functions of 8-bit integers")
+    shape, name = walk.file.shape(value), kernel.node
+    rows, codes = plan.table.shape
+    first = np.asarray(-data.dtype.qmin, np.int32).reshape([1] * len(shape))
+    if plan.axis is not None:
+        where = [1] * len(shape)
+        where[place(plan.axis, order)] = rows
+        first = first + (np.arange(rows, dtype=np.int32) * np.int32(codes)).reshape(where)
+    wide, index = (walk.file.tensor(f"{name}/{n}", shape, DType.INT32, free=order[0] == 0 and walk.free) for n in "ab")
+    types = {k: walk.file.enum("TensorType", t) for k, t in (("inDataType", "INT8"), ("outDataType", "INT32"))}
+    walk.file.operator("CAST", [value], [wide], 1, kind="CastOptions", **types)
+    start = walk.file.constant(f"{name}/first", first, DType.INT32)
+    walk.file.operator("ADD", [wide, start], [index], 1, kind="AddOptions")
+    table = walk.file.constant(f"{name}/table", plan.table.reshape(-1), out.dtype, walk.grid(kernel.output))
+    walk.file.operator("GATHER", [table, index], [result], 2, kind="GatherOptions", axis=0)
+
+
+def softmax(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write a Softmax that the device forms in fixed point, as TFLite does; its rows lie along the last axis."""
+    plan = walk.plan.kernels[kernel.node]
+    if not isinstance(plan, Program) or plan.kind is not FunctionKind.TFLITE:
+        raise walk.refused("legal is a Softmax formed as TFLite does (functions: {Softmax: tflite})")
+    out = walk.plan.quantizers[kernel.output]
+    scale, zero = GRIDS["Softmax"]
+    if np.float32(out.scale) != np.float32(scale) or out.zero_point != zero:
+        raise walk.refused(f"its result must be stored at the scale 1/256 and zero point {zero}")
+    rank = len(walk.graph.shapes[kernel.output])
+    axis = node.attr("axis", -1) % rank
+    found = [o for o in walk.orders(kernel.operands[0].tensor) if o[-1] == axis]
+    order = found[0] if found else (*(a for a in range(rank) if a != axis), axis)
+    value, result = walk.operand(kernel.operands[0], order), walk.make(kernel.output, order)
+    walk.file.operator("SOFTMAX", [value], [result], 2, kind="SoftmaxOptions", beta=1.0)
+    walk.keep(kernel.output, Form.QUANTIZED, order, result)
+
+
+def _is_own(op: str, plan: Lookup, data: Quantizer, out: Quantizer) -> bool:
+    """Whether TFLite's operator looks up the same table."""
+    if op not in TABLED or data.dtype is not DType.INT8 or plan.axis is not None:
+        return False
+    scale, zero = GRIDS[op]
+    if np.float32(out.scale) != np.float32(scale) or out.zero_point != zero:
+        return False
+    return np.array_equal(plan.table[0], _own_table(op, data, out))
+
+
+def _own_table(op: str, data: Quantizer, out: Quantizer) -> NDArray[np.int64]:
+    """The table that LiteRT makes for a function when it loads it: in float32, halves away from zero."""
+    codes = np.arange(data.dtype.qmin, data.dtype.qmax + 1, dtype=np.float32)
+    real = np.float32(data.scale) * (codes - np.float32(data.zero_point))
+    found = np.asarray(FUNCTIONS[op](real), np.float32) / np.float32(out.scale)
+    steps = np.sign(found) * np.floor(np.abs(found.astype(np.float64)) + 0.5) + out.zero_point
+    return np.asarray(np.clip(steps, out.dtype.qmin, out.dtype.qmax), np.int64)
+
+
+FUNCTIONS: Mapping[str, Any] = {
+    "Sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)),
+    "Tanh": np.tanh,
+}
+"""In float32, as LiteRT's C++ has them."""
+
+WRITERS: Mapping[str, Writer] = {
+    **dict.fromkeys(ADDITIONS, addition),
+    **dict.fromkeys(EXTREMES, extreme),
+    "Mul": product,
+    "Softmax": softmax,
+    "Relu": clamp,
+    "Clip": clamp,
+}

@@ -1,0 +1,74 @@
+"""In which order the axes of a tensor lie in memory: ONNX puts channels second, TFLite's kernels want them last.
+
+An order is a permutation: axis i of what lies in memory is axis `order[i]` of the ONNX tensor. A Transpose of the model
+then costs nothing, since the same memory is its result in another order; a real one is written only where an operator
+needs an order that the tensor does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Order = tuple[int, ...]
+
+
+def plain(rank: int) -> Order:
+    """Return the order of ONNX itself."""
+    return tuple(range(rank))
+
+
+def channels_last(rank: int) -> Order:
+    """Return the order in which axis 1 lies last."""
+    return (0, *range(2, rank), 1) if rank > 2 else plain(rank)
+
+
+def laid(shape: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Return a shape as it lies in memory."""
+    return tuple(shape[axis] for axis in order)
+
+
+def turned(array: NDArray[Any], order: Order) -> NDArray[Any]:
+    """Return an array as it lies in memory.
+
+    Args:
+        array: the array in ONNX's order, any shape.
+        order: the order of its axes.
+    """
+    return np.ascontiguousarray(np.transpose(array, order))
+
+
+def place(axis: int, order: Order) -> int:
+    """Return where an axis of the ONNX tensor lies in memory; negative ones count from the end."""
+    return order.index(axis % len(order))
+
+
+def between(source: Order, target: Order) -> Order:
+    """Return the permutation that brings what lies in one order to another."""
+    return tuple(source.index(axis) for axis in target)
+
+
+def behind_transpose(order: Order, permutation: Sequence[int]) -> Order:
+    """Return the order in which a tensor's memory is its own transposition.
+
+    Args:
+        order: the order of the tensor.
+        permutation: that of the Transpose.
+    """
+    return tuple(tuple(permutation).index(axis) for axis in order)
+
+
+def same_memory(shape: Sequence[int], first: Order, second: Order) -> bool:
+    """Return whether two orders of a tensor are the same memory: they differ in axes of one element alone.
+
+    Args:
+        shape: the shape in ONNX's order; its first axis, the samples', counts as more than one.
+        first: an order.
+        second: another one.
+    """
+    wide = [{axis for axis, size in enumerate(shape) if size != 1 or axis == 0}] * 2
+    kept = [[axis for axis in order if axis in own] for order, own in zip((first, second), wide, strict=True)]
+    return kept[0] == kept[1]

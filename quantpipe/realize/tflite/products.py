@@ -1,0 +1,256 @@
+"""Kernels that multiply and add: convolutions, dense layers, products of activations, averages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Node
+from quantpipe.realize.tflite.clamps import clamped
+from quantpipe.realize.tflite.container import Grid
+from quantpipe.realize.tflite.layout import channels_last, plain
+from quantpipe.realize.tflite.walk import Walk, Writer
+from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
+from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Requantize, WeightTensor
+
+
+def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
+    """Return the numbers of a kernel with a weight, as far as TFLite can hold them.
+
+    Raises:
+        HardwareError: for a result that is handed on as an accumulator, weights with zero points, and sums that
+            overflow or saturate by pairs.
+    """
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
+    weight = walk.plan.weights[plan.weight]
+    if weight.has_zero_point:
+        raise walk.refused("its weights have zero points; TFLite's integer kernels take weights without")
+    if plan.limit is not None or plan.pairs is not None:
+        raise walk.refused("its sums can overflow; TFLite's kernels add in int32 without a limit")
+    return plan, narrowing(walk, plan.output), weight
+
+
+def narrowing(walk: Walk, output: Requantize | None) -> Requantize:
+    """Return how a kernel stores its result.
+
+    Raises:
+        HardwareError: where it hands on its accumulator, or narrows otherwise than by a fixed-point multiplier.
+    """
+    if output is None:
+        raise walk.refused("its result leaves as an accumulator; legal is a stored type in `out` of the hardware file")
+    return output
+
+
+def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write Conv as CONV_2D or DEPTHWISE_CONV_2D."""
+    _, output, weight = accumulator(walk, kernel)
+    spatial = weight.values.ndim - 2
+    if spatial > 2:
+        raise walk.refused("it slides over three axes; TFLite's integer convolutions slide over one or two")
+    source, shapes = kernel.operands[0].tensor, walk.graph.shapes
+    order = channels_last(spatial + 2)
+    value = as_map(walk, walk.operand(kernel.operands[0], order), source)
+    q = walk.plan.quantizers[source]
+    window = window_of(node, weight.values.shape[2:], shapes[source][2:], shapes[node.outputs[0]][2:])
+    value, padding = padded(walk, window, value, q, fill=q.zero_point)
+    group, channels = node.attr("group", 1), shapes[source][1]
+    values = weight.values if spatial == 2 else weight.values[:, :, None]
+    deep = group > 1 and group == channels
+    if group > 1 and not deep:
+        raise walk.refused(f"it has {group} groups of several channels; legal are 1, or as many as channels")
+    axis = 3 if deep else 0
+    laid_out = np.transpose(values, (1, 2, 3, 0) if deep else (0, 2, 3, 1))
+    weights = _weight(walk, weight, laid_out, axis)
+    inputs = [value, weights, _bias(walk, kernel, weight)]
+    common = window.options(padding) | _dilated(window)
+    if deep:
+        common |= {"kind": "DepthwiseConv2DOptions", "depthMultiplier": weight.values.shape[0] // channels}
+    else:
+        common |= {"kind": "Conv2DOptions"}
+    op, version = ("DEPTHWISE_CONV_2D", 3) if deep else ("CONV_2D", 3)
+
+    def write(result: int, activation: int) -> None:
+        target = _map_result(walk, result, kernel.output)
+        walk.file.operator(op, inputs, [target], version, fusedActivationFunction=activation, **common)
+        if target != result:
+            walk.reshape(target, result, walk.file.shape(result))
+
+    clamped(walk, kernel, output, order, write=write)
+
+
+def _map_result(walk: Walk, result: int, like: str) -> int:
+    """The tensor that a kernel over maps writes, where the result has one spatial axis."""
+    shape = walk.file.shape(result)
+    if len(shape) == 4:
+        return result
+    return walk.temporary(f"{walk.file.name(result)} (map)", [shape[0], 1, *shape[1:]], like)
+
+
+def _dilated(window: Window) -> dict[str, Any]:
+    return {"dilationHFactor": window.dilations[0], "dilationWFactor": window.dilations[1]}
+
+
+def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int) -> int:
+    """Integer weights with their scales, per channel where they have several."""
+    grid = Grid(np.asarray(weight.scale), 0, axis)
+    dtype = DType.INT4 if weight.dtype.bits == 4 else DType.INT8
+    if weight.dtype.bits > 8:
+        raise walk.refused(f"its weights are {weight.dtype}; legal are int8 and int4")
+    return walk.file.constant(weight.tensor, np.asarray(values, np.int8), dtype, grid)
+
+
+def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
+    """The bias at the scale of the products."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Accumulate)  # noqa: S101
+    wide = walk.plan.quantizers[kernel.operands[0].tensor].dtype.bits > 8
+    dtype = DType.INT64 if wide else DType.INT32
+    channels = weight.values.shape[walk.topology.weight_of[weight.tensor].channel_axis]
+    given = np.zeros(1, np.int64) if plan.bias is None else plan.bias.reshape(-1)  # convolutions need one
+    values = np.broadcast_to(given, (channels,)).astype(dtype.numpy)
+    name = kernel.bias or f"{kernel.node}/bias"
+    return walk.file.constant(name, values, dtype, Grid(np.asarray(plan.acc_scale, np.float32), 0, 0))
+
+
+def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write ConvTranspose as TRANSPOSE_CONV without padding, and the slice of it that ONNX keeps."""
+    _, output, weight = accumulator(walk, kernel)
+    if weight.values.ndim != 4 or node.attr("group", 1) != 1 or any(d != 1 for d in node.attr("dilations") or ()):
+        raise walk.refused("legal are transposed convolutions of two axes, one group, without dilations")
+    order, shapes = channels_last(4), walk.graph.shapes
+    value = walk.operand(kernel.operands[0], order)
+    stride = list(node.attr("strides") or [1, 1])
+    window = weight.values.shape[2:]
+    size = shapes[kernel.operands[0].tensor][2:]
+    whole = [(n - 1) * s + k for n, s, k in zip(size, stride, window, strict=True)]
+    kept = shapes[node.outputs[0]][2:]
+    before = list(node.attr("pads") or [0, 0, 0, 0])[:2]
+    if node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER"):
+        raise walk.refused("legal are explicit pads")
+    if any(b + n > w for b, n, w in zip(before, kept, whole, strict=True)):
+        raise walk.refused("its output_padding reaches beyond what the window covers")
+    weights = _weight(walk, weight, np.transpose(weight.values, (1, 2, 3, 0)), 0)
+    batch, channels = shapes[node.outputs[0]][:2]
+    shape = walk.numbers(f"{node.name}/shape", [batch, *whole, channels])
+    inputs = [shape, weights, value]
+    inputs.append(_bias(walk, kernel, weight))
+    walk.single = True  # the shape of the result is a constant of the file
+
+    def write(result: int, activation: int) -> None:
+        cut = list(whole) != list(kept)
+        target = walk.temporary(f"{kernel.output} (whole)", [batch, *whole, channels], kernel.output) if cut else result
+        options = {"padding": walk.file.enum("Padding", "VALID"), "strideH": stride[0], "strideW": stride[1]}
+        walk.file.operator(
+            "TRANSPOSE_CONV",
+            inputs,
+            [target],
+            3,
+            kind="TransposeConvOptions",
+            fusedActivationFunction=activation,
+            **options,
+        )
+        if cut:
+            begin = walk.numbers(f"{node.name}/begin", [0, *before, 0])
+            length = walk.numbers(f"{node.name}/size", [batch, *kept, channels])
+            walk.file.operator("SLICE", [target, begin, length], [result], 2, kind="SliceOptions")
+
+    clamped(walk, kernel, output, order, write=write)
+
+
+def dense(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write Gemm or MatMul by a weight as FULLY_CONNECTED, MatMul of two activations as BATCH_MATMUL."""
+    if kernel.weight is None:
+        contract(walk, node, kernel)
+        return
+    _, output, weight = accumulator(walk, kernel)
+    if weight.values.ndim != 2:
+        raise walk.refused("its weight has more than two axes; legal is a matrix")
+    values = weight.values if node.attr("transB", 0) else weight.values.T
+    rank = len(walk.graph.shapes[kernel.output])
+    value = walk.operand(kernel.operands[0])
+    weights = _weight(walk, weight, values, 0)
+    inputs = [value, weights, _bias(walk, kernel, weight)]
+    version = 7 if weight.dtype.bits == 4 else 5
+
+    def write(result: int, activation: int) -> None:
+        walk.file.operator(
+            "FULLY_CONNECTED",
+            inputs,
+            [result],
+            version,
+            kind="FullyConnectedOptions",
+            fusedActivationFunction=activation,
+            keepNumDims=rank > 2,
+        )
+
+    clamped(walk, kernel, output, plain(rank), write=write)
+
+
+def contract(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write a product of two activations."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Contract)  # noqa: S101
+    inputs = [walk.operand(o) for o in kernel.operands]
+    ranks = [len(walk.file.shape(i)) for i in inputs]
+    if min(ranks) < 2 or max(ranks) > 5:
+        raise walk.refused("legal are products of tensors of two to five axes")
+
+    def write(result: int, activation: int) -> None:
+        walk.file.operator("BATCH_MATMUL", inputs, [result], 4, kind="BatchMatMulOptions")
+
+    order = plain(len(walk.graph.shapes[kernel.output]))
+    clamped(walk, kernel, narrowing(walk, plan.output), order, write=write, fuses=False)
+
+
+def average(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write an average over the whole map as MEAN, one over a window as a depthwise convolution with weights of 1/n."""
+    plan = walk.plan.kernels[kernel.node]
+    assert isinstance(plan, Average)  # noqa: S101
+    source, shapes = kernel.operands[0].tensor, walk.graph.shapes
+    rank = len(shapes[source])
+    order = channels_last(rank)
+    value = walk.operand(kernel.operands[0], order)
+    if "kernel_shape" not in node.attributes:
+        axes = walk.numbers(f"{node.name}/axes", range(1, rank - 1))
+
+        def mean(result: int, activation: int) -> None:
+            walk.file.operator("MEAN", [value, axes], [result], 2, kind="ReducerOptions", keepDims=True)
+
+        clamped(walk, kernel, plan.output, order, write=mean, fuses=False)
+        return
+    if rank > 4:
+        raise walk.refused("it slides over three axes; legal are one or two")
+    q, channels = walk.plan.quantizers[source], shapes[source][1]
+    window = window_of(node, node.attr("kernel_shape"), shapes[source][2:], shapes[node.outputs[0]][2:])
+    value, padding = padded(walk, window, as_map(walk, value, source), q, fill=q.zero_point)
+    scale = np.full(channels, np.float32(1 / plan.count), np.float32)
+    ones = np.ones((1, *window.kernel, channels), np.int8)
+    none = walk.file.constant(
+        f"{node.name}/bias", np.zeros(channels, np.int32), DType.INT32, Grid(np.float32(q.scale) * scale, 0, 0)
+    )
+    weights = walk.file.constant(f"{node.name}/ones", ones, DType.INT8, Grid(scale, 0, 3))
+    options = window.options(padding) | _dilated(window) | {"depthMultiplier": 1, "kind": "DepthwiseConv2DOptions"}
+
+    def write(result: int, activation: int) -> None:
+        target = _map_result(walk, result, kernel.output)
+        walk.file.operator(
+            "DEPTHWISE_CONV_2D", [value, weights, none], [target], 3, fusedActivationFunction=activation, **options
+        )
+        if target != result:
+            walk.reshape(target, result, walk.file.shape(result))
+
+    clamped(walk, kernel, plan.output, order, write=write)
+
+
+WRITERS: Mapping[str, Writer] = {
+    "Conv": convolution,
+    "ConvTranspose": transposed,
+    "Gemm": dense,
+    "MatMul": dense,
+    "GlobalAveragePool": average,
+    "AveragePool": average,
+}

@@ -1,0 +1,161 @@
+"""Write a plan as a .tflite file, straight from its numbers: no float model in between, no calibration by TFLite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering.fragments import ops_of
+from quantpipe.oprules import Family
+from quantpipe.realize.tflite import elements, moves, products, reals
+from quantpipe.realize.tflite.layout import laid
+from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, Walk, Writer
+from quantpipe.types import Form, Kernel, QuantPlan, Topology
+
+WRITERS: Mapping[str, Writer] = {
+    **products.WRITERS,
+    **elements.WRITERS,
+    **moves.WRITERS,
+    **dict.fromkeys(ops_of(Family.LOOKUP), elements.function),
+}
+"""Op -> what writes it in integers."""
+
+METADATA = "quantpipe"
+"""The name of the file's metadata: JSON, with the tensors, the order of their axes, and what the file is made of."""
+SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """Hold a file.
+
+    Attributes:
+        content: Its bytes.
+        transposes: How many transpositions no layout could avoid.
+        operators: Operator -> how often.
+        tensors: Stored tensor of the graph -> tensor of the file and the order of its axes.
+        inputs: Input -> the same.
+        outputs: Output -> the same.
+    """
+
+    content: bytes = field(repr=False)
+    transposes: int
+    operators: Mapping[str, int]
+    tensors: Mapping[str, Placed]
+    inputs: Mapping[str, Placed]
+    outputs: Mapping[str, Placed]
+
+
+def write_model(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    *,
+    whole: bool = False,
+    provenance: Mapping[str, Any] | None = None,
+) -> Written:
+    """Write a plan.
+
+    Args:
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        whole: give the file integers as inputs and outputs, as far as the plan stores them.
+        provenance: what the file is made of.
+
+    Returns:
+        The file.
+
+    Raises:
+        HardwareError: for nodes that TFLite cannot hold, all of them with the reasons.
+    """
+    walk = Walk(graph, topology, plan, whole=whole)
+    refused: list[str] = []
+    for node in graph.nodes:
+        if node.name in topology.swallowed:
+            continue
+        kernel = topology.kernel_of.get(node.name)
+        try:
+            _write(walk, node, kernel)
+        except Refusal as error:
+            refused.append(f"{node.name} ({node.op}): {error.reason}")
+            for output in (kernel.output,) if kernel is not None else node.outputs:
+                form = Form.QUANTIZED if kernel is not None and output in plan.quantizers else Form.FLOAT
+                order = tuple(range(len(graph.shapes.get(output, ()))))
+                if output in graph.shapes:
+                    walk.keep(output, form, order, walk.make(output, order, form))
+    if refused:
+        raise _all_refused(refused)
+    return _file(walk, provenance or {})
+
+
+def _write(walk: Walk, node: Node, kernel: Kernel | None) -> None:
+    if kernel is None:
+        if all(walk.graph.is_constant(t) for t in node.inputs if t) and not node.inputs:
+            raise walk.refused("it has no inputs")
+        writer = reals.WRITERS.get(node.op)
+        if writer is None or node.domain not in ("", "ai.onnx"):
+            raise walk.refused(f"it stays in float, and the {FORM} form writes no {node.op} in float")
+        writer(walk, node)
+        return
+    if kernel.form is not Form.QUANTIZED:
+        raise walk.refused("its result leaves as an accumulator; legal is a stored type in `out` of the hardware file")
+    integer = WRITERS.get(node.op)
+    if integer is None:
+        raise walk.refused(f"the {FORM} form has no way to write {node.op} in integers")
+    integer(walk, node, kernel)
+
+
+def _all_refused(refused: list[str]) -> HardwareError:
+    more = f"; and {len(refused) - SHOWN} more" if len(refused) > SHOWN else ""
+    legal = ", ".join(sorted(WRITERS))
+    return HardwareError(
+        f"a .tflite file cannot hold {len(refused)} of the model's nodes: {'; '.join(refused[:SHOWN])}{more}. Legal in "
+        f"integers are {legal}; in float {', '.join(sorted(reals.WRITERS))}; another realize writes the others",
+        stage="realize",
+        where=FORM,
+    )
+
+
+def _file(walk: Walk, provenance: Mapping[str, Any]) -> Written:
+    outputs = {}
+    for info in walk.graph.outputs:
+        own = Form.QUANTIZED if walk.whole and info.name in walk.plan.quantizers else Form.FLOAT
+        outputs[info.name] = walk.any(info.name, own)
+    for info in walk.graph.inputs:
+        if info.name not in walk.inputs:
+            walk.any(info.name, Form.FLOAT)  # an input that nothing reads stays an input
+    tensors = {t: walk.any(t) for t in walk.plan.quantizers if not walk.graph.is_constant(t) and walk.orders(t)}
+    inputs = {info.name: walk.inputs[info.name] for info in walk.graph.inputs}
+    told = {
+        **provenance,
+        "inputs": {t: _port(walk, t, p) for t, p in inputs.items()},
+        "outputs": {t: _port(walk, t, p) for t, p in outputs.items()},
+        "tensors": {t: {"index": p.tensor, "axes": list(p.order)} for t, p in tensors.items()},
+    }
+    content = walk.file.build(
+        {t: p.tensor for t, p in inputs.items()},
+        {t: p.tensor for t, p in outputs.items()},
+        "quantized by quantpipe",
+        {METADATA: json.dumps(told).encode()},
+        free=walk.free and not walk.single,
+    )
+    return Written(content, walk.transposes, dict(walk.file.count), tensors, inputs, outputs)
+
+
+def _port(walk: Walk, tensor: str, placed: Placed) -> dict[str, Any]:
+    """What somebody has to know who feeds an input or reads an output."""
+    found: dict[str, Any] = {
+        "index": placed.tensor,
+        "axes": list(placed.order),
+        "layout": placed.layout,
+        "shape": list(laid(walk.graph.shapes[tensor], placed.order)),
+    }
+    q = walk.plan.quantizers.get(tensor)
+    if q is not None:
+        found |= {"scale": float(q.scale), "zero_point": q.zero_point, "dtype": str(q.dtype), "range": [q.qmin, q.qmax]}
+    return found

@@ -1,0 +1,226 @@
+"""The TFLite form against LiteRT's reference kernels: every stored tensor, element by element, op by op."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantpipe.errors import HardwareError
+from quantpipe.evaluate.counting import Counter
+from quantpipe.evaluate.sides import Simulated
+from quantpipe.intmath import requantize_fixed_point
+from quantpipe.lowering import Rendered
+from quantpipe.realize.tflite import litert
+from quantpipe.realize.tflite.container import packed
+from quantpipe.realize.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
+from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner, told_by
+from quantpipe.realize.tflite.write import Written, write_model
+from quantpipe.types import QuantPlan
+from tests.ops.cases import CASES
+from tests.ops.line import Line, Net, hardware, line
+from tests.ops.test_every_op import line_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _litert() -> None:
+    why = litert.missing()
+    if why is not None:
+        assert os.environ.get("CI") != "true", why
+        pytest.skip(why)
+
+
+def differing(
+    made: Line, plan: QuantPlan, *, whole: bool = True, content: bytes | None = None
+) -> tuple[Counter, Written]:
+    """Compare a file, run by LiteRT's reference kernels, with the simulated model."""
+    written = write_model(made.graph, made.topology, plan, whole=whole)
+    runner = TfliteRunner(TfliteModel(content or written.content, "memory"), Kernels.REFERENCE)
+    simulation = made.simulate(plan)
+    held = Rendered(simulation.rendered.model, {t: t for t in runner.tensors})
+    simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
+    count = Counter()
+    for batch in made.samples.batches(made.graph.fixed_batch or 4):
+        found = runner.run(batch.inputs)
+        simulated.start(batch.inputs)
+        expected = simulated.run(found)
+        for tensor in simulated.watched.integers:
+            count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
+    return count, written
+
+
+REFUSED = {
+    "conv_grouped": "3 groups of several channels",
+    "conv_3d": "slides over three axes",
+    "transposed_dilations": "without dilations",
+    "transposed_1d": "transposed convolutions of two axes",
+    "max_pool_dilations": "without dilations",
+    "pad_edge": "legal are pads of constants and by reflection",
+    "depth_to_space": "legal is the mode DCR",
+}
+"""Cases whose node in the middle runs in integers on the device, but that no .tflite file holds."""
+
+
+@pytest.mark.sliced(16)
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_computes_what_was_searched(name: str) -> None:
+    """With bits of all widths, and with scales at which many accumulators are ties."""
+    made = line_of(name, "tflite_int8", "auto")
+    for plan in (made.plan((8, 7, 5, 4), seed=5), made.ties()):
+        try:
+            count, _ = differing(made, plan)
+        except HardwareError as error:
+            if name in REFUSED:
+                assert REFUSED[name] in str(error)
+            else:
+                # Anything else that is refused stays in float, or is none of the ops that the format has.
+                legal = ("it stays in float", "no way to write", "must be stored at the scale")
+                assert any(text in str(error) for text in legal), error
+            return
+        assert name not in REFUSED
+        assert count.elements and count.differing == 0, f"{count.differing} of {count.elements}, {count.first}"
+
+
+def small(seed: int = 3) -> Net:
+    """Convolutions, a residual sum, pools, a dense layer."""
+    net = Net(seed=seed)
+    x = net.input(None, 3, 9, 9)
+    front = net.node("Relu", net.conv(x, 3, 8, 3, 3, pads=[1, 1, 1, 1], strides=[2, 2]))
+    arm = net.conv(front, 8, 8, 3, 3, pads=[1, 1, 1, 1], group=8)
+    joined = net.node("Relu", net.node("Add", front, arm))
+    pooled = net.node("Flatten", net.node("GlobalAveragePool", joined))
+    net.output(net.dense(pooled, 8, 5))
+    return net
+
+
+def test_real_ends_and_free_batch() -> None:
+    made = line(small(), "tflite_int8")
+    plan = made.plan()
+    count, written = differing(made, plan, whole=False)
+    assert count.differing == 0 and written.transposes == 0
+    model = TfliteModel(written.content, "memory")
+    runner = TfliteRunner(model)
+    batch = next(iter(made.samples.batches(3)))
+    (output,) = runner.outputs(batch.inputs).values()
+    scale, zero = plan.quantizers["gemm1_out"].scale, plan.quantizers["gemm1_out"].zero_point
+    np.testing.assert_array_equal(output, (runner.run(batch.inputs)["gemm1_out"].astype(np.float32) - zero) * scale)
+    assert output.shape == (3, 5)
+    assert (runner.latency(batch.inputs) or 0) > 0
+
+
+def test_metadata_and_signature_say_how_to_feed_it() -> None:
+    made = line(small(), "tflite_int8")
+    written = write_model(made.graph, made.topology, made.plan(), whole=True, provenance={"model": "sha256:0"})
+    told = told_by(written.content, "memory")
+    assert told["model"] == "sha256:0"
+    port = told["inputs"]["x"]
+    q = made.plan().quantizers["x"]
+    assert (port["layout"], port["shape"], port["dtype"]) == ("NHWC", [1, 9, 9, 3], "int8")
+    assert (port["scale"], port["zero_point"]) == (float(q.scale), q.zero_point)
+    interpreter = litert.interpreter().Interpreter(model_content=written.content)
+    assert interpreter.get_signature_list() == {"serving_default": {"inputs": ["x"], "outputs": ["gemm1_out"]}}
+    (detail,) = interpreter.get_input_details()
+    assert list(detail["shape_signature"]) == [-1, 9, 9, 3] and detail["quantization"] == (float(q.scale), q.zero_point)
+
+
+def test_transposes_of_the_model_cost_nothing() -> None:
+    """A model whose input lies channels last, as converted from TensorFlow."""
+    net = Net(seed=5)
+    turned = net.node("Transpose", net.input(None, 7, 7, 3), perm=[0, 3, 1, 2])
+    maps = net.conv(turned, 3, 6, 3, 3, pads=[1, 1, 1, 1])
+    net.output(net.node("Transpose", maps, perm=[0, 2, 3, 1]))
+    made = line(net, "tflite_int8")
+    count, written = differing(made, made.plan(), whole=False)
+    assert count.differing == 0 and written.transposes == 0 and "TRANSPOSE" not in written.operators
+
+
+def test_a_transposition_that_cannot_go_away_is_counted() -> None:
+    net = Net(seed=5)
+    maps = net.conv(net.input(None, 3, 4, 4), 3, 6, 3, 3)
+    net.output(net.dense(net.node("Flatten", maps), 24, 5))
+    made = line(net, "tflite_int8")
+    count, written = differing(made, made.plan())
+    assert count.differing == 0
+    assert written.transposes == written.operators["TRANSPOSE"] == 1
+
+
+def test_weights_of_four_bits() -> None:
+    net = Net(seed=2)
+    net.output(net.dense(net.node("Flatten", net.input(None, 3, 4, 4)), 48, 7))
+    once = {"kind": "fixed_point", "rounding": "single_away"}
+    ops = {"Gemm": [{"in": ["int8", "int4"], "out": ["int8"], "requantize": once}],
+           "Flatten": [{"in": ["int8"], "out": ["int8"]}]}  # fmt: skip
+    spec = hardware("tflite_int8", ops=ops, fuse=[], functions={}, weights={"granularity": ["per_channel"], "bits": 4})
+    made = line(net, spec)
+    count, written = differing(made, made.plan())
+    assert count.differing == 0
+    reader = litert.schema().Model.GetRootAs(written.content).Subgraphs(0)
+    kinds = {reader.Tensors(i).Type() for i in range(reader.TensorsLength())}
+    assert litert.schema().TensorType.INT4 in kinds
+
+
+def test_four_bits_are_packed_low_half_first() -> None:
+    assert packed(np.array([1, -1, 7, -8, 3], np.int8)).tolist() == [0xF1, 0x87, 0x03]
+
+
+def test_another_weight_is_found() -> None:
+    """The comparison is worth something: one weight more, and elements differ."""
+    made = line(small(), "tflite_int8")
+    plan = made.plan()
+    name = next(iter(plan.weights))
+    values = plan.weights[name].values.copy()
+    values.flat[0] += -1 if values.flat[0] > 0 else 1
+    other = replace(plan, weights={**plan.weights, name: replace(plan.weights[name], values=values)})
+    planted = write_model(made.graph, made.topology, other, whole=True)
+    count, _ = differing(made, plan, content=planted.content)
+    assert count.differing > 0 and count.first is not None
+
+
+def test_every_node_that_it_cannot_hold_is_named() -> None:
+    net = Net(seed=2)
+    x = net.conv(net.input(None, 4, 6, 6), 4, 8, 1, 1)
+    x = net.conv(x, 8, 8, 3, 3, group=2, name="grouped")
+    x = net.node("Erf", net.node("Celu", x, name="celu"), name="erf")
+    net.output(x)
+    made = line(net, "tflite_int8")
+    with pytest.raises(HardwareError, match=r"cannot hold 3 of .*: grouped \(Conv\): .*; celu \(Celu\)"):
+        write_model(made.graph, made.topology, made.plan())
+
+
+def test_accumulators_are_refused() -> None:
+    made = line(small(), hardware("tflite_int8", add_inputs="residual_only"))
+    with pytest.raises(HardwareError, match="accumulator"):
+        write_model(made.graph, made.topology, made.plan())
+
+
+def test_another_file_is_refused() -> None:
+    with pytest.raises(HardwareError, match=r"is no \.tflite file|has no metadata"):
+        told_by(b"TFL3 and nothing else", "junk.tflite")
+
+
+def test_a_missing_package_is_named_by_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litert, "PACKAGES", ("a_package_that_nobody_has",))
+    assert 'pip install "quantpipe-onnx[tflite]"' in str(litert.missing())
+
+
+@given(acc=st.integers(-(2**31), 2**31 - 1), m=st.integers(2**30, 2**31 - 1), shift=st.integers(-31, 0))
+def test_rounding_once_away_from_zero(acc: int, m: int, shift: int) -> None:
+    exact = Fraction(acc * m) * Fraction(2) ** (shift - 31)
+    size = abs(exact) + Fraction(1, 2)
+    expected = (1 if exact >= 0 else -1) * (size.numerator // size.denominator)
+    wide = 2**31 - 1
+    assert (
+        int(requantize_fixed_point(acc, (m, shift), 0, qmin=-wide - 1, qmax=wide, rounding="single_away")) == expected
+    )
+
+
+def test_orders() -> None:
+    last = channels_last(4)
+    assert last == (0, 2, 3, 1) and between(last, plain(4)) == (0, 3, 1, 2)
+    assert behind_transpose(last, (0, 2, 3, 1)) == plain(4)  # the memory of NHWC, seen by who wants NHWC
+    assert same_memory((1, 8, 1, 1), last, plain(4)) and not same_memory((1, 8, 2, 1), last, plain(4))
