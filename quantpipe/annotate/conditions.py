@@ -96,12 +96,14 @@ class Conditions:
     """Hold which nodes run in integers.
 
     `integer`: node -> its signature. `reasons`: float node -> why. `additions`: addition -> how it takes its operands,
-    where that is not the hardware's own way.
+    where that is not the hardware's own way. `held`: tensors whose scale is given, which are therefore stored where
+    their node runs in integers.
     """
 
     integer: dict[str, OpSignature]
     reasons: dict[str, Reason]
     additions: dict[str, AddInputs]
+    held: frozenset[str] = frozenset()
 
     def treatment(self, node: str, spec: HardwareSpec) -> AddInputs | None:
         """Return how an addition takes its operands."""
@@ -135,7 +137,7 @@ def decide(
     }
     kept = _skipped(graph, spec) | _kept_in_float(graph, options) | chosen
     additions = {n.name: AddInputs(t) for n in graph.nodes if (t := structure.addition(n.name)) is not None}
-    found = Conditions({}, {}, additions)
+    found = Conditions({}, {}, additions, _held(graph, options))
     either: dict[str, OpSignature] = {}
     sums: list[str] = []
     for node in graph.nodes:
@@ -154,6 +156,7 @@ def decide(
                 )
             heavy = rule.weight_of(node, graph) is not None  # what a device is there for: worth a conversion
             both = not heavy and signature is not None and takes_float(spec, node, graph, rule)
+            both = both and not _given_around(node, graph, found)
             alone = both and not _views_input(node, graph) and _producers_float(node, graph, found)
             if both and signature is not None and may_move(node, graph, not alone):
                 either[node.name] = signature
@@ -181,6 +184,22 @@ def decide(
             why = "it moves values only, and in float the graph converts fewer tensors"
             found.reasons[name] = Reason(ReasonKind.AROUND, why)
     return found
+
+
+def _held(graph: Graph, options: AnnotateOptions) -> frozenset[str]:
+    """Tensors whose scale is known beforehand: by a statement, or as the file is quantized already."""
+    kinds = (Kind.UNIFORM, Kind.CALIBRATED)
+    stated = {t for t, constraint in tensor_constraints(graph, options).items() if constraint.kind in kinds}
+    return frozenset(stated | set(graph.imported.kept_tensors if graph.imported is not None else ()))
+
+
+def _given_around(node: Node, graph: Graph, found: Conditions) -> bool:
+    """Whether a quantized file gives what a node reads and what it makes: there the node is an integer one."""
+    rule = rule_of(node)
+    if rule is None or graph.imported is None:
+        return False
+    read = [node.inputs[p] for p in rule.activations(node, graph)]
+    return found.held.issuperset((*read, node.outputs[0]))
 
 
 def _own_reason(node: Node, graph: Graph) -> Reason | None:

@@ -42,12 +42,12 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Constraint:
-    """One statement; the fields that its kind has are set."""
+    """One statement; the fields that its kind has are set. A weight may have several scales, one per channel."""
 
     kind: Kind
     pattern: str
-    scale: float = 1.0
-    zero_point: int = 0
+    scales: tuple[float, ...] = (1.0,)
+    zeros: tuple[int, ...] = (0,)
     dtype: DType | None = None
     low: float = 0.0
     high: float = 0.0
@@ -118,8 +118,8 @@ def _read(pattern: str, value: Any) -> Constraint:
             return Constraint(
                 kind,
                 pattern,
-                scale=_number(pattern, plain, "scale", positive=True),
-                zero_point=int(_number(pattern, plain, "zero_point")),
+                scales=_numbers(pattern, plain, "scale", positive=True),
+                zeros=tuple(int(z) for z in _numbers(pattern, plain, "zero_point")),
                 dtype=_dtype(pattern, plain["dtype"]),
             )
         case Kind.CALIBRATED:
@@ -134,6 +134,15 @@ def _read(pattern: str, value: Any) -> Constraint:
             return Constraint(kind, pattern, bits=bits)
         case _:
             return Constraint(kind, pattern)
+
+
+def _numbers(pattern: str, plain: Mapping[str, Any], field: str, positive: bool = False) -> tuple[float, ...]:
+    """A number, or a list of one for each channel."""
+    value = plain[field]
+    given = list(value) if isinstance(value, list | tuple) else [value]
+    if not given:
+        raise _error(pattern, f"{field} is {value!r}; it must be a number, or a list of one for each channel")
+    return tuple(_number(pattern, {field: v}, field, positive) for v in given)
 
 
 def _number(pattern: str, plain: Mapping[str, Any], field: str, positive: bool = False) -> float:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
 from quantpipe.annotate.disjoint import disjoint, in_order
-from quantpipe.annotate.pins import FixedRange
+from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, Winner, rule_of
@@ -23,6 +23,8 @@ from quantpipe.types import (
     Granularity,
     HardwareSpec,
     Kernel,
+    RequantizeKind,
+    Rounding,
     ScaleGroup,
     WeightSite,
 )
@@ -71,6 +73,8 @@ def scale_groups(
     pinned = {t: pins[t] for t in stored if t in pins}
     derived: set[str] = set()
     solved = []
+    how = spec.requantize
+    rescales = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
     for kernel in kernels:
         rule = rule_of(graph.by_name[kernel.node])
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:
@@ -82,6 +86,8 @@ def scale_groups(
         for operand in kernel.operands:
             own = held[operand.tensor]
             apart = own is not None and common is not None and not own.agrees(common)
+            if apart and not rescales and (met := _met(own, common)) is not None:
+                own, common, apart = met, met, False
             operands.append(replace(operand, rescaled=apart))
             if apart:
                 continue
@@ -121,6 +127,18 @@ def scale_groups(
             )
         )
     return Solved(tuple(groups), tuple(solved))
+
+
+def _met(own: FixedRange | None, common: FixedRange | None) -> FixedRange | None:
+    """The range of two tensors that share a scale where the device brings none to another; None where neither yields.
+
+    One that does not yield is taken, of two that do the hull.
+    """
+    if own is None or common is None or not (own.yields or common.yields):
+        return None
+    if own.yields and common.yields:
+        return own.joined(common)
+    return common if own.yields else own
 
 
 def _most(pins: Sequence[FixedRange | None]) -> FixedRange | None:

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from quantpipe import intmath
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import Denominator, DType, FunctionKind, HardwareSpec, Kernel, Range, Schema, Symmetry
-
-
-@dataclass(frozen=True)
-class FixedRange:
-    """A range that is not up to calibration; with `bits` the number of bits is settled, too."""
-
-    range: Range
-    bits: int | None
-    reason: str
-
-    def agrees(self, other: FixedRange) -> bool:
-        """Return whether both can hold at once."""
-        return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
 
 
 def pins_of(
@@ -39,6 +27,8 @@ def pins_of(
     fixed_outputs: bool,
 ) -> dict[str, FixedRange]:
     """Return the pin of each stored tensor whose range is known before calibration.
+
+    What a user states comes before what the model gives that was quantized already, and that before an op's function.
 
     Args:
         graph: the clean model.
@@ -65,6 +55,9 @@ def pins_of(
             if fixed_outputs or formed:
                 found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
         constraint = constraints.get(tensor)
+        given = graph.imported.kept_tensors.get(tensor) if graph.imported is not None else None
+        if given is not None and constraint is None:
+            found[tensor], _ = fitted_range(given.grid, dtype, schema, most)
         if constraint is not None and constraint.kind is Kind.CALIBRATED:
             found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
         elif constraint is not None and constraint.kind is Kind.UNIFORM:
@@ -102,9 +95,15 @@ def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema)
 
 
 def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> FixedRange:
+    if len(constraint.scales) > 1 or len(constraint.zeros) > 1:
+        raise ConfigError(
+            f"{tensor!r} is given {len(constraint.scales)} scales; an activation has one on every device here, and "
+            "weights alone may have one per channel",
+            where=WHERE,
+        )
     if constraint.dtype is not dtype:
         raise ConfigError(f"{tensor!r} is stored as {dtype} on this hardware, not as {constraint.dtype}", where=WHERE)
-    scale, zero = float(np.float32(constraint.scale)), constraint.zero_point
+    scale, zero = float(np.float32(constraint.scales[0])), constraint.zeros[0]
     found = Range((dtype.qmin - zero) * scale, (dtype.qmax - zero) * scale)
     made, made_zero, _, _ = intmath.scale_zero_point(found, dtype.bits, dtype, schema.activations)
     if float(made) != scale or made_zero != zero:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide, tensor_constraints
 from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.edges import accepted, misread
+from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
@@ -103,21 +104,22 @@ def analyze(
     ways = {k.node: _signatures(graph, spec, k.node) for k in kernels}
     stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)
     solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
+    sites = weight_sites(
+        graph,
+        spec,
+        weights,
+        lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
+        kernels=kernels,
+        edges=edges,
+        least=least,
+    )
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
         kernels=solved.kernels,
         groups=solved.groups,
-        weights=weight_sites(
-            graph,
-            spec,
-            weights,
-            lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
-            kernels=kernels,
-            edges=edges,
-            least=least,
-        ),
+        weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         signatures=ways if any(len(found) > 1 or _narrows_alone(found) for found in ways.values()) else {},
     )
@@ -321,7 +323,8 @@ def _output_form(
     readers = graph.consumers.get(output, ())
     only_float = all(reader.name not in conditions.integer for reader, _ in readers)
     offers_wide = len(narrow) < len(signature.outputs)
-    return Form.RAW if only_float and offers_wide and output == node.outputs[0] else Form.QUANTIZED
+    may_leave = output == node.outputs[0] and output not in conditions.held
+    return Form.RAW if only_float and offers_wide and may_leave else Form.QUANTIZED
 
 
 def _storage(offered: tuple[DType, ...], spec: HardwareSpec, operands: tuple[Operand, ...], draft: _Draft) -> DType:

@@ -37,7 +37,7 @@ def refuse_unreached(
             named.setdefault(constraint.pattern, []).append(tensor)
     for pattern, tensors in sorted(named.items()):
         kind = constraints[tensors[0]].kind
-        reached = {*stored, *weights} if kind is Kind.ANY else set(stored)
+        reached = {*stored, *weights} if kind in (Kind.ANY, Kind.UNIFORM) else set(stored)
         if reached.isdisjoint(tensors):
             what = _what(graph, kernels, reasons, tensors[0])
             raise ConfigError(f"the constraint of {pattern!r} cannot hold: {tensors[0]} {what}", where=WHERE)
@@ -48,8 +48,9 @@ def _what(graph: Graph, kernels: Sequence[Kernel], reasons: Mapping[str, Reason]
         inside = [graph.by_name[name].outputs[0] for name in (kernel.node, *kernel.fused)]
         if tensor == kernel.weight:
             return (
-                f"is the weight of {kernel.node}. Ranges of weights follow from their values (threshold.weights), and "
-                "recovery moves them; legal for weights are {kind: any, bits: N} and none"
+                f"is the weight of {kernel.node}. Ranges of weights follow from their values (threshold.weights); "
+                "legal for weights are {kind: uniform, scale, zero_point, dtype} with one scale or a list of them, "
+                "{kind: any, bits: N} and none"
             )
         if tensor == kernel.bias:
             return f"is the bias of {kernel.node}, which is stored at the scale of the products that it is added to"

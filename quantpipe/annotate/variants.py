@@ -256,7 +256,9 @@ class Topologies:
     @cached_property
     def _stated(self) -> frozenset[str]:
         graph, _, _, options = self._given
-        waiting, found = list(tensor_constraints(graph, options)), set()
+        given = graph.imported
+        kept = [] if given is None else [*given.kept_tensors, *(given.kept_weights if given.keep.integers else ())]
+        waiting, found = [*tensor_constraints(graph, options), *kept], set()
         while waiting:
             tensor = waiting.pop()
             producer = graph.producers.get(tensor)
@@ -276,6 +278,7 @@ class Topologies:
         return [
             Choice(choice_key(kind, site.tensor), kind, legal, site.edges, graded=False)
             for site in self.reference.weights
+            if site.fixed is None
         ]
 
     def _edges(self, kernel: Kernel) -> tuple[str, ...]:

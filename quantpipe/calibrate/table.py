@@ -106,6 +106,8 @@ class ThresholdTable:
         return self._thresholds(self._topology.weight_of[tensor], bits)
 
     def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
+        if site.fixed is not None:
+            return site.fixed
         key = (site.tensor, site.axis, bits)
         if key not in self._weights:
             found = self._weight_ranges(site.tensor, site.axis, bits)

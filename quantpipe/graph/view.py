@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quantpipe import extend
 from quantpipe.graph.io import model_bytes
-from quantpipe.types import TensorInfo
+from quantpipe.types import Imported, TensorInfo
 
 MS_DOMAIN = "com.microsoft"
 MAX_BATCH = 64
@@ -93,6 +93,8 @@ class Graph:
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    imported: Imported | None = None
+    """What the file gives, where it is quantized already."""
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:
@@ -186,6 +188,8 @@ class Graph:
     def __reduce__(self) -> tuple[Any, ...]:
         """Send the model's bytes to another process, which reads them again (`onnx_ir` objects do not travel)."""
         found = {name: getattr(self, name) for name in ("inputs", "outputs", "notes", "varying", "states")}
+        if self.imported is not None:
+            found["imported"] = replace(self.imported, runnable=None)
         measured = {"shapes": dict(self.shapes), "dtypes": dict(self.dtypes)}
         return _arrived, (
             model_bytes(self.model),

@@ -38,7 +38,7 @@ def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
         data = draft.quantizers[kernel.operands[0].tensor]
         bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
         room = bias_room(draft.spec, reach(draft.topology, weight, data))
-        if weight.axis is not None:
+        if weight.axis is not None and draft.topology.weight_of[tensor].fixed is None:
             room = np.minimum(room, MOST_BIAS_STEPS)
         needed = bias / np.maximum(room, 1.0) / float(data.scale)
         if weight.scale.ndim == 0:

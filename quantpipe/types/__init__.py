@@ -28,6 +28,7 @@ from quantpipe.types.hardware import (
     Unify,
     WeightLimits,
 )
+from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, Keep
 from quantpipe.types.plan import (
     Accumulate,
     Average,
@@ -155,9 +156,14 @@ __all__ = [
     "FrontPart",
     "FunctionKind",
     "GeneralizationPart",
+    "GivenTensor",
+    "GivenWeight",
     "Granularity",
+    "Grid",
     "HardwareSpec",
+    "Imported",
     "Isa",
+    "Keep",
     "Kernel",
     "KernelPlan",
     "LatencyPart",

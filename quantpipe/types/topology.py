@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import OpSignature
 from quantpipe.types.reason import Reason
@@ -99,7 +102,8 @@ class WeightSite:
     """Describe a constant that is multiplied: its users, storage type and channel axes.
 
     `channel_axis` is the axis of output channels; `axis` is the one along which the weight has scales of its own (None:
-    one scale for the tensor).
+    one scale for the tensor). `fixed` are its thresholds, as in a `Strategy`, where they are known beforehand;
+    `frozen`: its integers are, too, so recovery leaves it alone.
     """
 
     tensor: str
@@ -110,6 +114,8 @@ class WeightSite:
     max_bits: int
     edges: tuple[str, ...] = ()
     min_bits: int = 2
+    fixed: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

@@ -243,12 +243,12 @@ def test_statements_from_a_file(tmp_path: Path) -> None:
 def test_a_statement_that_cannot_hold_says_what_the_tensor_is() -> None:
     """The true reason for each: a weight is held in integers, and its range is no matter of constraints."""
     said = {
-        "c1": r"c1 is the weight of conv1\. Ranges of weights follow from.*legal for weights are \{kind: any",
+        "c1": r"c1 is the weight of conv1\. Ranges of weights follow from.*legal for weights are \{kind: uniform.*\{kind: any",
         "c2": r"c2 is the bias of conv1, which is stored at the scale of the products",
         "conv1_out": r"conv1_out lies inside the kernel conv1 .*constrain relu1_out behind it",
     }
     for tensor, reason in said.items():
-        for statement in (calibrated(-1, 1), uniform(0.1, 0)):
+        for statement in (calibrated(-1, 1), *([] if tensor == "c1" else [uniform(0.1, 0)])):
             with pytest.raises(ConfigError, match=rf"the constraint of '{tensor}' cannot hold: {reason}"):
                 _ = made("conv_chain", {tensor: statement}).topology
 
@@ -269,3 +269,59 @@ def test_a_tensor_of_a_node_in_float_names_the_node_and_its_reason() -> None:
     raw = next(k for k in accumulators.kernels if k.form == "raw")
     with pytest.raises(ConfigError, match=f"{raw.output} leaves {raw.node} as accumulator"):
         _ = line(graph_of("residual_block"), "vta", constraints={raw.output: calibrated(-1, 1)}).topology
+
+
+# --- scales of weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", ["ort_cpu", "tflite_int8", "tensorrt_both"])
+@pytest.mark.parametrize("scale", [0.03, [0.0213, 0.01, 0.5, 0.0625]])
+def test_uniform_gives_a_weight_exactly_these_scales(spec: str, scale: Any) -> None:
+    graph = graph_of("conv_chain")
+    channels = graph.shapes["c1"][0]
+    wanted = np.resize(np.asarray(scale, np.float32), channels)
+    given = wanted.tolist() if isinstance(scale, list) else scale
+    found = line(graph, spec, constraints={"c1": uniform(given, 0, "int8")})
+    weight = found.plan(8).weights["c1"]
+    assert np.array_equal(np.broadcast_to(weight.scale, channels), wanted)
+    integers = np.clip(np.rint(graph.constant("c1") / wanted[:, None, None, None]), -127, 127)
+    assert np.array_equal(weight.centred(), integers)
+    assert next(c for c in choice_space(found.topology, found.options) if c.key == "bits:c1").options == (8,)
+    assert found.agree(found.plan(8), "integer").differing == 0
+
+
+def test_a_weight_of_four_bits_in_eight() -> None:
+    found = made("conv_chain", {"c1": uniform(0.125, 0, "int4")})
+    weight = found.plan(8).weights["c1"]
+    assert (weight.bits, weight.dtype) == (4, "int8") and np.abs(weight.values).max() <= 7
+
+
+@pytest.mark.parametrize(
+    ("spec", "statement", "said"),
+    [
+        ("ort_cpu", uniform(0.1, 0, "uint8"), "'c1' is stored as int8 on this hardware, not as uint8"),
+        ("ort_cpu", uniform(0.1, 3, "int8"), "has zero points, and weights are symmetric here"),
+        ("ort_cpu", uniform([0.1, 0.2], 0, "int8"), "output channels, and is given 2 scales"),  # type: ignore[arg-type]
+        ("vta", uniform(0.1, 0, "int8"), "has scales that are no powers of two"),
+        ("vta", uniform([0.5] * 8, 0, "int8"), "has scales per channel, and weights have one scale here"),  # type: ignore[arg-type]
+        ("ort_cpu", uniform(0.1, 300, "int8"), "is given the zero point 300; int8 holds -128 to 127"),
+    ],
+)
+def test_scales_of_weights_that_a_device_has_not(spec: str, statement: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        _ = line(graph_of("conv_chain"), spec, constraints={"c1": statement}).topology
+
+
+def test_an_activation_has_one_scale() -> None:
+    with pytest.raises(ConfigError, match="'relu1_out' is given 2 scales; an activation has one"):
+        _ = made("conv_chain", {"relu1_out": uniform([0.1, 0.2], 0)}).topology  # type: ignore[arg-type]
+
+
+def test_an_output_whose_scale_is_given_is_stored() -> None:
+    """It would leave its kernel as real numbers, and then have no scale."""
+    free = made("gemm_trans", {})
+    name = free.graph.outputs[0].name
+    assert name not in free.topology.group_of
+    held = made("gemm_trans", {name: uniform(0.05, 128)})
+    assert held.plan(8).quantizers[name].scale == np.float32(0.05)
+    assert held.agree(held.plan(8), "qdq").differing == 0

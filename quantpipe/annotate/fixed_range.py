@@ -1,0 +1,31 @@
+"""A range that is known before calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantpipe.types import Range
+
+
+@dataclass(frozen=True)
+class FixedRange:
+    """A range that is not up to calibration; with `bits` the number of bits is settled, too.
+
+    `yields`: where tensors of two such ranges share a scale on a device that cannot bring one to the other, both take
+    the hull of the two. What a user states does not yield.
+    """
+
+    range: Range
+    bits: int | None
+    reason: str
+    yields: bool = False
+
+    def agrees(self, other: FixedRange) -> bool:
+        """Return whether both can hold at once."""
+        return self.range == other.range and (self.bits == other.bits or None in (self.bits, other.bits))
+
+    def joined(self, other: FixedRange) -> FixedRange:
+        """Return the hull of both ranges, in the fewer bits."""
+        given = [b for b in (self.bits, other.bits) if b is not None]
+        hull = Range(min(self.range.low, other.range.low), max(self.range.high, other.range.high))
+        return FixedRange(hull, min(given, default=None), self.reason, True)

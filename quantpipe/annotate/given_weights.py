@@ -1,0 +1,81 @@
+"""Weights whose scales are known beforehand: those that a user states, and those of a quantized model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from quantpipe.annotate.constraints import WHERE, Constraint, Kind
+from quantpipe.annotate.given import FittedWeight, fitted_weight
+from quantpipe.errors import ConfigError
+from quantpipe.graph.view import Graph
+from quantpipe.types import DType, GivenWeight, Grid, HardwareSpec, Schema, WeightSite
+
+
+def settled(
+    site: WeightSite, graph: Graph, spec: HardwareSpec, schema: Schema, *, stated: Constraint | None
+) -> WeightSite:
+    """Return the site of a weight with its scales, where they are known beforehand.
+
+    Args:
+        site: the site as it is without.
+        graph: the clean model, with what a quantized file gives of it.
+        spec: the device.
+        schema: how ranges become scales.
+        stated: what the user states of the weight, which comes first.
+
+    Returns:
+        The site.
+
+    Raises:
+        ConfigError: for stated scales that the device cannot have.
+    """
+    if stated is not None and stated.kind is Kind.UNIFORM:
+        found = fitted_weight(_stated(site, stated, graph), site.channel_axis, site.dtype, spec, schema)
+        if found.thresholds is None or found.change:
+            raise ConfigError(
+                f"the weight {site.tensor!r} cannot have this uniform scale on {spec.name} under the schema "
+                f"{schema.name}: it has {found.change}",
+                where=WHERE,
+            )
+        return _with(site, found)
+    given = graph.imported
+    weight = given.kept_weights.get(site.tensor) if given is not None else None
+    if given is None or weight is None or stated is not None:
+        return site
+    found = fitted_weight(weight, site.channel_axis, site.dtype, spec, schema)
+    return site if found.thresholds is None else replace(_with(site, found), frozen=given.keep.integers)
+
+
+def _with(site: WeightSite, found: FittedWeight) -> WeightSite:
+    return replace(site, axis=found.axis, max_bits=found.bits, min_bits=found.bits, fixed=found.thresholds)
+
+
+def _stated(site: WeightSite, stated: Constraint, graph: Graph) -> GivenWeight:
+    """A statement as a weight of which only the scales are given."""
+    shape, kind = graph.shapes[site.tensor], stated.dtype or DType.INT8
+    count, scales, zeros = shape[site.channel_axis], stated.scales, stated.zeros
+    if len(scales) not in (1, count) or len(zeros) not in (1, len(scales)):
+        raise ConfigError(
+            f"the weight {site.tensor!r} has {count} output channels, and is given {len(scales)} scales and "
+            f"{len(zeros)} zero points; legal is one of each, or one for each channel",
+            where=WHERE,
+        )
+    if kind.signed is not site.dtype.signed or kind.bits > site.dtype.bits:
+        raise ConfigError(
+            f"the weight {site.tensor!r} is stored as {site.dtype} on this hardware, not as {kind}", where=WHERE
+        )
+    if any(not kind.qmin <= z <= kind.qmax for z in zeros):
+        raise ConfigError(
+            f"the weight {site.tensor!r} is given the zero point {zeros[0]}; {kind} holds {kind.qmin} to {kind.qmax}",
+            where=WHERE,
+        )
+    scale, zero = np.asarray(scales, np.float32), np.asarray(zeros, np.int64)
+    several = len(scales) > 1
+    scale, zero = (scale, np.broadcast_to(zero, len(scales))) if several else (scale[0], zero[0])
+    low = kind.qmin + int(kind.signed and bool(np.all(zero == 0)))
+    grid = Grid(np.asarray(scale), np.asarray(zero), kind, low, kind.qmax, site.channel_axis if several else None)
+    values = np.full(shape, low, kind.numpy)  # both ends must fit
+    values.flat[-1] = kind.qmax
+    return GivenWeight(site.tensor, values, grid)

@@ -1,0 +1,78 @@
+"""The hook of loading: a quantized model's float model with what the file gives, and a float model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
+from numpy.typing import NDArray
+
+from quantpipe.graph.external_weights import copied, is_outside
+from quantpipe.graph.quantized.locate import located
+from quantpipe.graph.quantized.restore import is_quantized, restore, runnable
+from quantpipe.graph.rewrites.tools import take_place
+from quantpipe.graph.view import Graph
+from quantpipe.types import Imported, Keep
+
+Feeds = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Behind:
+    """Hold the float model behind a file; `given` is None, and the model the file's own, where it has no integers."""
+
+    model: ir.Model
+    given: Imported | None = None
+    clamps: tuple[str, ...] = ()
+
+    def settled(self, run: Callable[[ir.Model, list[str]], Feeds]) -> ir.Model:
+        """Return the model without those clamps that change nothing: no tool left them out.
+
+        Args:
+            run: runs a model on samples and gives the values of the named tensors.
+        """
+        if not self.clamps:
+            return self.model
+        makers = {n.outputs[0].name: n for n in self.model.graph}
+        inputs = {clamp: makers[clamp].inputs[0].name or "" for clamp in self.clamps}  # type: ignore[union-attr]
+        values = run(self.model, list(inputs.values()))
+        idle = {clamp for clamp, name in inputs.items() if np.all(np.asarray(values[name]) >= 0)}
+        copy = copied(self.model)
+        for node in list(copy.graph):
+            source = node.inputs[0] if node.inputs else None
+            if node.outputs[0].name in idle and source is not None:
+                take_place(node.outputs[0], source)
+                copy.graph.remove(node, safe=True)
+        common_passes.RemoveUnusedNodesPass()(copy)
+        return copy
+
+    def found(self, original: Graph, graph: Graph) -> Graph:
+        """Return the cleaned graph with what the file gives of it."""
+        if self.given is None:
+            return graph
+        return replace(graph, imported=located(self.given, original, graph))
+
+
+def behind(model: ir.Model, keep: Keep) -> Behind:
+    """Return the float model behind a model.
+
+    Args:
+        model: the model as it is written.
+        keep: what of a quantized model is kept.
+
+    Returns:
+        The float model, and what the file gives.
+
+    Raises:
+        ModelError: for a quantized file that contradicts itself.
+    """
+    if not is_quantized(model):
+        return Behind(model)
+    made = restore(model)
+    written = None if is_outside(model) else runnable(model)
+    given = Imported(made.forms, made.tensors, made.weights, made.dynamic, keep, runnable=written)
+    return Behind(made.model, given, made.clamps)

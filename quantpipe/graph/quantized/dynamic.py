@@ -1,0 +1,177 @@
+"""Ranges that are computed from each sample: DynamicQuantizeLinear with integer products, and what they are fused to.
+
+The sum of products, times the scale of the data and that of the weight, is the float product: where a file has these
+factors behind the sum, in whatever order, the float op takes the place of it all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.quantized.grids import grid_of, unpacked, whole
+from quantpipe.graph.quantized.qoperator import AXES
+from quantpipe.graph.quantized.tables import DYNAMIC_MATMUL, INTEGER_PRODUCTS, TO_FLOAT
+from quantpipe.graph.quantized.walk import FLOAT, Walk
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user
+from quantpipe.types import DType, Grid
+
+CASTS, SHAPES = ("Cast",), ("Reshape", "Unsqueeze", "Squeeze")
+MULTIPLY = "Mul"
+
+
+def dynamic_quantize(walk: Walk, node: ir.Node) -> None:
+    """Note whose integers a DynamicQuantizeLinear gives, and by which scale."""
+    real = node.inputs[0]
+    if real is not None:
+        walk.forms["dynamic"] = None
+        walk.keep(node.outputs[0], real, None)
+        walk.dynamic[node.outputs[1]] = real
+
+
+def integer_product(walk: Walk, node: ir.Node) -> None:
+    """Put the float product in the place of an integer one and of the factors behind it."""
+    data, weight = node.inputs[0], node.inputs[1]
+    op = INTEGER_PRODUCTS[node.op_type]
+    if data is None or weight is None or (known := walk.stored.get(data)) is None:
+        return
+    other = walk.stored.get(weight)
+    # The weight's own grid is not said here: its scale is a factor behind the sum.
+    wanted = {scale for scale, real in walk.dynamic.items() if real is known.real}
+    if other is not None and not other.constant:
+        wanted |= {scale for scale, real in walk.dynamic.items() if real is other.real}
+    found = _factors(walk, node, wanted, constant_too=weight.const_value is not None)
+    if found is None:
+        return
+    last, factor = found
+    if weight.const_value is not None and factor is not None:
+        zero = node.inputs[3] if len(node.inputs) > 3 else None
+        scale = new_constant(walk.graph, f"{weight.name}/scale", factor)
+        grid = grid_of(node, scale, zero, weight, axis=AXES[op](node))
+        if grid is None:
+            return
+        real_weight = walk.constant(node, weight, grid)
+    elif other is not None:
+        real_weight = other.real
+    else:
+        return
+    real = walk.node(node, op, [known.real, real_weight], output=walk.free_name(f"{node.outputs[0].name}_real"))
+    walk.replace(last, real, node)
+
+
+def _factors(
+    walk: Walk, node: ir.Node, wanted: set[ir.Value], *, constant_too: bool
+) -> tuple[ir.Value, np.ndarray | None] | None:
+    """(the value behind all factors of an integer sum, the constant one among them).
+
+    None where not every factor is found, each in a Mul behind a Cast.
+    """
+    value, factor, left = node.outputs[0], None, set(wanted)
+    while left or (constant_too and factor is None):
+        reader = only_user(value, walk.graph)
+        if reader is None:
+            return None
+        if is_op(reader, *CASTS):
+            value = reader.outputs[0]
+            continue
+        if not is_op(reader, MULTIPLY):
+            return None
+        other = next((v for v in reader.inputs if v is not value), None)
+        for part in _parts(other):
+            if part in left:
+                left.discard(part)
+            elif (array := constant(part)) is not None and array.dtype.kind == "f" and factor is None:
+                factor = array.reshape(-1) if array.size > 1 else array.reshape(())
+            else:
+                return None
+        value = reader.outputs[0]
+    return value, factor
+
+
+def _parts(value: ir.Value | None) -> list[ir.Value]:
+    """The values that a product of scales is made of."""
+    producer = None if value is None else value.producer()
+    if value is None:
+        return []
+    if producer is not None and is_op(producer, MULTIPLY):
+        return [p for v in producer.inputs for p in _parts(v)]
+    if producer is not None and is_op(producer, *SHAPES):
+        return _parts(producer.inputs[0])
+    return [value]
+
+
+def fused_product(walk: Walk, node: ir.Node) -> None:
+    """Put a MatMul in the place of onnxruntime's product of real or dynamically quantized data with integer weights."""
+    at = _PORTS[node.op_type]
+    data, weight = node.inputs[0], node.inputs[1]
+    known = walk.stored.get(data) if data is not None else None
+    real = data if node.op_type == DYNAMIC_MATMUL else None if known is None else known.real
+    if real is None or weight is None or weight.const_value is None:
+        return
+    grid = grid_of(node, _port(node, at["scale"]), _port(node, at["zero"]), weight, axis=-1)
+    if grid is None:
+        return
+    if node.op_type == DYNAMIC_MATMUL:
+        walk.forms["dynamic"] = None
+        walk.dynamic.setdefault(node.outputs[0], real)
+    _product(walk, node, real, walk.constant(node, weight, grid), _port(node, at["bias"]))
+
+
+_PORTS = {
+    DYNAMIC_MATMUL: {"scale": 2, "zero": 3, "bias": 4},
+    TO_FLOAT: {"scale": 3, "zero": 5, "bias": 6},
+}
+
+
+def _port(node: ir.Node, port: int) -> ir.Value | None:
+    return node.inputs[port] if port < len(node.inputs) else None
+
+
+def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, bias: ir.Value | None) -> None:
+    """A MatMul, and an Add where there is a bias, in the place of one node."""
+    out = node.outputs[0]
+    made = new_node(walk.graph, node, "MatMul", [data, weight], name=node.name)
+    made.name, made.type = walk.free_name(f"{out.name}_product"), FLOAT
+    if bias is not None:
+        made = new_node(walk.graph, node, "Add", [made, bias], name=f"{node.name}/bias")
+        made.name, made.type = walk.free_name(f"{out.name}_real"), FLOAT
+    walk.replace(out, made, node)
+
+
+def packed_product(walk: Walk, node: ir.Node) -> None:
+    """Put a MatMul in the place of MatMulNBits, whose weights lie packed in blocks along the reduction."""
+    data, packed = node.inputs[0], constant(node.inputs[1])
+    steps = constant(node.inputs[2])
+    rows, depth, bits, block = (
+        int(attribute(node, k, d)) for k, d in (("N", 0), ("K", 0), ("bits", 4), ("block_size", 32))
+    )
+    if data is None or packed is None or steps is None or bits not in (2, 4, 8) or _port(node, 4) is not None:
+        return
+    blocks = -(-depth // block)
+    values = unpacked(packed.reshape(rows, blocks, -1), bits, block).reshape(rows, -1)[:, :depth]
+    zero = _block_zeros(node, rows, blocks, bits)
+    if zero is None:
+        return
+    scale = steps.astype(np.float32).reshape(rows, blocks)
+    kind = DType.UINT4 if bits < 8 else DType.UINT8
+    high = (1 << bits) - 1
+    if blocks == 1:
+        grid, size = Grid(scale.reshape(-1), zero.reshape(-1), kind, 0, high, 1), 0
+    else:
+        grid, size = Grid(scale.T.copy(), zero.T.copy(), kind, 0, high, 0), block
+    walk.forms["weights only"] = None
+    source = node.inputs[1]
+    assert source is not None  # noqa: S101  (it is a constant)
+    weight = walk.given(node, source, np.ascontiguousarray(values.T), grid, block=size)
+    _product(walk, node, data, weight, _port(node, 5))
+
+
+def _block_zeros(node: ir.Node, rows: int, blocks: int, bits: int) -> np.ndarray | None:
+    """The zero point of each block, `[rows, blocks]`; None where they are real numbers."""
+    value = _port(node, 3)
+    if value is None:
+        return np.full((rows, blocks), 1 << (bits - 1), np.int64)
+    found = whole(value)
+    if found is None or found.dtype != np.uint8:
+        return None
+    return unpacked(found.reshape(rows, -1), bits, blocks).astype(np.int64)

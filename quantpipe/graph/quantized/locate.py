@@ -1,0 +1,128 @@
+"""Where the given tensors and integers of a file are in the cleaned float model.
+
+The clean-up renames constants, transposes them and multiplies channels by what a BatchNormalization has. Integers go
+along: a transposed weight has transposed integers, a channel times g has its scale times |g|. What it takes apart or
+joins otherwise is lost as a given one, and the report says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.graph.view import Graph
+from quantpipe.types import GivenWeight, Grid, Imported
+
+GONE = "the clean-up of the float model has no such tensor left (it became part of another op)"
+CHANGED = "the clean-up folded something into it that its integers do not follow"
+CLOSE = 1e-5
+"""Relative error of a weight that a BatchNormalization was folded into, in float32."""
+LARGEST = 24
+"""Ways to order the axes of a constant that are tried."""
+
+
+def located(given: Imported, original: Graph, graph: Graph) -> Imported:
+    """Return what a file gives by the names of the cleaned model.
+
+    Args:
+        given: what the file gives, by the names of the float model before its clean-up.
+        original: that model.
+        graph: the cleaned model.
+
+    Returns:
+        The same, with what is lost and why.
+    """
+    known = {t for node in graph.nodes for t in node.outputs} | graph.input_names | set(graph.constant_names())
+    lost: dict[str, str] = {}
+    tensors = []
+    for tensor in given.tensors:
+        if tensor.tensor in known:
+            tensors.append(tensor)
+        elif not original.is_constant(tensor.tensor):
+            lost[tensor.tensor] = GONE
+    weights = {}
+    for weight in given.weights:
+        if not _read(original, weight.tensor):
+            continue
+        found = _found(weight, original, graph)
+        if found is None:
+            lost[weight.tensor] = CHANGED
+        else:
+            weights[found.tensor] = found
+    return replace(given, tensors=tuple(tensors), weights=tuple(weights.values()), lost=lost)
+
+
+def _read(graph: Graph, constant: str) -> bool:
+    """Whether a constant is multiplied or added as data: biases of 32 bits are no matter of integers of a weight."""
+    return bool(graph.consumers.get(constant))
+
+
+def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | None:
+    """The integers of the constant of the cleaned model that is made of a given one."""
+    real = original.constant(weight.tensor)
+    for name in _candidates(weight.tensor, original, graph):
+        array = graph.constant(name)
+        if array.size != real.size or array.dtype.kind != "f":
+            continue
+        for order in _orders(real, array):
+            turned = _turned(weight, order, name)
+            if np.array_equal(np.transpose(real, order), array):
+                return turned
+            if (scaled := _scaled(turned, array)) is not None:
+                return scaled
+    return None
+
+
+def _candidates(name: str, original: Graph, graph: Graph) -> Iterator[str]:
+    """The constant of the same name, those that the same nodes read, then all of them."""
+    tried: set[str] = set()
+    names = {node.name for node, _ in original.consumers.get(name, ())}
+    read = [t for n in names if n in graph.by_name for t in graph.by_name[n].inputs]
+    for found in (name, *read, *graph.constant_names()):
+        if found not in tried and graph.is_constant(found):
+            tried.add(found)
+            yield found
+
+
+def _orders(real: NDArray[Any], array: NDArray[Any]) -> Iterator[tuple[int, ...]]:
+    """The orders of axes that give one array the shape of the other, that as it is first."""
+    if real.ndim != array.ndim:
+        return
+    for order in itertools.islice(itertools.permutations(range(real.ndim)), LARGEST):
+        if tuple(real.shape[a] for a in order) == array.shape:
+            yield order
+
+
+def _turned(weight: GivenWeight, order: tuple[int, ...], name: str) -> GivenWeight:
+    grid = weight.grid
+    if grid.axis is not None and not grid.single:
+        grid = replace(grid, axis=order.index(grid.axis % len(order)))
+        if grid.scale.ndim > 1:
+            grid = replace(grid, scale=np.transpose(grid.scale, order), zero=np.transpose(grid.zero, order))
+    return replace(weight, tensor=name, values=np.transpose(weight.values, order), grid=grid)
+
+
+def _scaled(weight: GivenWeight, array: NDArray[Any]) -> GivenWeight | None:
+    """The integers of a weight whose output channels, along axis 0, were multiplied by a number each."""
+    grid, count = weight.grid, len(array)
+    if weight.block is not None or array.ndim < 3 or (not grid.single and grid.axis != 0):
+        return None
+    zero = np.broadcast_to(grid.zero, count).astype(np.int64)
+    along = (count, *[1] * (array.ndim - 1))
+    centred = weight.values.astype(np.int64) - zero.reshape(along)
+    whole, wanted = (a.reshape(count, -1).astype(np.float64) for a in (centred, array))
+    squares = (whole * whole).sum(axis=1)
+    step = (whole * wanted).sum(axis=1) / np.where(squares > 0, squares, 1.0)
+    if np.any(np.abs(whole * step[:, None] - wanted).max(axis=1) > CLOSE * np.abs(wanted).max(axis=1)):
+        return None
+    values = centred * np.where(step < 0, -1, 1).reshape(along) + zero.reshape(along)
+    if values.min() < grid.low or values.max() > grid.high:
+        return None
+    scale = np.where(step == 0, 1.0, np.abs(step)).astype(np.float32)
+    made = Grid(scale, zero, grid.dtype, grid.low, grid.high, 0)
+    return replace(weight, values=values.astype(weight.values.dtype), grid=made)

@@ -1,0 +1,165 @@
+"""QuantizeLinear and DequantizeLinear, and what stands between the two: moves and limits of integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe import intmath
+from quantpipe.graph.quantized.grids import grid_of, refused, type_of, whole
+from quantpipe.graph.quantized.tables import LIMITS, ON_INTEGERS, QUANTIZE
+from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
+from quantpipe.graph.rewrites.tools import attribute, constant
+from quantpipe.types import Grid
+
+
+def quantize(walk: Walk, node: ir.Node) -> None:
+    """Take a QuantizeLinear away: what it stores has its input's real numbers, on its grid."""
+    real, stored = node.inputs[0], node.outputs[0]
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    grid = grid_of(node, node.inputs[1], zero, stored, axis=int(attribute(node, "axis", 1)))
+    if grid is None or real is None:
+        return  # its scale is computed at run time: the node stays
+    walk.forms["QDQ"] = None
+    content = constant(real)
+    if content is not None and not attribute(node, "block_size", 0):
+        values = intmath.quantize(
+            content, grid.scale, grid.zero, qmin=grid.low, qmax=grid.high, dtype=grid.dtype, axis=grid.axis
+        )
+        made = walk.given(node, stored, values, grid, name=walk.free_name(f"{real.name}_dequantized"))
+        walk.keep(stored, made, grid, constant=True)
+        return
+    known = walk.clamp(real, grid, node)
+    walk.keep(stored, walk.apart(known, grid, node), grid)
+
+
+def dequantize(walk: Walk, node: ir.Node) -> None:
+    """Take a DequantizeLinear away: its readers read the real numbers that the integers stand for."""
+    integers = node.inputs[0]
+    zero = node.inputs[2] if len(node.inputs) > 2 else None
+    grid = grid_of(node, node.inputs[1], zero, integers, axis=int(attribute(node, "axis", 1)))
+    if grid is None or integers is None:
+        return
+    known = walk.stored.get(integers)
+    if known is not None and known.grid is not None and not known.constant:
+        _refuse_another(node, known.grid, grid)
+        real = known.real
+    elif known is not None and known.constant and known.grid is not None and known.grid.same(grid):
+        real = known.real
+    elif integers.const_value is not None:
+        walk.forms["QDQ"] = None
+        real = walk.constant(node, integers, grid, int(attribute(node, "block_size", 0)))
+    elif integers in walk.graph.inputs:
+        walk.forms["QDQ"] = None
+        real = walk.port(integers, grid)
+    else:
+        return  # an accumulator, or integers that nothing is known of: the node stays
+    walk.replace(node.outputs[0], real, node)
+
+
+def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
+    """ModelError where integers are read on another grid than they were stored on."""
+    if made.scale.shape == read.scale.shape and np.array_equal(made.scale, read.scale):
+        if np.array_equal(made.zero, read.zero):
+            return
+        what = f"zero point {made.zero.reshape(-1)[0]} and read with {read.zero.reshape(-1)[0]}"
+    else:
+        what = f"scale {made.scale.reshape(-1)[0]:g} and read with {read.scale.reshape(-1)[0]:g}"
+    raise refused(node, f"its integers are stored with {what}; legal is one scale and zero point for both ends")
+
+
+def move(walk: Walk, node: ir.Node) -> None:
+    """Let an op that moves integers move the real numbers that they stand for."""
+    count = ON_INTEGERS[node.op_type] or len(node.inputs)
+    data = [v for v in node.inputs[:count] if v is not None]
+    found = [walk.stored.get(v) for v in data]
+    grids = [s.grid for s in found if s is not None and s.grid is not None]
+    if not data or len(grids) < len(data):
+        return
+    if any(not grids[0].same(g) for g in grids[1:]):
+        raise refused(
+            node,
+            f"its inputs are integers of different scales ({grids[0].scale.reshape(-1)[0]:g} and others); legal is one "
+            "scale for all, or a QuantizeLinear behind it",
+        )
+    real = [s.real for s in found if s is not None]
+    made = ir.Node(
+        "",
+        node.op_type,
+        inputs=[*real, *node.inputs[count:]],
+        attributes=list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+        name=node.name,
+    )
+    walk.graph.insert_before(node, made)
+    for old, new in zip(node.outputs, made.outputs, strict=True):
+        new.name, new.type = walk.real_name(old), FLOAT
+        walk.keep(old, new, grids[0])
+
+
+def limit(walk: Walk, node: ir.Node) -> None:
+    """Let integers that are bounded have fewer bits."""
+    below, above = LIMITS[node.op_type]
+    known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
+    if known is None or known.grid is None:
+        return
+    ends: list[int | None] = []
+    for place in (below, above):
+        value = node.inputs[place] if place is not None and place < len(node.inputs) else None
+        array = whole(value)
+        if value is not None and (array is None or array.size != 1):
+            return
+        ends.append(None if array is None else int(array.reshape(())))
+    grid = narrowed(known.grid, *ends)
+    zero = np.atleast_1d(grid.zero)
+    if grid.low >= grid.high or np.any(zero < grid.low) or np.any(zero > grid.high):
+        raise refused(
+            node,
+            f"it bounds integers to {grid.low} to {grid.high}, and their zero point is {zero[0]}; legal are bounds "
+            "around it",
+        )
+    walk.keep(node.outputs[0], known.real, grid, constant=known.constant)
+
+
+def fold(walk: Walk, node: ir.Node) -> None:
+    """Make a constant of constant integers that are transposed, reshaped or cast to another integer type."""
+    value = node.inputs[0]
+    array, kind = whole(value), type_of(value)
+    if value is None or array is None or kind is None or value in walk.stored:
+        return
+    out = node.outputs[0]
+    if node.op_type == "Transpose":
+        array = np.transpose(array, attribute(node, "perm"))
+    elif node.op_type == "Cast":
+        target = ir.DataType(attribute(node, "to"))
+        if target not in (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16):
+            return
+        array = array.astype(target.numpy())
+    else:
+        return
+    tensor = ir.tensor(np.ascontiguousarray(array), name=out.name)
+    made = ir.Value(name=out.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    out.replace_all_uses_with(made)
+    out.name = None
+    walk.graph.register_initializer(made)
+
+
+def refuse_open(walk: Walk, model: ir.Model) -> None:
+    """Refuse integers that something computes with as if they were numbers, by ModelError.
+
+    Whoever stores a tensor in integers says how they are read: a DequantizeLinear, or an op that has scales.
+    """
+    for node in model.graph:
+        if node.op_type != QUANTIZE or node.outputs[0] not in walk.stored:
+            continue
+        readers = [u.node for u in node.outputs[0].uses()]
+        plain = [n for n in readers if n.domain in ("", "ai.onnx") and not n.op_type.startswith(("QLinear", "Dynamic"))]
+        if plain or not readers:
+            what = (
+                f"{plain[0].op_type} {plain[0].name!r} reads its integers as numbers" if plain else "nothing reads it"
+            )
+            raise refused(
+                node,
+                f"it has no DequantizeLinear: {what}; legal behind it are DequantizeLinear, ops that have scales "
+                "(QLinearConv), and ops that move or bound integers",
+            )

@@ -1,0 +1,117 @@
+"""QONNX's Quant and BipolarQuant as QuantizeLinear, Clip and DequantizeLinear: then there is one form to be read.
+
+Quant(x, scale, zero point, bits): s · (clamp(round(x / s) + z) - z), in `bits` bits, `signed`, `narrow`
+(fastmachinelearning/qonnx, docs/qonnx-custom-ops).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.quantized.grids import refused
+from quantpipe.graph.quantized.tables import QONNX, QONNX_BIPOLAR, QONNX_QUANT
+from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node
+
+ROUND = ("ROUND", "HALF_EVEN")
+"""Names of the rounding that QuantizeLinear does."""
+
+
+def as_qdq(model: ir.Model) -> bool:
+    """Write QONNX's nodes as Q, Clip and DQ, in place; return whether there were any.
+
+    Raises:
+        ModelError: for what these do not express: more than 16 bits, other roundings, zero points beyond the bits, and
+            ops that only QONNX has.
+    """
+    nodes = [n for n in model.graph if n.domain in QONNX]
+    for node in nodes:
+        if node.op_type == QONNX_QUANT:
+            _quant(model.graph, node)
+        elif node.op_type == QONNX_BIPOLAR:
+            _bipolar(model.graph, node)
+        else:
+            raise refused(node, f"it is an op of {node.domain} that no integer form is known of; legal are Quant and "
+                          "BipolarQuant")  # fmt: skip
+    for domain in QONNX:
+        model.opset_imports.pop(domain, None)
+    return bool(nodes)
+
+
+def _quant(graph: ir.Graph, node: ir.Node) -> None:
+    scale, zero, width = (constant(v) for v in node.inputs[1:4])
+    if scale is None or zero is None or width is None or width.size != 1:
+        raise refused(node, "its scale, zero point or bit width is computed at run time; legal are constants")
+    bits = float(width.reshape(()))
+    rounding = str(attribute(node, "rounding_mode", "ROUND")).upper()
+    if bits != int(bits) or not 1 <= bits <= 16:
+        raise refused(node, f"its bit width is {bits:g}; legal are whole numbers from 1 to 16")
+    if rounding not in ROUND:
+        raise refused(node, f"it rounds by {rounding}; legal is ROUND, to the nearest and halves to even")
+    signed, narrow = bool(attribute(node, "signed", 1)), bool(attribute(node, "narrow", 0))
+    low, high = _ends(int(bits), signed, narrow)
+    if np.any(zero != np.rint(zero)) or np.any(zero < low) or np.any(zero > high):
+        raise refused(node, f"its zero point is {zero.reshape(-1)[0]:g}; {int(bits)} bits hold {low} to {high}")
+    _written(graph, node, scale, zero, (low, high))
+
+
+def _ends(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
+    if not signed:
+        return 0, (1 << bits) - 1 - narrow
+    return -(1 << (bits - 1)) + narrow, (1 << (bits - 1)) - 1
+
+
+def _bipolar(graph: ir.Graph, node: ir.Node) -> None:
+    """Signs times a scale: -1 and 1 of a grid. Of constants only, since no grid leaves 0 out."""
+    real, scale = constant(node.inputs[0]), constant(node.inputs[1])
+    if real is None or scale is None:
+        raise refused(
+            node, "it gives signs of computed values, which no grid of integers does; legal are those of weights"
+        )
+    signs = new_constant(graph, f"{node.inputs[0].name}/signs", np.where(real >= 0, scale, -scale).astype(np.float32))
+    node.replace_input_with(0, signs)
+    _written(graph, node, scale, np.zeros(1), (-1, 1))
+
+
+def _written(graph: ir.Graph, node: ir.Node, scale: np.ndarray, zero: np.ndarray, ends: tuple[int, int]) -> None:
+    low, high = ends
+    kind = np.int8 if low < 0 else np.uint8
+    if low < -128 or high > (127 if low < 0 else 255):
+        kind = np.int16 if low < 0 else np.uint16
+    axis, steps = _axis(node, scale)
+    name = node.name or node.op_type
+    constants = [
+        new_constant(graph, f"{name}/scale", steps.astype(np.float32)),
+        new_constant(
+            graph, f"{name}/zero", np.broadcast_to(zero.reshape(-1), steps.size).reshape(steps.shape).astype(kind)
+        ),
+    ]
+    attributes = {"axis": axis} if steps.ndim else {}
+    stored = new_node(graph, node, "QuantizeLinear", [node.inputs[0], *constants], name=f"{name}/quantize",
+                      attributes=attributes)  # fmt: skip
+    stored.name = f"{node.outputs[0].name}/integers"
+    limits = [new_constant(graph, f"{name}/{k}", np.asarray(v, kind)) for k, v in (("least", low), ("greatest", high))]
+    bounded = new_node(graph, node, "Clip", [stored, *limits], name=f"{name}/bound")
+    bounded.name = f"{node.outputs[0].name}/bounded"
+    real = new_node(graph, node, "DequantizeLinear", [bounded, *constants], name=f"{name}/dequantize",
+                    attributes=attributes)  # fmt: skip
+    old = node.outputs[0]
+    label, shape, kind_ = old.name, old.shape, old.type
+    old.replace_all_uses_with(real, replace_graph_outputs=True)
+    old.name = None
+    real.name, real.shape, real.type = label, shape, kind_ or ir.TensorType(ir.DataType.FLOAT)
+    graph.remove(node, safe=True)
+
+
+def _axis(node: ir.Node, scale: np.ndarray) -> tuple[int, np.ndarray]:
+    """(the axis of channels, the scales `()` or `[C]`) of scales that broadcast to a tensor."""
+    if scale.size == 1:
+        return 0, scale.reshape(())
+    long = [a for a, n in enumerate(scale.shape) if n > 1]
+    if len(long) != 1:
+        raise refused(node, f"its scales have shape {list(scale.shape)}; legal is one scale, or one for each channel")
+    shape = node.inputs[0].shape if node.inputs[0] is not None else None
+    rank = len(shape) if shape is not None else scale.ndim
+    return long[0] + rank - scale.ndim, scale.reshape(math.prod(scale.shape))

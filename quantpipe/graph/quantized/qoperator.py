@@ -1,0 +1,101 @@
+"""Ops that are integer by their name, such as QLinearConv: the float op that each stands for takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.integer_ops import INTEGER_OPS, IntegerOp, Ports
+from quantpipe.graph.quantized.grids import grid_of, refused, whole
+from quantpipe.graph.quantized.walk import Walk
+from quantpipe.graph.rewrites.tools import attribute, new_constant
+from quantpipe.types import Grid
+
+DROPPED = frozenset({"channels_last", "opset"})
+"""Attributes of integer ops that their float ops do not have."""
+
+AXES: Mapping[str, Callable[[ir.Node], int]] = {
+    "Conv": lambda node: 0,
+    "MatMul": lambda node: -1,
+    "Gemm": lambda node: 0 if attribute(node, "transB", 0) else 1,
+}
+"""Float op -> the axis of its weight's output channels."""
+
+
+def integer_op(walk: Walk, node: ir.Node) -> None:
+    """Put the float op in the place of an integer one with scales of its own."""
+    form = INTEGER_OPS[node.op_type]
+    if attribute(node, "channels_last", 0) or attribute(node, "opset", 13) < 13:
+        return  # another order of axes than the float op has: it stays as it is
+    data = [_operand(walk, node, ports, None) for ports in _data(node, form)]
+    weight = _operand(walk, node, form.weight, AXES[form.op](node)) if form.weight is not None else None
+    if any(v is None for v in data) or (form.weight is not None and weight is None):
+        return
+    inputs = [*data, *([weight] if weight is not None else [])]
+    scaled = form.scale is not None and _input(node, form.scale) is not None
+    if (bias := _bias(walk, node, form)) is not None:
+        inputs.append(bias)
+    attributes = {k: a.value for k, a in node.attributes.items() if k not in DROPPED}
+    walk.forms["QOperator"] = None
+    real = walk.node(node, form.op, inputs, attributes=attributes)
+    if not scaled:
+        walk.replace(node.outputs[0], real, node)
+        return
+    grid = grid_of(node, _input(node, form.scale), _input(node, form.zero), node.outputs[0])
+    if grid is None:
+        raise refused(node, "the scale of its result is computed at run time; legal is a constant")
+    walk.keep(node.outputs[0], walk.clamp(real, grid, node), grid)
+
+
+def _data(node: ir.Node, form: IntegerOp) -> tuple[Ports, ...]:
+    if not form.repeats:
+        return form.data
+    return tuple(Ports(p, p + 1, p + 2) for p in range(2, len(node.inputs), 3))
+
+
+def _input(node: ir.Node, port: int | None) -> ir.Value | None:
+    return node.inputs[port] if port is not None and port < len(node.inputs) else None
+
+
+def _operand(walk: Walk, node: ir.Node, ports: Ports, axis: int | None) -> ir.Value | None:
+    """The real value behind an operand; None where its scale is no constant, or nothing is known of it."""
+    integers = _input(node, ports.data)
+    if integers is None:
+        return None
+    known = walk.stored.get(integers)
+    grid = grid_of(node, _input(node, ports.scale), _input(node, ports.zero), integers, axis=axis)
+    if grid is None:
+        return None
+    if known is not None and known.grid is not None and (integers.const_value is None or known.grid.same(grid)):
+        _refuse_another(node, integers, known.grid, grid)
+        return known.real
+    if integers.const_value is not None:
+        return walk.constant(node, integers, grid)
+    return walk.port(integers, grid) if integers in walk.graph.inputs else None
+
+
+def _refuse_another(node: ir.Node, integers: ir.Value, made: Grid, read: Grid) -> None:
+    if not made.same(read):
+        raise refused(
+            node,
+            f"it reads {integers.name!r} with scale {read.scale.reshape(-1)[0]:g} and zero point "
+            f"{read.zero.reshape(-1)[0]}; it is stored with {made.scale.reshape(-1)[0]:g} and "
+            f"{made.zero.reshape(-1)[0]}",
+        )
+
+
+def _bias(walk: Walk, node: ir.Node, form: IntegerOp) -> ir.Value | None:
+    """The real bias of an int32 one at the scale of the products."""
+    integers = _input(node, form.bias)
+    values = whole(integers)
+    if integers is None or values is None or form.weight is None:
+        return None
+    scales = [_input(node, p.scale) for p in (form.data[0], form.weight)]
+    steps = [np.asarray(s.const_value.numpy(), np.float64) for s in scales if s is not None and s.const_value]
+    if values.dtype.kind == "f" or len(steps) < 2:
+        return integers
+    step = steps[0].reshape(()) * steps[1].reshape(-1) * float(attribute(node, "alpha", 1.0))
+    real = (values.astype(np.float64) * (step if step.size > 1 else step.reshape(()))).astype(np.float32)
+    return new_constant(walk.graph, f"{integers.name}_real", real)

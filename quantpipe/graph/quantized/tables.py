@@ -1,0 +1,54 @@
+"""Names that quantized files are written in, beside the integer ops of `graph/integer_ops.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
+"""Domains of QuantizeLinear and DequantizeLinear; onnxruntime's own takes 16-bit integers at old opsets."""
+
+QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
+DYNAMIC_QUANTIZE = "DynamicQuantizeLinear"
+
+ON_INTEGERS: Mapping[str, int] = {
+    "MaxPool": 1,
+    "Reshape": 1,
+    "Transpose": 1,
+    "Flatten": 1,
+    "Squeeze": 1,
+    "Unsqueeze": 1,
+    "Slice": 1,
+    "Gather": 1,
+    "Identity": 1,
+    "Split": 1,
+    "Expand": 1,
+    "Tile": 1,
+    "DepthToSpace": 1,
+    "SpaceToDepth": 1,
+    "Resize": 1,
+    "Concat": 0,
+}
+"""Ops that move integers about and leave their scale: op -> how many of its inputs are data (0: all of them)."""
+
+LIMITS: Mapping[str, tuple[int | None, int | None]] = {"Clip": (1, 2), "Max": (1, None), "Min": (None, 1)}
+"""Ops that bound integers to fewer bits: op -> (the input that is the least, the input that is the greatest)."""
+
+CLAMPED = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Sub", "Mul", "BatchNormalization", "GlobalAveragePool"}
+)
+"""Ops behind which a tool leaves a Relu or Clip out where the stored integers do its work already."""
+
+CLIPS = (6.0, 1.0)
+"""Upper ends of clamps that networks have from 0 on. A grid that ends there, to half a step, had one."""
+
+SUFFIXES = ("_QuantizeLinear_Output", "_quantized", "_quantize_output", "_q")
+"""What tools append to a tensor's name for that of its integers."""
+
+NBITS = "MatMulNBits"
+DYNAMIC_MATMUL, TO_FLOAT = "DynamicQuantizeMatMul", "MatMulIntegerToFloat"
+INTEGER_PRODUCTS: Mapping[str, str] = {"ConvInteger": "Conv", "MatMulInteger": "MatMul"}
+"""Integer product -> the float op that it stands for."""
+
+QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
+"""Domains of QONNX's ops."""
+QONNX_QUANT, QONNX_BIPOLAR = "Quant", "BipolarQuant"
