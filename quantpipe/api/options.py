@@ -29,6 +29,10 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 """Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
 
 
+BESIDE = ("dataset", "fixed", "keep")
+"""Options that stand elsewhere in the configuration than by their own names."""
+
+
 class Options(TypedDict, total=False):
     """Name what may be said of a run beside model, samples and hardware.
 
@@ -52,6 +56,7 @@ class Options(TypedDict, total=False):
         evaluate: What is measured of the result.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
+        keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
         plugins: Packages that `_target_` may name.
         seed: Everything random follows from it.
@@ -75,6 +80,7 @@ class Options(TypedDict, total=False):
     evaluate: Mapping[str, Any]
     choices: Mapping[str, Any]
     fixed: Mapping[str, Any]
+    keep: str
     pick: str
     plugins: Sequence[str]
     seed: int
@@ -104,10 +110,11 @@ def settings_for(
     for name in options:
         if name not in (*legal, "check"):
             raise ConfigError(f"is no option{nearest(name, legal)}; legal are {', '.join(legal)}", where=name)
-    given = {key: value for key, value in options.items() if key not in ("dataset", "fixed") and value is not None}
+    given = {key: value for key, value in options.items() if key not in BESIDE and value is not None}
     given |= {"tracking": given.get("tracking", QUIET["tracking"])}
     given["calibrate"] = {**QUIET["calibrate"], **_mapping(given.get("calibrate", {}), "calibrate")}
     given["model"] = {"path": str(model), "fixed": options.get("fixed")}
+    given |= {"import": {"keep": options["keep"]}} if options.get("keep") is not None else {}
     objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}
     if (function := _function(given.get("objective"))) is not None:
         objects["value_of"] = function

@@ -43,7 +43,7 @@ def fit_of(settings: Settings) -> Fit:
         settings.schema,
         settings.annotate,
         shapes=settings.check.shapes or {},
-        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate),
+        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate, settings.keep),
     )
 
 

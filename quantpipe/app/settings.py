@@ -43,7 +43,7 @@ from quantpipe.pipeline.settings import (
 )
 from quantpipe.realize import BACKENDS, OWN, refuse_clashes
 from quantpipe.recover import RecoverOptions
-from quantpipe.types import HardwareSpec
+from quantpipe.types import HardwareSpec, Keep
 
 GROUPS = (
     "model",
@@ -78,6 +78,7 @@ KEYS = (
     "check",
     "explain",
     "runs",
+    "import",
 )
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -89,6 +90,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "objective": OBJECTIVE,
     "realize": ("backend",),
     "profile": ("load",),
+    "import": ("keep",),
 }
 """What may stand in parts of the configuration that are read key by key."""
 
@@ -196,6 +198,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         resident_mb=_expect(plain["model"].get("resident_mb", RESIDENT_MB), RESIDENT_MB, "model.resident_mb"),
         fixed=_fixed(plain["model"].get("fixed")),
         precision=_options(PrecisionSettings, plain["precision"], "precision"),
+        keep=_keep(plain.get("import") or {}),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
@@ -353,6 +356,16 @@ def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:
     return _path(given["load"], "profile.load", launch) if given.get("load") else None
+
+
+def _keep(given: Mapping[str, Any]) -> Keep:
+    value = given.get("keep", Keep.ALL)
+    legal = [keep.value for keep in Keep]
+    if value not in legal:
+        raise ConfigError(
+            f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}", where="import.keep"
+        )
+    return Keep(value)
 
 
 def _fixed(value: Any) -> Mapping[str, Any]:

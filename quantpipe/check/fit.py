@@ -20,11 +20,11 @@ from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
 from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.graph.load import load_graph
+from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
 from quantpipe.oprules.work import is_unknown_work
-from quantpipe.types import FloatOn, HardwareSpec, Overflow, Schema, Topology
+from quantpipe.types import FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
@@ -119,12 +119,13 @@ class Loading:
     """State how a model file is read.
 
     `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files; `isolate`: native
-    code meets the model in a process of its own first.
+    code meets the model in a process of its own first; `keep`: what of a quantized model is kept.
     """
 
     fixed: Mapping[str, Any] | None = None
     resident_mb: int = RESIDENT_MB
     isolate: bool = True
+    keep: Keep = Keep.ALL
 
 
 def check_model(
@@ -154,14 +155,9 @@ def check_model(
         ConfigError: for shapes that do not fit.
     """
     try:
-        graph = load_graph(
-            path,
-            lambda raw: made_up(raw.inputs, shapes),
-            loading.resident_mb,
-            loading.fixed,
-            isolate=loading.isolate,
-            declared=spec.ops,
-        )
+        raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
+        feeds = made_up(raw.graph.inputs, shapes)
+        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.ops)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

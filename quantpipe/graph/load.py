@@ -19,18 +19,20 @@ import onnx_ir.passes.common as common_passes
 from quantpipe.errors import ModelError
 from quantpipe.graph.apart import Limits, Tell, apart
 from quantpipe.graph.cleanup import LEAST_OPSET, cleaned_model
-from quantpipe.graph.execute import start_runtime
+from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
 from quantpipe.graph.names import name_nodes
-from quantpipe.graph.normalize import Feeds, measure
+from quantpipe.graph.normalize import Feeds, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
+from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
+from quantpipe.types import Keep
 
 log = logging.getLogger(__name__)
 
@@ -69,25 +71,36 @@ def load_graph(
 
 @dataclass(frozen=True, eq=False)
 class RawModel:
-    """Hold a model as it was read: every node named, half precision as float32, and nothing else changed."""
+    """Hold a model as it was read: every node named, half precision as float32, integers as the real numbers behind.
+
+    Nothing else of it is changed.
+    """
 
     graph: Graph
     """The view of it, whose inputs say what samples it takes."""
     given: ir.Model
     """The model before its half precision became float32."""
     halves: Halves
+    real: Behind
+    """The float model behind it, where it is quantized already."""
 
 
-def read_graph(path: Path, resident_mb: int = RESIDENT_MB, fixed: Mapping[str, Any] | None = None) -> RawModel:
+def read_graph(
+    path: Path,
+    resident_mb: int = RESIDENT_MB,
+    fixed: Mapping[str, Any] | None = None,
+    keep: Keep = Keep.ALL,
+) -> RawModel:
     """Read a model, and run nothing of it.
 
     Args:
         path: the ONNX file.
         resident_mb: external data beyond so many MiB stay in their files.
         fixed: inputs that are made constants first, by name.
+        keep: what of a model that is quantized already is kept.
 
     Returns:
-        The model as it was read.
+        The model as it was read; of one that is quantized already, the float model behind it.
 
     Raises:
         ModelError: for what is no model that can be quantized.
@@ -95,8 +108,9 @@ def read_graph(path: Path, resident_mb: int = RESIDENT_MB, fixed: Mapping[str, A
     given, model_hash = _read(path, resident_mb, fixed or {})
     refuse_chance(given, path)
     with readable(path):
-        single, halves = to_single(given, str(path))
-    return RawModel(view(single, model_hash, str(path), given=halves.given), given, halves)
+        whole, halves = to_single(given, str(path))
+        real = behind(whole, keep)
+    return RawModel(view(real.model, model_hash, str(path), given=halves.given), given, halves, real)
 
 
 def clean_graph(
@@ -124,8 +138,10 @@ def clean_graph(
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
-        said = half_notes(raw.given, single, raw.halves, feeds, where=where)
-        model, notes = cleaned_model(single, original, feeds, least_opset, joined=joining(declared), tell=tell)
+        said = half_notes(raw.given, raw.real.whole, raw.halves, feeds, where=where)
+        tell("restoring the float model behind its integers")
+        settled = raw.real.settled(lambda m, names: Session(expose(m, names), where=where).run(feeds, names))
+        model, notes = cleaned_model(settled, original, feeds, least_opset, joined=joining(declared), tell=tell)
         tell("measuring its tensors")
         return _Loaded(pack(model, single), measure(view(model, original.model_hash, where), feeds), (*said, *notes))
 
@@ -133,7 +149,7 @@ def clean_graph(
     for note in found.notes:
         log.warning("%s", note)
     graph = view(unpack(found.model, single), original.model_hash, where, found.notes, given=raw.halves.given)
-    return replace(graph, shapes=found.measured[0], dtypes=found.measured[1])
+    return raw.real.found(original, replace(graph, shapes=found.measured[0], dtypes=found.measured[1]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    ImportedPart,
     LoadedPart,
     ModelPart,
     OptionalParts,
@@ -58,6 +59,7 @@ class Evaluated:
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
         speed: How fast it is beside the float model; None where nothing says that.
         slower: The sentence on that where it is slower.
+        imported: What the file gave, where it was quantized already.
     """
 
     plan: QuantPlan
@@ -68,6 +70,7 @@ class Evaluated:
     lacking: Sequence[WithoutKernel]
     speed: Speed | None
     slower: str | None
+    imported: ImportedPart | None = None
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
@@ -87,6 +90,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     recovery = found.recovery
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
+    free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
     return {
         "version": __version__,
         "run": _run(job, found, evaluation),

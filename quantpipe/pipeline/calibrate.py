@@ -29,6 +29,8 @@ def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = 
         job.console.stage("calibrate", f"statistics of {stored.loaded['file']}, from an earlier run in this folder")
         job.files.keep_profile(stored, job.calibrated)
         return stored
+    if not job.variants.measured:
+        return _unneeded(job, stored)
     count = f"{len(job.inputs.calibrate)} samples"
     missing = _missing(job, stored.tensors if stored is not None else {})
     if stored is not None and not missing:
@@ -53,6 +55,15 @@ def calibrate(job: RunContext, stored: Profile | None, loaded: Profile | None = 
     profile = replace(parts[-1], tensors={t: known[t] for t in job.variants.measured}, seconds=seconds)
     job.files.write_profile(profile, job.calibrated)
     return profile
+
+
+def _unneeded(job: RunContext, stored: Profile | None) -> Profile:
+    """A profile of no tensors: every range is given."""
+    job.console.stage("calibrate", "no run: every range is given")
+    if stored is None:
+        stored = Profile(job.graph.model_hash, len(job.inputs.calibrate), {})
+        job.files.write_profile(stored, job.calibrated)
+    return stored
 
 
 def _from_file(job: RunContext, loaded: Profile) -> Profile:

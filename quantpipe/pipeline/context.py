@@ -178,6 +178,8 @@ class RunContext:
         It is made from the model, from `inputs` (digests by name), and by the configuration at `keys`.
         """
         config = {key: self._configured(key) for key in keys}
+        if self.graph.imported is not None and "annotate" in keys:
+            config["import"] = {"keep": self.settings.keep.value}
         return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
 
     def _configured(self, key: str) -> Any:

@@ -8,8 +8,10 @@ from quantpipe import __version__
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
+from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.io import file_hash, read_model
 from quantpipe.lowering import Rendered
@@ -24,6 +26,7 @@ from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
+from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     Measured,
     Profile,
@@ -146,6 +149,12 @@ def _evaluate(
     slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking)
     if slower is not None:
         job.console.warn(slower)
+    beside = imported_part(
+        Quantized(job.graph, job.topology, plan, settings.spec, settings.schema, realized),
+        First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
+    )
+    if beside is not None:
+        job.console.stage("imported", imported_verdict(beside))
     evaluated = Evaluated(
         plan,
         evaluation,
@@ -157,6 +166,7 @@ def _evaluate(
         lacking=lacking,
         speed=speed,
         slower=slower,
+        imported=beside,
     )
     figures = figures_of(
         job.graph,

@@ -61,7 +61,7 @@ class Inputs:
 
 def load(settings: Settings) -> Inputs:
     """Read the model and the data, check that they fit, clean the model on real samples."""
-    raw = read_graph(settings.model, settings.resident_mb, settings.fixed)
+    raw = read_graph(settings.model, settings.resident_mb, settings.fixed, settings.keep)
     splits = _splits(settings, raw.graph)
     states = frozenset(splits.state.values())
     given = replace(raw.graph, states=states)

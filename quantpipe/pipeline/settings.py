@@ -21,7 +21,7 @@ from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Form, Metric, Objective, ObjectiveOptions, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
-from quantpipe.types import HardwareSpec, Schema, TensorInfo
+from quantpipe.types import HardwareSpec, Keep, Schema, TensorInfo
 
 RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
@@ -267,6 +267,7 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    keep: Keep = Keep.ALL
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     rules: tuple[Rule, ...] = ()

@@ -83,6 +83,7 @@ __all__ = [
     "realize",
     "recover",
     "search",
+    "whole_batches",
 ]
 
 Progress = Callable[[int, int, str], None]

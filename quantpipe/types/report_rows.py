@@ -205,3 +205,32 @@ class LoadedPart(TypedDict):
     derived: dict[str, list[str]]
     unknown: list[str]
     warnings: list[str]
+
+
+class ImportedChangeRow(TypedDict):
+    """A tensor or weight of a quantized model that is another one in the realized model."""
+
+    name: str
+    kind: str
+    given: str
+    here: str
+    reason: str
+    elements: int
+    differing: int | None
+    sqnr_db: float | None
+
+
+class ImportedLostRow(TypedDict):
+    """A tensor or weight of a quantized model that the clean model does not have."""
+
+    name: str
+    reason: str
+
+
+class ImportedOutputRow(TypedDict):
+    """An output beside that of the quantized model as onnxruntime runs it."""
+
+    output: str
+    elements: int
+    differing: int
+    sqnr_db: float | None

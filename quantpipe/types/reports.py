@@ -14,6 +14,9 @@ from quantpipe.types.report_rows import (
     FinalistRow,
     FindingRow,
     FloatNodeRow,
+    ImportedChangeRow,
+    ImportedLostRow,
+    ImportedOutputRow,
     LayerRow,
     LoadedPart,
     LossRow,
@@ -326,13 +329,43 @@ class ProofPart(TypedDict):
     on_samples: list[ReasonRow]
 
 
+class ImportedComparedPart(TypedDict):
+    """The realized model's integers beside those of the quantized model it was imported from."""
+
+    samples: int
+    tensors: int
+    elements: int
+    differing: int
+    first_tensor: str | None
+    outputs: list[ImportedOutputRow]
+
+
+class ImportedPart(TypedDict):
+    """What a quantized model gave, what of it had to change, and what differs."""
+
+    forms: list[str]
+    keep: str
+    tensors: int
+    weights: int
+    dynamic: int
+    changed: list[ImportedChangeRow]
+    lost: list[ImportedLostRow]
+    weight_integers: int
+    weight_differing: int
+    compared: ImportedComparedPart | None
+    why_not: str | None
+
+
 class OptionalParts(TypedDict, total=False):
     """Hold what not every report has.
 
     Attributes:
         free_running: The realized model with states of its own, where state is carried.
         proof: What the certificate says.
+        imported: What a model that was quantized already gave.
     """
+
+    imported: ImportedPart
 
     free_running: ModelMetrics
     proof: ProofPart

@@ -23,9 +23,13 @@ Feeds = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """Hold the float model behind a file; `given` is None, and the model the file's own, where it has no integers."""
+    """Hold the float model behind a file, and the file's own as `whole`.
+
+    Where the file has no integers, the two are one, and `given` is None.
+    """
 
     model: ir.Model
+    whole: ir.Model
     given: Imported | None = None
     clamps: tuple[str, ...] = ()
 
@@ -71,8 +75,8 @@ def behind(model: ir.Model, keep: Keep) -> Behind:
         ModelError: for a quantized file that contradicts itself.
     """
     if not is_quantized(model):
-        return Behind(model)
+        return Behind(model, model)
     made = restore(model)
     written = None if is_outside(model) else runnable(model)
     given = Imported(made.forms, made.tensors, made.weights, made.dynamic, keep, runnable=written)
-    return Behind(made.model, given, made.clamps)
+    return Behind(made.model, model, given, made.clamps)

@@ -21,12 +21,14 @@ from quantpipe.types import Kernel, Samples, Topology
 def first_users(topology: Topology, graph: Graph) -> dict[str, Kernel]:
     """Return the first kernel that reads each weight tensor as a matrix.
 
-    Weights of other ops are left out.
+    Weights of other ops are left out, and those whose integers are given.
     """
     found: dict[str, Kernel] = {}
     for kernel in topology.kernels:
         rule = rule_of(graph.by_name[kernel.node])
-        if kernel.weight is not None and rule is not None and rule.matrix is not None:
+        if kernel.weight is None or topology.weight_of[kernel.weight].frozen:
+            continue
+        if rule is not None and rule.matrix is not None:
             found.setdefault(kernel.weight, kernel)
     return found
 

@@ -94,7 +94,11 @@ class Layer:
             spread(before.scale).astype(np.float32),
             spread(floor),
             grid=WeightGrid(before.bits, (qmin - zero, qmax - zero), schema.weights, self.per_channel),
-            options=options if self.takes_bias else replace(options, correct_bias=False),
+            options=replace(
+                options,
+                correct_bias=options.correct_bias and self.takes_bias,
+                scale_search=options.scale_search and self.site.fixed is None,
+            ),
         )
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
         scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
@@ -103,12 +107,14 @@ class Layer:
 
 
 def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
-    """Return the layer of a kernel; None for one without weight, and for an op that is no matrix product."""
+    """Return the layer of a kernel; None without a weight, for no matrix product, and for integers that are given."""
     node = graph.by_name[kernel.node]
     rule = rule_of(node)
     if kernel.weight is None or rule is None or rule.matrix is None:
         return None
     site = topology.weight_of[kernel.weight]
+    if site.frozen:
+        return None
     bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64).reshape(-1)
     channels = graph.shapes[kernel.weight][site.channel_axis]
     return Layer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, rule.bias is not None)

@@ -156,6 +156,8 @@ class _Finder:
         for tensor in (kernel.weight, kernel.bias):
             if tensor is not None and self._uses.get(tensor, 0) > 1:
                 return f"{tensor} of {node.name} has other users"
+        if kernel.weight is not None and self._topology.weight_of[kernel.weight].fixed is not None:
+            return f"the scales of {kernel.weight} are given"
         return ""
 
     def _affine_reason(self, node: Node) -> str:

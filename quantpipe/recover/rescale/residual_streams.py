@@ -148,6 +148,8 @@ class _Finder:
             for constant in (kernel.weight, kernel.bias):
                 if constant is not None and self._uses.get(constant, 0) > 1:
                     return f"{constant} of {node.name} has other users"
+            if kernel.weight is not None and self._topology.weight_of[kernel.weight].fixed is not None:
+                return f"the scales of {kernel.weight} are given"
         for tensor in tensors:
             group = self._topology.group_of.get(tensor)
             if group is not None and group.fixed is not None:

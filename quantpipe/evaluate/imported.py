@@ -1,0 +1,308 @@
+"""The realized model beside the quantized one that it was imported from, as onnxruntime runs that.
+
+What is the same is compared integer by integer: tensors and weights whose scale and zero point are the file's, up to
+the shift between signed and unsigned types. What had to change is measured in real units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.annotate.given import fitted_range, fitted_weight
+from quantpipe.errors import ModelError
+from quantpipe.graph.execute import Session
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.session_options import INT8_KERNELS, carried
+from quantpipe.graph.view import Graph
+from quantpipe.intmath import dequantize, quantize
+from quantpipe.lowering import Rendered
+from quantpipe.types import (
+    GivenTensor,
+    GivenWeight,
+    Grid,
+    HardwareSpec,
+    Imported,
+    ImportedChangeRow,
+    ImportedComparedPart,
+    ImportedOutputRow,
+    ImportedPart,
+    Quantizer,
+    QuantPlan,
+    Samples,
+    Schema,
+    Topology,
+    WeightTensor,
+)
+
+Array = NDArray[Any]
+CHANNELS = "scales per channel"
+FREED = "it is not kept (import.keep)"
+
+
+@dataclass(frozen=True, eq=False)
+class Quantized:
+    """Hold an integer model with the device and schema that it is for."""
+
+    graph: Graph
+    topology: Topology
+    plan: QuantPlan
+    spec: HardwareSpec
+    schema: Schema
+    realized: Rendered
+
+
+@dataclass(eq=False)
+class _Pair:
+    """Sums over the samples of one tensor in both models."""
+
+    elements: int = 0
+    differing: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def add(self, wanted: Array, found: Array, same: bool) -> None:
+        self.elements += wanted.size
+        if same:
+            self.differing += int(np.count_nonzero(wanted != found))
+        real, here = wanted.astype(np.float64), found.astype(np.float64)
+        self.signal += float(np.sum(real * real))
+        self.noise += float(np.sum((real - here) ** 2))
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Return 10·log10(Σ r² / Σ (r - y)²), None where nothing differs or all is 0."""
+        return 10.0 * math.log10(self.signal / self.noise) if self.noise > 0 and self.signal > 0 else None
+
+
+@dataclass(eq=False)
+class _Run:
+    """Both models on the samples, tensor by tensor."""
+
+    model: Quantized
+    given: Imported
+    pairs: dict[str, _Pair] = field(default_factory=dict)
+    outputs: dict[str, _Pair] = field(default_factory=dict)
+    samples: int = 0
+
+
+def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
+    """Return what the report says of the file that a model was imported from; None for a float model.
+
+    Args:
+        model: the integer model.
+        samples: what both run on.
+
+    Returns:
+        What was imported, what had to change, and how many integers differ.
+    """
+    given = model.graph.imported
+    if given is None:
+        return None
+    run, why_not = _Run(model, given), ""
+    try:
+        _compare(run, samples)
+    except ModelError as error:
+        why_not = f"onnxruntime does not run the file: {error}"
+    changed = [row for t in given.tensors if (row := _tensor_row(run, t)) is not None]
+    weights = {n: row for n, w in given.weight.items() if (row := _weight_row(run, w)) is not None}
+    changed += [row for row in weights.values() if row["reason"]]
+    used = [w for w in given.weight if w in model.topology.weight_of or w in model.plan.quantizers]
+    tensors = [t for t in given.tensors if not model.graph.is_constant(t.tensor)]
+    return {
+        "forms": list(given.forms),
+        "keep": given.keep.value,
+        "tensors": len(tensors),
+        "weights": len(used),
+        "dynamic": len(given.dynamic),
+        "changed": changed,
+        "lost": [{"name": name, "reason": reason} for name, reason in given.lost.items()],
+        "weight_integers": sum(row["elements"] for row in weights.values()),
+        "weight_differing": sum(row["differing"] or 0 for row in weights.values()),
+        "compared": None if why_not or given.runnable is None else _compared(run),
+        "why_not": why_not or (None if given.runnable is not None else "its weights lie in files"),
+    }
+
+
+# --- running both -----------------------------------------------------------------------------------------------------
+
+
+def _compare(run: _Run, samples: Samples) -> None:
+    given, model = run.given, run.model
+    if given.runnable is None:
+        return
+    held = {v.name for n in given.runnable.graph for v in n.outputs}
+    pairs = {
+        t.tensor: name
+        for t in given.tensors
+        if t.tensor in model.realized.integers and t.tensor in model.plan.quantizers and t.grid.single
+        for name in t.stored[-1:]
+        if name in held
+    }
+    ours = {t: model.realized.integers[t] for t in pairs}
+    theirs = Session(expose(given.runnable, list(pairs.values())), options=INT8_KERNELS, where="imported model")
+    here = Session(expose(model.realized.model, list(ours.values())), options=carried(model.realized.model))
+    ports = {p.name for p in model.graph.inputs}
+    plain = Session(given.runnable, where="imported model")
+    for batch in samples.batches(model.graph.batch_size):
+        feeds = {
+            name: _fed(given, given.runnable, name, array) for name, array in batch.inputs.items() if name in ports
+        }
+        wanted, found = theirs.run(feeds), here.run(batch.inputs)
+        for tensor, name in pairs.items():
+            grid, own = given.tensor[tensor].grid, model.plan.quantizers[tensor]
+            run.pairs.setdefault(tensor, _Pair()).add(
+                *_both(wanted[name], found[ours[tensor]], grid, own), same=_same(grid, own)
+            )
+        results = plain.run(feeds)
+        for port in model.graph.outputs:
+            real = _real_output(given, port.name, results[port.name])
+            run.outputs.setdefault(port.name, _Pair()).add(real, found[port.name], same=True)
+        run.samples += len(batch.indices)
+
+
+def _fed(given: Imported, model: Any, name: str, array: Array) -> Array:
+    """What an input of the file is fed: integers, where it takes integers."""
+    port = next(v for v in model.graph.inputs if v.name == name)
+    found = given.tensor.get(name)
+    if found is None or port.dtype is None or np.dtype(port.dtype.numpy()).kind == "f":
+        return array
+    grid = found.grid
+    return quantize(array, grid.scale, grid.zero, qmin=grid.low, qmax=grid.high, dtype=grid.dtype)
+
+
+def _real_output(given: Imported, name: str, array: Array) -> Array:
+    found = given.tensor.get(name)
+    if array.dtype.kind == "f" or found is None:
+        return array
+    return dequantize(array, found.grid.scale, found.grid.zero)
+
+
+def _same(grid: Grid, own: Quantizer) -> bool:
+    """Whether a tensor has the file's scale, and its zero point up to the shift between types."""
+    ends = (grid.low - int(grid.zero), grid.high - int(grid.zero)) if grid.single else (0, 0)
+    return grid.single and float(grid.scale) == float(own.scale) and ends == (own.low, own.high)
+
+
+def _both(wanted: Array, found: Array, grid: Grid, own: Quantizer) -> tuple[Array, Array]:
+    """The values of both in one unit: integers less their zero points where the scale is the same, else real ones."""
+    a, b = wanted.astype(np.int64) - grid.zero, found.astype(np.int64) - own.zero_point
+    if float(grid.scale) == float(own.scale):
+        return a, b
+    return a * float(grid.scale), b * float(own.scale)
+
+
+# --- rows of the report -----------------------------------------------------------------------------------------------
+
+
+def _compared(run: _Run) -> ImportedComparedPart:
+    whole = {t: p for t, p in run.pairs.items() if _same(run.given.tensor[t].grid, run.model.plan.quantizers[t])}
+    outputs: list[ImportedOutputRow] = [
+        {"output": name, "elements": p.elements, "differing": p.differing, "sqnr_db": p.sqnr_db}
+        for name, p in run.outputs.items()
+    ]
+    return {
+        "samples": run.samples,
+        "tensors": len(whole),
+        "elements": sum(p.elements for p in whole.values()),
+        "differing": sum(p.differing for p in whole.values()),
+        "first_tensor": next((t for t, p in whole.items() if p.differing), None),
+        "outputs": outputs,
+    }
+
+
+def _tensor_row(run: _Run, tensor: GivenTensor) -> ImportedChangeRow | None:
+    """A row for a tensor that is another one on the device; None where it is the file's."""
+    plan, topology, name = run.model.plan, run.model.topology, tensor.tensor
+    if name in topology.weight_of:
+        return None
+    pair, own = run.pairs.get(name), plan.quantizers.get(name)
+    group = topology.group_of.get(name)
+    if own is None or group is None:
+        if run.model.graph.is_constant(name):
+            return None
+        return _row(name, "tensor", _said(tensor.grid), "not stored", _why_real(run, name))
+    if _same(tensor.grid, own):
+        return None
+    reason = FREED
+    if run.given.keep.tensors:
+        _, reason = fitted_range(tensor.grid, group.dtype, run.model.schema, run.model.spec.activations.bits)
+        reason = reason or f"it shares its scale with {group.key}"
+    here = f"{own.dtype} scale {float(own.scale):.6g} zero point {own.zero_point}"
+    return _row(name, "tensor", _said(tensor.grid), here, reason, pair)
+
+
+def _why_real(run: _Run, tensor: str) -> str:
+    topology, graph = run.model.topology, run.model.graph
+    for kernel in topology.kernels:
+        if tensor in [graph.by_name[n].outputs[0] for n in (kernel.node, *kernel.fused)]:
+            return f"it lies inside the kernel {kernel.node}"
+    around = [n for n, _ in graph.consumers.get(tensor, ())]
+    around += [graph.producers[tensor]] if tensor in graph.producers else []
+    node = next((n for n in reversed(around) if n.name in topology.float_nodes), None)
+    return f"{node.name} stays in float: {topology.float_nodes[node.name]}" if node is not None else "nothing reads it"
+
+
+def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
+    """A row for a weight, without a reason where it is the file's; None for one that is not multiplied in integers."""
+    model, own = run.model, run.model.plan.weights.get(weight.tensor)
+    site = model.topology.weight_of.get(weight.tensor)
+    if own is None or site is None:
+        return None
+    wanted, found, pair = _centred(weight), np.asarray(own.centred(), np.int64), _Pair()
+    here = f"{own.dtype} {own.bits} bits, {'scales per channel' if own.axis is not None else 'one scale'}"
+    if _same_scales(weight, own):
+        pair.add(wanted, found, same=True)
+        reason = ""
+        if pair.differing:
+            fit = fitted_weight(weight, site.channel_axis, site.dtype, model.spec, model.schema)
+            reason = fit.change or "its bias did not fit, or recovery moved its integers"
+    else:
+        real = model.graph.constant(weight.tensor)
+        pair.add(real, dequantize(found, own.scale, 0, own.axis), same=False)
+        fit = fitted_weight(weight, site.channel_axis, site.dtype, model.spec, model.schema)
+        reason = (fit.change or "its scale was raised for its bias") if run.given.keep.weights else FREED
+    row = _row(weight.tensor, "weight", _said(weight.grid), here, reason, pair)
+    return {**row, "differing": pair.differing if _same_scales(weight, own) else None}
+
+
+def _centred(weight: GivenWeight) -> Array:
+    values, grid = weight.values.astype(np.int64), weight.grid
+    if grid.single or grid.scale.ndim > 1:
+        return values - (grid.zero if grid.single else 0)
+    along = [1] * values.ndim
+    along[grid.axis or 0] = grid.scale.size
+    return np.asarray(values - grid.zero.reshape(along))
+
+
+def _same_scales(weight: GivenWeight, own: WeightTensor) -> bool:
+    if weight.block is not None:
+        return False
+    count = own.scale.size if own.scale.ndim else weight.grid.scale.size
+    given = np.broadcast_to(weight.grid.scale, count) if weight.grid.scale.size in (1, count) else None
+    axis = weight.grid.axis
+    along = weight.grid.single or own.axis is None or axis is None or axis % weight.values.ndim == own.axis
+    return given is not None and along and bool(np.array_equal(given, np.broadcast_to(own.scale, count)))
+
+
+def _said(grid: Grid) -> str:
+    if not grid.single:
+        return f"{grid.dtype} {CHANNELS if grid.scale.ndim == 1 else 'scales in blocks'}"
+    return f"{grid.dtype} scale {float(grid.scale):.6g} zero point {int(grid.zero)}"
+
+
+def _row(name: str, kind: str, given: str, here: str, reason: str, pair: _Pair | None = None) -> ImportedChangeRow:
+    return {
+        "name": name,
+        "kind": kind,
+        "given": given,
+        "here": here,
+        "reason": reason,
+        "elements": 0 if pair is None else pair.elements,
+        "differing": None,
+        "sqnr_db": None if pair is None else pair.sqnr_db,
+    }

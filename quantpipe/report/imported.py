@@ -1,0 +1,32 @@
+"""What a report says of the quantized model that a run started from: one sentence, and tables."""
+
+from __future__ import annotations
+
+from quantpipe.types import ImportedPart
+
+
+def imported_verdict(part: ImportedPart) -> str:
+    """Return what was imported, and whether the integers are still the same, in one line."""
+    forms = ", ".join(part["forms"])
+    head = f"{forms}: {part['tensors']} tensors, {part['weights']} weights, import.keep={part['keep']}"
+    changed = len(part["changed"])
+    head += f"; {changed} had to change" if changed else ""
+    weights = f"{part['weight_differing']:,} of {part['weight_integers']:,} integers of weights differ"
+    compared = part["compared"]
+    if compared is None:
+        return f"{head}; {weights}; not compared on samples: {part['why_not']}"
+    return (
+        f"{head}; {weights}, {compared['differing']:,} of {compared['elements']:,} of tensors, from the imported model "
+        f"on {compared['samples']} samples"
+    )
+
+
+def imported_rows(part: ImportedPart) -> list[list[str]]:
+    """Return a row for each tensor and weight that had to change: name, what it was, what it is, why, what it costs."""
+    rows = []
+    for row in part["changed"]:
+        cost = f"{row['sqnr_db']:.1f} dB" if row["sqnr_db"] is not None else ""
+        if row["differing"]:
+            cost = f"{row['differing']:,} of {row['elements']:,} differ"
+        rows.append([row["name"], row["given"], row["here"], row["reason"], cost])
+    return rows
