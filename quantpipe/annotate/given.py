@@ -108,7 +108,7 @@ def _power(scale: NDArray[np.float32]) -> bool:
 
 
 def fitted_weight(
-    weight: GivenWeight, channel_axis: int, dtype: DType, spec: HardwareSpec, schema: Schema
+    weight: GivenWeight, channel_axis: int, dtype: DType, *, spec: HardwareSpec, schema: Schema
 ) -> FittedWeight:
     """Return the thresholds of a weight that give its scales and integers, as near as the device can.
 
@@ -132,20 +132,21 @@ def fitted_weight(
                             f"{channel_axis}")  # fmt: skip
     if axis is not None and Granularity.PER_CHANNEL not in offered:
         return FittedWeight(None, None, most, "scales per channel, and weights have one scale here")
-    return _fitted(weight, axis, dtype, most, schema.weights)
+    return _fitted(weight, axis, dtype, most=most, how=schema.weights)
 
 
-def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, most: int, how: TensorSchema) -> FittedWeight:
+def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, how: TensorSchema) -> FittedWeight:
     grid = weight.grid
     count = weight.values.shape[axis] if axis is not None else 1
-    scale, zero = (np.broadcast_to(a, count) for a in (grid.scale.astype(np.float64), grid.zero))
+    scale: NDArray[np.float64] = np.broadcast_to(grid.scale.astype(np.float64), count)
+    zero: NDArray[np.int64] = np.broadcast_to(grid.zero, count)
     along = [1] * weight.values.ndim
     along[axis or 0] = count
     centred = weight.values.astype(np.int64) - (zero.reshape(along) if axis is not None else zero.reshape(()))
     least, greatest = int(centred.min(initial=0)), int(centred.max(initial=0))
     worst = ""
     for bits in range(min(grid.bits, most), most + 1):
-        thresholds = given_thresholds(scale, zero, grid, bits, how)
+        thresholds = given_thresholds(scale, zero, grid, bits=bits, how=how)
         low, high = (-thresholds, thresholds) if thresholds.ndim == 1 else thresholds.T
         made, middle, qmin, qmax = intmath.scales_zero_points(low, high, bits, dtype, schema=how)
         if not np.array_equal(made.astype(np.float64), scale):
@@ -160,14 +161,14 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, most: int, how:
             return FittedWeight(thresholds, axis, bits, worst)  # the outermost integer alone is bounded
     if how.power_of_two is not PowerOfTwo.NONE and not _power(grid.scale):
         return FittedWeight(None, axis, most, "scales that are no powers of two")
-    middle = 0 if grid.dtype.signed else 1 << (grid.bits - 1)
-    if how.symmetry is not Symmetry.ASYMMETRIC and np.any(grid.zero != middle):
+    centre = 0 if grid.dtype.signed else 1 << (grid.bits - 1)
+    if how.symmetry is not Symmetry.ASYMMETRIC and np.any(grid.zero != centre):
         return FittedWeight(None, axis, most, f"zero points, and weights are {how.symmetry} here")
     return FittedWeight(None, axis, most, worst or f"{grid.bits} bits, and it has {most} here")
 
 
 def given_thresholds(
-    scale: NDArray[np.float64], zero: NDArray[np.int64], grid: Grid, bits: int, how: TensorSchema
+    scale: NDArray[np.float64], zero: NDArray[np.int64], grid: Grid, *, bits: int, how: TensorSchema
 ) -> NDArray[np.float64]:
     """Return what a strategy has to say of a weight so that exactly these scales follow.
 

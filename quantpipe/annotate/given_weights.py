@@ -32,7 +32,7 @@ def settled(
         ConfigError: for stated scales that the device cannot have.
     """
     if stated is not None and stated.kind is Kind.UNIFORM:
-        found = fitted_weight(_stated(site, stated, graph), site.channel_axis, site.dtype, spec, schema)
+        found = fitted_weight(_stated(site, stated, graph), site.channel_axis, site.dtype, spec=spec, schema=schema)
         if found.thresholds is None or found.change:
             raise ConfigError(
                 f"the weight {site.tensor!r} cannot have this uniform scale on {spec.name} under the schema "
@@ -44,7 +44,7 @@ def settled(
     weight = given.kept_weights.get(site.tensor) if given is not None else None
     if given is None or weight is None or stated is not None:
         return site
-    found = fitted_weight(weight, site.channel_axis, site.dtype, spec, schema)
+    found = fitted_weight(weight, site.channel_axis, site.dtype, spec=spec, schema=schema)
     return site if found.thresholds is None else replace(_with(site, found), frozen=given.keep.integers)
 
 

@@ -225,7 +225,7 @@ def _tensor_row(run: _Run, tensor: GivenTensor) -> ImportedChangeRow | None:
     if own is None or group is None:
         if run.model.graph.is_constant(name):
             return None
-        return _row(name, "tensor", _said(tensor.grid), "not stored", _why_real(run, name))
+        return _row(name, "tensor", _said(tensor.grid), "not stored", reason=_why_real(run, name))
     if _same(tensor.grid, own):
         return None
     reason = FREED
@@ -233,7 +233,7 @@ def _tensor_row(run: _Run, tensor: GivenTensor) -> ImportedChangeRow | None:
         _, reason = fitted_range(tensor.grid, group.dtype, run.model.schema, run.model.spec.activations.bits)
         reason = reason or f"it shares its scale with {group.key}"
     here = f"{own.dtype} scale {float(own.scale):.6g} zero point {own.zero_point}"
-    return _row(name, "tensor", _said(tensor.grid), here, reason, pair)
+    return _row(name, "tensor", _said(tensor.grid), here, reason=reason, pair=pair)
 
 
 def _why_real(run: _Run, tensor: str) -> str:
@@ -259,14 +259,14 @@ def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
         pair.add(wanted, found, same=True)
         reason = ""
         if pair.differing:
-            fit = fitted_weight(weight, site.channel_axis, site.dtype, model.spec, model.schema)
+            fit = fitted_weight(weight, site.channel_axis, site.dtype, spec=model.spec, schema=model.schema)
             reason = fit.change or "its bias did not fit, or recovery moved its integers"
     else:
         real = model.graph.constant(weight.tensor)
         pair.add(real, dequantize(found, own.scale, 0, own.axis), same=False)
-        fit = fitted_weight(weight, site.channel_axis, site.dtype, model.spec, model.schema)
+        fit = fitted_weight(weight, site.channel_axis, site.dtype, spec=model.spec, schema=model.schema)
         reason = (fit.change or "its scale was raised for its bias") if run.given.keep.weights else FREED
-    row = _row(weight.tensor, "weight", _said(weight.grid), here, reason, pair)
+    row = _row(weight.tensor, "weight", _said(weight.grid), here, reason=reason, pair=pair)
     return {**row, "differing": pair.differing if _same_scales(weight, own) else None}
 
 

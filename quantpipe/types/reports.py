@@ -14,9 +14,7 @@ from quantpipe.types.report_rows import (
     FinalistRow,
     FindingRow,
     FloatNodeRow,
-    ImportedChangeRow,
-    ImportedLostRow,
-    ImportedOutputRow,
+    ImportedPart,
     LayerRow,
     LoadedPart,
     LossRow,
@@ -327,33 +325,6 @@ class ProofPart(TypedDict):
     samples: int
     departing: int
     on_samples: list[ReasonRow]
-
-
-class ImportedComparedPart(TypedDict):
-    """The realized model's integers beside those of the quantized model it was imported from."""
-
-    samples: int
-    tensors: int
-    elements: int
-    differing: int
-    first_tensor: str | None
-    outputs: list[ImportedOutputRow]
-
-
-class ImportedPart(TypedDict):
-    """What a quantized model gave, what of it had to change, and what differs."""
-
-    forms: list[str]
-    keep: str
-    tensors: int
-    weights: int
-    dynamic: int
-    changed: list[ImportedChangeRow]
-    lost: list[ImportedLostRow]
-    weight_integers: int
-    weight_differing: int
-    compared: ImportedComparedPart | None
-    why_not: str | None
 
 
 class OptionalParts(TypedDict, total=False):

@@ -23,6 +23,7 @@ OP_TABLES = (
     "graph/cleanup.py",
     "graph/fold.py",
     "graph/half.py",
+    "graph/quantized/tables.py",
     "graph/half_ends.py",
     "graph/integer_ops.py",
     "graph/outputs.py",

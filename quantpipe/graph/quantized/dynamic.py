@@ -10,14 +10,20 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.quantized.grids import grid_of, unpacked, whole
-from quantpipe.graph.quantized.qoperator import AXES
-from quantpipe.graph.quantized.tables import DYNAMIC_MATMUL, INTEGER_PRODUCTS, TO_FLOAT
+from quantpipe.graph.quantized.tables import (
+    ADD,
+    AXES,
+    CAST,
+    DYNAMIC_MATMUL,
+    INTEGER_PRODUCTS,
+    MATMUL,
+    MULTIPLY,
+    RESHAPES,
+    TO_FLOAT,
+)
 from quantpipe.graph.quantized.walk import FLOAT, Walk
 from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user
 from quantpipe.types import DType, Grid
-
-CASTS, SHAPES = ("Cast",), ("Reshape", "Unsqueeze", "Squeeze")
-MULTIPLY = "Mul"
 
 
 def dynamic_quantize(walk: Walk, node: ir.Node) -> None:
@@ -71,7 +77,7 @@ def _factors(
         reader = only_user(value, walk.graph)
         if reader is None:
             return None
-        if is_op(reader, *CASTS):
+        if is_op(reader, CAST):
             value = reader.outputs[0]
             continue
         if not is_op(reader, MULTIPLY):
@@ -95,7 +101,7 @@ def _parts(value: ir.Value | None) -> list[ir.Value]:
         return []
     if producer is not None and is_op(producer, MULTIPLY):
         return [p for v in producer.inputs for p in _parts(v)]
-    if producer is not None and is_op(producer, *SHAPES):
+    if producer is not None and is_op(producer, *RESHAPES):
         return _parts(producer.inputs[0])
     return [value]
 
@@ -114,7 +120,7 @@ def fused_product(walk: Walk, node: ir.Node) -> None:
     if node.op_type == DYNAMIC_MATMUL:
         walk.forms["dynamic"] = None
         walk.dynamic.setdefault(node.outputs[0], real)
-    _product(walk, node, real, walk.constant(node, weight, grid), _port(node, at["bias"]))
+    _product(walk, node, real, walk.constant(node, weight, grid), bias=_port(node, at["bias"]))
 
 
 _PORTS = {
@@ -127,13 +133,13 @@ def _port(node: ir.Node, port: int) -> ir.Value | None:
     return node.inputs[port] if port < len(node.inputs) else None
 
 
-def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, bias: ir.Value | None) -> None:
+def _product(walk: Walk, node: ir.Node, data: ir.Value, weight: ir.Value, *, bias: ir.Value | None) -> None:
     """A MatMul, and an Add where there is a bias, in the place of one node."""
     out = node.outputs[0]
-    made = new_node(walk.graph, node, "MatMul", [data, weight], name=node.name)
+    made = new_node(walk.graph, node, MATMUL, [data, weight], name=node.name)
     made.name, made.type = walk.free_name(f"{out.name}_product"), FLOAT
     if bias is not None:
-        made = new_node(walk.graph, node, "Add", [made, bias], name=f"{node.name}/bias")
+        made = new_node(walk.graph, node, ADD, [made, bias], name=f"{node.name}/bias")
         made.name, made.type = walk.free_name(f"{out.name}_real"), FLOAT
     walk.replace(out, made, node)
 
@@ -163,7 +169,7 @@ def packed_product(walk: Walk, node: ir.Node) -> None:
     source = node.inputs[1]
     assert source is not None  # noqa: S101  (it is a constant)
     weight = walk.given(node, source, np.ascontiguousarray(values.T), grid, block=size)
-    _product(walk, node, data, weight, _port(node, 5))
+    _product(walk, node, data, weight, bias=_port(node, 5))
 
 
 def _block_zeros(node: ir.Node, rows: int, blocks: int, bits: int) -> np.ndarray | None:

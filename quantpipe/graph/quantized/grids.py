@@ -100,7 +100,7 @@ def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DTyp
     return of_zero or own or DType.UINT8
 
 
-def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, block: int = 0) -> NDArray[np.float32]:
+def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, *, block: int = 0) -> NDArray[np.float32]:
     """Return the real numbers of a constant's integers.
 
     Args:
@@ -122,7 +122,7 @@ def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, block: int = 0)
         raise refused(node, f"its axis is {axis}, and {list(values.shape)} has {values.ndim} axes")
     axis %= values.ndim
     if block:
-        return _blocks(node, values, grid, axis, block)
+        return _blocks(node, values, grid, axis=axis, block=block)
     if grid.scale.ndim != 1 or values.shape[axis] != grid.scale.size:
         fitting = [str(a) for a, size in enumerate(values.shape) if size == grid.scale.size]
         also = f" (axis {' or '.join(fitting)} would fit)" if fitting else ""
@@ -134,7 +134,7 @@ def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, block: int = 0)
     return intmath.dequantize(values, grid.scale, grid.zero, axis)
 
 
-def _blocks(node: ir.Node, values: NDArray[Any], grid: Grid, axis: int, block: int) -> NDArray[np.float32]:
+def _blocks(node: ir.Node, values: NDArray[Any], grid: Grid, *, axis: int, block: int) -> NDArray[np.float32]:
     wanted = [-(-n // block) if a == axis else n for a, n in enumerate(values.shape)]
     if list(grid.scale.shape) != wanted:
         raise refused(

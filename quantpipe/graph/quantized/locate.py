@@ -47,19 +47,14 @@ def located(given: Imported, original: Graph, graph: Graph) -> Imported:
             lost[tensor.tensor] = GONE
     weights = {}
     for weight in given.weights:
-        if not _read(original, weight.tensor):
-            continue
+        if weight.grid.dtype.bits > 16 or not original.consumers.get(weight.tensor):
+            continue  # a bias follows from the scales around it
         found = _found(weight, original, graph)
         if found is None:
             lost[weight.tensor] = CHANGED
         else:
             weights[found.tensor] = found
     return replace(given, tensors=tuple(tensors), weights=tuple(weights.values()), lost=lost)
-
-
-def _read(graph: Graph, constant: str) -> bool:
-    """Whether a constant is multiplied or added as data: biases of 32 bits are no matter of integers of a weight."""
-    return bool(graph.consumers.get(constant))
 
 
 def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | None:

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from quantpipe import intmath
 from quantpipe.graph.quantized.grids import grid_of, refused, type_of, whole
-from quantpipe.graph.quantized.tables import LIMITS, ON_INTEGERS, QUANTIZE
+from quantpipe.graph.quantized.tables import CAST, LIMITS, ON_INTEGERS, QUANTIZE, TRANSPOSE
 from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
 from quantpipe.graph.rewrites.tools import attribute, constant
 from quantpipe.types import Grid
@@ -48,7 +48,7 @@ def dequantize(walk: Walk, node: ir.Node) -> None:
         real = known.real
     elif integers.const_value is not None:
         walk.forms["QDQ"] = None
-        real = walk.constant(node, integers, grid, int(attribute(node, "block_size", 0)))
+        real = walk.constant(node, integers, grid, block=int(attribute(node, "block_size", 0)))
     elif integers in walk.graph.inputs:
         walk.forms["QDQ"] = None
         real = walk.port(integers, grid)
@@ -100,8 +100,10 @@ def move(walk: Walk, node: ir.Node) -> None:
 def limit(walk: Walk, node: ir.Node) -> None:
     """Let integers that are bounded have fewer bits."""
     below, above = LIMITS[node.op_type]
-    known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
-    if known is None or known.grid is None:
+    source = node.inputs[0]
+    known = walk.stored.get(source) if source is not None else None
+    held = whole(source) if type_of(source) is not None else None
+    if (known is None or known.grid is None) and held is None:
         return
     ends: list[int | None] = []
     for place in (below, above):
@@ -110,6 +112,10 @@ def limit(walk: Walk, node: ir.Node) -> None:
         if value is not None and (array is None or array.size != 1):
             return
         ends.append(None if array is None else int(array.reshape(())))
+    if known is None or known.grid is None:
+        assert held is not None  # noqa: S101  (one of the two is there)
+        walk.bounded[walk.exchange(node, np.clip(held, *ends))] = (ends[0], ends[1])
+        return
     grid = narrowed(known.grid, *ends)
     zero = np.atleast_1d(grid.zero)
     if grid.low >= grid.high or np.any(zero < grid.low) or np.any(zero > grid.high):
@@ -127,21 +133,16 @@ def fold(walk: Walk, node: ir.Node) -> None:
     array, kind = whole(value), type_of(value)
     if value is None or array is None or kind is None or value in walk.stored:
         return
-    out = node.outputs[0]
-    if node.op_type == "Transpose":
+    if node.op_type == TRANSPOSE:
         array = np.transpose(array, attribute(node, "perm"))
-    elif node.op_type == "Cast":
+    elif node.op_type == CAST:
         target = ir.DataType(attribute(node, "to"))
         if target not in (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16):
             return
         array = array.astype(target.numpy())
     else:
         return
-    tensor = ir.tensor(np.ascontiguousarray(array), name=out.name)
-    made = ir.Value(name=out.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-    out.replace_all_uses_with(made)
-    out.name = None
-    walk.graph.register_initializer(made)
+    walk.exchange(node, array)
 
 
 def refuse_open(walk: Walk, model: ir.Model) -> None:

@@ -7,13 +7,15 @@ Quant(x, scale, zero point, bits): s · (clamp(round(x / s) + z) - z), in `bits`
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.quantized.grids import refused
-from quantpipe.graph.quantized.tables import QONNX, QONNX_BIPOLAR, QONNX_QUANT
+from quantpipe.graph.quantized.tables import CLIP, DEQUANTIZE, QONNX, QONNX_BIPOLAR, QONNX_QUANT, QUANTIZE
 from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node
+from quantpipe.intmath import round_real
 
 ROUND = ("ROUND", "HALF_EVEN")
 """Names of the rounding that QuantizeLinear does."""
@@ -52,9 +54,9 @@ def _quant(graph: ir.Graph, node: ir.Node) -> None:
         raise refused(node, f"it rounds by {rounding}; legal is ROUND, to the nearest and halves to even")
     signed, narrow = bool(attribute(node, "signed", 1)), bool(attribute(node, "narrow", 0))
     low, high = _ends(int(bits), signed, narrow)
-    if np.any(zero != np.rint(zero)) or np.any(zero < low) or np.any(zero > high):
+    if np.any(zero != round_real(zero)) or np.any(zero < low) or np.any(zero > high):
         raise refused(node, f"its zero point is {zero.reshape(-1)[0]:g}; {int(bits)} bits hold {low} to {high}")
-    _written(graph, node, scale, zero, (low, high))
+    _written(graph, node, scale, zero, ends=(low, high))
 
 
 def _ends(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
@@ -70,14 +72,14 @@ def _bipolar(graph: ir.Graph, node: ir.Node) -> None:
         raise refused(
             node, "it gives signs of computed values, which no grid of integers does; legal are those of weights"
         )
-    signs = new_constant(graph, f"{node.inputs[0].name}/signs", np.where(real >= 0, scale, -scale).astype(np.float32))
+    signs = new_constant(graph, f"{node.name}/signs", np.where(real >= 0, scale, -scale).astype(np.float32))
     node.replace_input_with(0, signs)
-    _written(graph, node, scale, np.zeros(1), (-1, 1))
+    _written(graph, node, scale, np.zeros(1), ends=(-1, 1))
 
 
-def _written(graph: ir.Graph, node: ir.Node, scale: np.ndarray, zero: np.ndarray, ends: tuple[int, int]) -> None:
+def _written(graph: ir.Graph, node: ir.Node, scale: np.ndarray, zero: np.ndarray, *, ends: tuple[int, int]) -> None:
     low, high = ends
-    kind = np.int8 if low < 0 else np.uint8
+    kind: type[np.integer[Any]] = np.int8 if low < 0 else np.uint8
     if low < -128 or high > (127 if low < 0 else 255):
         kind = np.int16 if low < 0 else np.uint16
     axis, steps = _axis(node, scale)
@@ -89,13 +91,13 @@ def _written(graph: ir.Graph, node: ir.Node, scale: np.ndarray, zero: np.ndarray
         ),
     ]
     attributes = {"axis": axis} if steps.ndim else {}
-    stored = new_node(graph, node, "QuantizeLinear", [node.inputs[0], *constants], name=f"{name}/quantize",
+    stored = new_node(graph, node, QUANTIZE, [node.inputs[0], *constants], name=f"{name}/quantize",
                       attributes=attributes)  # fmt: skip
     stored.name = f"{node.outputs[0].name}/integers"
     limits = [new_constant(graph, f"{name}/{k}", np.asarray(v, kind)) for k, v in (("least", low), ("greatest", high))]
-    bounded = new_node(graph, node, "Clip", [stored, *limits], name=f"{name}/bound")
+    bounded = new_node(graph, node, CLIP, [stored, *limits], name=f"{name}/bound")
     bounded.name = f"{node.outputs[0].name}/bounded"
-    real = new_node(graph, node, "DequantizeLinear", [bounded, *constants], name=f"{name}/dequantize",
+    real = new_node(graph, node, DEQUANTIZE, [bounded, *constants], name=f"{name}/dequantize",
                     attributes=attributes)  # fmt: skip
     old = node.outputs[0]
     label, shape, kind_ = old.name, old.shape, old.type

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.integer_ops import INTEGER_OPS, IntegerOp, Ports
 from quantpipe.graph.quantized.grids import grid_of, refused, whole
+from quantpipe.graph.quantized.tables import AXES
 from quantpipe.graph.quantized.walk import Walk
 from quantpipe.graph.rewrites.tools import attribute, new_constant
 from quantpipe.types import Grid
 
 DROPPED = frozenset({"channels_last", "opset"})
 """Attributes of integer ops that their float ops do not have."""
-
-AXES: Mapping[str, Callable[[ir.Node], int]] = {
-    "Conv": lambda node: 0,
-    "MatMul": lambda node: -1,
-    "Gemm": lambda node: 0 if attribute(node, "transB", 0) else 1,
-}
-"""Float op -> the axis of its weight's output channels."""
 
 
 def integer_op(walk: Walk, node: ir.Node) -> None:

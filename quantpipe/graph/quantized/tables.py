@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+
+from quantpipe.graph.rewrites.tools import attribute
 
 DOMAINS = frozenset({"", "ai.onnx", "com.microsoft"})
 """Domains of QuantizeLinear and DequantizeLinear; onnxruntime's own takes 16-bit integers at old opsets."""
@@ -52,3 +56,15 @@ INTEGER_PRODUCTS: Mapping[str, str] = {"ConvInteger": "Conv", "MatMulInteger": "
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Domains of QONNX's ops."""
 QONNX_QUANT, QONNX_BIPOLAR = "Quant", "BipolarQuant"
+
+CAST, TRANSPOSE, MULTIPLY, ADD, MATMUL = "Cast", "Transpose", "Mul", "Add", "MatMul"
+CLIP, RELU, IDENTITY = "Clip", "Relu", "Identity"
+RESHAPES = ("Reshape", "Unsqueeze", "Squeeze")
+"""Ops that give a scale another shape."""
+
+AXES: Mapping[str, Callable[[ir.Node], int]] = {
+    "Conv": lambda node: 0,
+    "MatMul": lambda node: -1,
+    "Gemm": lambda node: 0 if attribute(node, "transB", 0) else 1,
+}
+"""Float op -> the axis of its weight's output channels."""

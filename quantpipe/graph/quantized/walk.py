@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.quantized.grids import dequantized, type_of, whole
-from quantpipe.graph.quantized.tables import CLAMPED, CLIPS, SUFFIXES
+from quantpipe.graph.quantized.tables import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.graph.rewrites.tools import new_constant, new_node
 from quantpipe.types import GivenTensor, GivenWeight, Grid
 
@@ -57,6 +57,8 @@ class Walk:
     forms: dict[str, None] = field(default_factory=dict)
     integers: dict[ir.Value, str] = field(default_factory=dict)
     """Names that the file has for the integers of `stored`."""
+    bounded: dict[ir.Value, tuple[int | None, int | None]] = field(default_factory=dict)
+    """Constant integers whose grid is not known yet -> what bounds them."""
 
     @property
     def graph(self) -> ir.Graph:
@@ -117,7 +119,7 @@ class Walk:
         found.name, found.type = name, FLOAT
         return found
 
-    def constant(self, node: ir.Node, integers: ir.Value, grid: Grid, block: int = 0) -> ir.Value:
+    def constant(self, node: ir.Node, integers: ir.Value, grid: Grid, *, block: int = 0) -> ir.Value:
         """Return the real constant of constant integers, and note these.
 
         Args:
@@ -130,6 +132,7 @@ class Walk:
             The constant.
         """
         known = self.stored.get(integers)
+        grid = narrowed(grid, *self.bounded.get(integers, (None, None)))
         if known is not None and known.grid is not None and known.grid.same(grid) and known.grid.axis == grid.axis:
             return known.real
         values = whole(integers)
@@ -154,10 +157,21 @@ class Walk:
         Returns:
             The constant.
         """
-        array = dequantized(node, values, grid, block)
+        array = dequantized(node, values, grid, block=block)
         real = new_constant(self.graph, name or self.real_name(integers), array)
         self.weights[real] = GivenWeight(real.name or "", values, grid, integers.name or "", block or None)
         return real
+
+    def exchange(self, node: ir.Node, array: NDArray[Any]) -> ir.Value:
+        """Put a constant of integers in the place of a node's result, under its name, and return it."""
+        out = node.outputs[0]
+        tensor = ir.tensor(np.ascontiguousarray(array), name=out.name)
+        kind, shape = ir.TensorType(tensor.dtype), ir.Shape(array.shape)
+        made = ir.Value(name=out.name, type=kind, shape=shape, const_value=tensor)
+        out.replace_all_uses_with(made)
+        out.name = None
+        self.graph.register_initializer(made)
+        return made
 
     def port(self, integers: ir.Value, grid: Grid) -> ir.Value:
         """Return the real input in the place of an input that takes integers; its name stays."""
@@ -186,7 +200,7 @@ class Walk:
         real.name = self.free_name(f"{name}/unclamped")
         limits = [("least", 0.0), ("greatest", end)] if end is not None else []
         ends = [new_constant(self.graph, f"{name}/{k}", np.asarray(v, np.float32)) for k, v in limits]
-        op = "Clip" if end is not None else "Relu"
+        op = CLIP if end is not None else RELU
         made = new_node(self.graph, before, op, [real, *ends], name=f"{producer.name}/{op.lower()}")
         made.name, made.type, made.shape = name, real.type, real.shape
         self.clamped[real] = made
@@ -197,7 +211,7 @@ class Walk:
         others = [s.grid for s in self.stored.values() if s.real is real and s.grid is not None]
         if not others or any(g.same(grid) for g in others):
             return real
-        made = new_node(self.graph, before, "Identity", [real], name=f"{before.name}/requantized")
+        made = new_node(self.graph, before, IDENTITY, [real], name=f"{before.name}/requantized")
         made.name, made.type = self.free_name(f"{real.name}/requantized"), FLOAT
         return made
 
@@ -209,7 +223,7 @@ class Walk:
                 old.name, new.name = None, old.name  # one that was free only by a number is free now
             return
         if new.producer() is None or new.is_graph_output():
-            new = new_node(self.graph, node, "Identity", [new], name=f"{node.name}/real")
+            new = new_node(self.graph, node, IDENTITY, [new], name=f"{node.name}/real")
         name, shape = old.name, old.shape
         old.replace_all_uses_with(new, replace_graph_outputs=True)
         old.name = None
