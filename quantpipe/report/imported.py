@@ -1,4 +1,4 @@
-"""What a report says of the quantized model that a run started from: one sentence, and tables."""
+"""What a report says of the quantized model that a run started from, in one sentence."""
 
 from __future__ import annotations
 
@@ -19,14 +19,3 @@ def imported_verdict(part: ImportedPart) -> str:
         f"{head}; {weights}, {compared['differing']:,} of {compared['elements']:,} of tensors, from the imported model "
         f"on {compared['samples']} samples"
     )
-
-
-def imported_rows(part: ImportedPart) -> list[list[str]]:
-    """Return a row for each tensor and weight that had to change: name, what it was, what it is, why, what it costs."""
-    rows = []
-    for row in part["changed"]:
-        cost = f"{row['sqnr_db']:.1f} dB" if row["sqnr_db"] is not None else ""
-        if row["differing"]:
-            cost = f"{row['differing']:,} of {row['elements']:,} differ"
-        rows.append([row["name"], row["given"], row["here"], row["reason"], cost])
-    return rows

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import text
+from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
     PrecisionRecord,
     RecoveryGain,
@@ -27,10 +28,12 @@ def summary_table(report: RunReport) -> Table | Group:
     """
     doubts = [Text(f"warning: {said}\n", style="bold red") for said in report.get("doubts") or ()]
     steps = [step for step in report.get("recover") or () if isinstance(step, Mapping)]
+    imported = report.get("imported")
     parts: list[Text | Table] = [
         *doubts,
         _models(report),
         *([_precision(decided)] if (decided := report.get("precision")) and decided.get("roles") else []),
+        *([Text(f"imported: {imported_verdict(imported)}")] if imported is not None else []),
         *([_recovery(steps, report.get("recovery"))] if steps else []),
     ]
     return Group(*parts) if len(parts) > 1 else _models(report)

@@ -243,7 +243,7 @@ def test_statements_from_a_file(tmp_path: Path) -> None:
 def test_a_statement_that_cannot_hold_says_what_the_tensor_is() -> None:
     """The true reason for each: a weight is held in integers, and its range is no matter of constraints."""
     said = {
-        "c1": r"c1 is the weight of conv1\. Ranges of weights follow from.*for weights are \{kind: uniform.*\{kind: any",
+        "c1": r"c1 is the weight of conv1\. Ranges of weights .*for weights are \{kind: uniform.*\{kind: any",
         "c2": r"c2 is the bias of conv1, which is stored at the scale of the products",
         "conv1_out": r"conv1_out lies inside the kernel conv1 .*constrain relu1_out behind it",
     }

@@ -1,0 +1,132 @@
+"""Runs that start from a model that is quantized already: its integers against ours, other forms and devices, keep."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+import quantpipe
+from quantpipe.errors import ConfigError
+from tests.api.nets import CLASSES, QUICK, images, small_net
+
+SAMPLES = (images(48), np.arange(48) % CLASSES)
+FORMS = {
+    "qdq": (QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt8, True),
+    "qdq_int8": (QuantFormat.QDQ, QuantType.QInt8, QuantType.QInt8, False),
+    "qdq_4_bits": (QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt4, True),
+    "qoperator": (QuantFormat.QOperator, QuantType.QUInt8, QuantType.QInt8, False),
+}
+
+
+class Feeds(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._feeds = iter([{"x": part} for part in np.split(images(16, 3), 4)])
+
+    def get_next(self) -> Any:
+        return next(self._feeds, None)
+
+
+@cache
+def file(name: str) -> Path:
+    """A file that onnxruntime's quantizer has made."""
+    folder = Path(mkdtemp())
+    onnx.save(small_net(), folder / "float.onnx")
+    if name == "dynamic":
+        quantize_dynamic(folder / "float.onnx", folder / "m.onnx", weight_type=QuantType.QInt8)
+    else:
+        form, activations, weights, per_channel = FORMS[name]
+        kinds = {"activation_type": activations, "weight_type": weights, "per_channel": per_channel}
+        quantize_static(folder / "float.onnx", folder / "m.onnx", Feeds(), quant_format=form, **kinds)
+    return folder / "m.onnx"
+
+
+def run(name: str, hardware: str = "ort_cpu", **given: Any) -> quantpipe.Result:
+    given = {"recover": "none", "precision": "none"} | given
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return quantpipe.quantize(file(name), SAMPLES, hardware, evaluate=QUICK, executor="serial", **given)
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
+@pytest.mark.parametrize("name", list(FORMS))
+@pytest.mark.sliced(4)
+def test_the_integers_are_those_of_the_imported_model(name: str, form: str) -> None:
+    """Where nothing has to change: every weight, and every tensor as onnxruntime runs the file, in any form."""
+    found = run(name, realize=form)
+    part = found.report["imported"]
+    assert (part["weights"], part["changed"], part["lost"]) == (3, [], [])
+    assert part["tensors"] == (7 if name == "qoperator" else 8)
+    assert part["weight_differing"] == 0 and part["weight_integers"] == 8 * 27 + 64 + 40
+    compared = part["compared"]
+    assert compared is not None and compared["tensors"] >= 6
+    assert compared["differing"] == 0 and compared["outputs"][0]["differing"] == 0
+    assert found.report["agreement"]["differing"] == 0
+
+
+def test_another_device_changes_what_it_must_and_says_so() -> None:
+    part = run("qdq_int8", "vta").report["imported"]
+    reasons = {row["name"]: row["reason"] for row in part["changed"]}
+    assert "scales are powers of two here" in reasons["x"] or "activations are symmetric" in reasons["x"]
+    assert all(
+        row["reason"] == "scales that are no powers of two" for row in part["changed"] if row["kind"] == "weight"
+    )
+    costs = [row["sqnr_db"] for row in part["changed"] if row["here"] != "not stored"]
+    assert costs and all(cost is not None and 5 < cost < 80 for cost in costs)
+    assert part["compared"] is not None and part["compared"]["outputs"][0]["sqnr_db"] > 5
+
+
+def test_a_device_of_other_types_holds_the_same_integers_moved_by_128() -> None:
+    """int8 storage and a fixed-point multiplier: scales and zero points are the file's, the rounding is its own."""
+    found = run("qdq", "tflite_int8")
+    part = found.report["imported"]
+    shared = {row["name"] for row in part["changed"] if row["reason"].startswith("it shares its scale with")}
+    assert shared == {"conv1_out", "relu1_out"}, "a Relu apart, between two given scales, which shifts do not bridge"
+    assert {row["name"] for row in part["changed"] if row["here"] != "not stored"} == shared
+    assert part["weight_differing"] == 0
+    given, own = found.graph.imported.tensor["x"].grid, found.plan.quantizers["x"]
+    assert own.dtype == "int8" and own.zero_point == int(given.zero) - 128 and own.scale == given.scale
+
+
+def test_what_is_kept() -> None:
+    """`scales` frees the integers of weights, `weights` the scales of tensors, `none` all."""
+    kept = {keep: run("qdq_int8", keep=keep).report["imported"] for keep in ("scales", "weights", "none")}
+    assert kept["scales"]["changed"] == [] and kept["scales"]["weight_differing"] == 0
+    freed = {row["kind"] for row in kept["weights"]["changed"] if row["reason"] == "it is not kept (import.keep)"}
+    assert freed == {"tensor"} and kept["weights"]["weight_differing"] == 0
+    assert {row["kind"] for row in kept["none"]["changed"]} == {"tensor", "weight"}
+    with pytest.raises(ConfigError, match=r"import\.keep: is 'scale'.*did you mean 'scales'.*; legal are all, scales"):
+        run("qdq", keep="scale")
+
+
+def test_recovery_moves_no_integer_that_is_kept() -> None:
+    """With `scales` it may move the integers of weights, on their scales."""
+    whole = run("qdq_4_bits", recover="default", keep="all").report["imported"]
+    assert whole["weight_differing"] == 0 and whole["compared"] is not None and whole["compared"]["differing"] == 0
+    free = run("qdq_4_bits", recover={"option": "default", "steps": ["gptq"]}, keep="scales")
+    part = free.report["imported"]
+    steps = free.report["recover"]
+    assert steps and (part["weight_differing"] > 0 or not steps[0]["kept"])
+    assert all(row["differing"] is not None for row in part["changed"] if row["kind"] == "weight")
+
+
+def test_ranges_of_each_sample_are_calibrated() -> None:
+    found = run("dynamic")
+    part = found.report["imported"]
+    assert (part["forms"], part["tensors"], part["weights"], part["weight_differing"]) == (["dynamic"], 0, 3, 0)
+    assert part["dynamic"] == 3 and found.report["calibrate"]["samples"]
+
+
+def test_what_is_given_of_weights_only_leaves_the_choice_of_bits_for_tensors() -> None:
+    found = run("qdq", keep="weights", annotate={"choices": ["bits"]})
+    space = {row["key"]: row for row in found.report["choices"]}
+    assert space
+    assert found.strategy.bits[next(iter(found.plan.weights))] == 8
