@@ -50,14 +50,15 @@ def pins_of(
     for tensor, dtype in dtypes.items():
         producer = graph.producers.get(tensor)
         rule = rule_of(producer) if producer is not None else None
+        formed = False
         if producer is not None and rule is not None and rule.fixed is not None:
             formed = kernel_of.get(producer.name) is not None and _has_own_range(spec, producer.op, rule.family)
             if fixed_outputs or formed:
                 found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
         constraint = constraints.get(tensor)
         given = graph.imported.kept_tensors.get(tensor) if graph.imported is not None else None
-        if given is not None and constraint is None:
-            found[tensor], _ = fitted_range(given.grid, dtype, schema, most)
+        if given is not None and constraint is None and not formed:
+            found[tensor], _ = fitted_range(given.grid, dtype, schema, spec.activations.bits)
         if constraint is not None and constraint.kind is Kind.CALIBRATED:
             found[tensor] = FixedRange(Range(constraint.low, constraint.high), None, WHERE)
         elif constraint is not None and constraint.kind is Kind.UNIFORM:

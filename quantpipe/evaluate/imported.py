@@ -295,7 +295,7 @@ def _said(grid: Grid) -> str:
     return f"{grid.dtype} scale {float(grid.scale):.6g} zero point {int(grid.zero)}"
 
 
-def _row(name: str, kind: str, given: str, here: str, reason: str, pair: _Pair | None = None) -> ImportedChangeRow:
+def _row(name: str, kind: str, given: str, here: str, *, reason: str, pair: _Pair | None = None) -> ImportedChangeRow:
     return {
         "name": name,
         "kind": kind,

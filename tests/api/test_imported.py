@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -11,11 +12,17 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.calibrate import CalibrationDataReader
 
 import quantpipe
+from quantpipe.annotate import pins
+from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
+from quantpipe.plan import Planner
+from quantpipe.types import Grid, Range
 from tests.api.nets import CLASSES, QUICK, images, small_net
 
 SAMPLES = (images(48), np.arange(48) % CLASSES)
@@ -58,7 +65,7 @@ def run(name: str, hardware: str = "ort_cpu", **given: Any) -> quantpipe.Result:
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("name", list(FORMS))
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(6)
 def test_the_integers_are_those_of_the_imported_model(name: str, form: str) -> None:
     """Where nothing has to change: every weight, and every tensor as onnxruntime runs the file, in any form."""
     found = run(name, realize=form)
@@ -92,10 +99,13 @@ def test_a_device_of_other_types_holds_the_same_integers_moved_by_128() -> None:
     assert shared == {"conv1_out", "relu1_out"}, "a Relu apart, between two given scales, which shifts do not bridge"
     assert {row["name"] for row in part["changed"] if row["here"] != "not stored"} == shared
     assert part["weight_differing"] == 0
-    given, own = found.graph.imported.tensor["x"].grid, found.plan.quantizers["x"]
-    assert own.dtype == "int8" and own.zero_point == int(given.zero) - 128 and own.scale == given.scale
+    steps = {i.name: numpy_helper.to_array(i) for i in onnx.load(file("qdq")).graph.initializer}
+    own = found.plan.quantizers["x"]
+    assert own.dtype == "int8" and own.zero_point == int(steps["x_zero_point"]) - 128
+    assert own.scale == steps["x_scale"]
 
 
+@pytest.mark.grid
 def test_what_is_kept() -> None:
     """`scales` frees the integers of weights, `weights` the scales of tensors, `none` all."""
     kept = {keep: run("qdq_int8", keep=keep).report["imported"] for keep in ("scales", "weights", "none")}
@@ -107,6 +117,7 @@ def test_what_is_kept() -> None:
         run("qdq", keep="scale")
 
 
+@pytest.mark.grid
 def test_recovery_moves_no_integer_that_is_kept() -> None:
     """With `scales` it may move the integers of weights, on their scales."""
     whole = run("qdq_4_bits", recover="default", keep="all").report["imported"]
@@ -130,3 +141,30 @@ def test_what_is_given_of_weights_only_leaves_the_choice_of_bits_for_tensors() -
     space = {row["key"]: row for row in found.report["choices"]}
     assert space
     assert found.strategy.bits[next(iter(found.plan.weights))] == 8
+
+
+def test_an_integer_that_differs_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale that is read wrongly shows: the planted one is a hundredth too large."""
+    tensors = fitted_range
+
+    def wrong(grid: Grid, *given: Any) -> tuple[FixedRange, str]:
+        found, change = tensors(grid, *given)
+        return replace(found, range=Range(found.range.low, found.range.high * 1.01)), change
+
+    monkeypatch.setattr(pins, "fitted_range", wrong)
+    part = run("qdq").report["imported"]
+    assert len([row for row in part["changed"] if row["kind"] == "tensor"]) >= 7
+
+
+def test_a_weight_that_is_taken_over_wrongly_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Planner.weight
+
+    def wrong(self: Planner, *given: Any) -> Any:
+        found = real(self, *given)
+        values = found.values.copy()
+        values.flat[3] += 1 if values.flat[3] < 100 else -1
+        return replace(found, values=values)
+
+    monkeypatch.setattr(Planner, "weight", wrong)
+    part = run("qdq").report["imported"]
+    assert part["weight_differing"] == 3 and part["compared"] is not None and part["compared"]["differing"] > 0

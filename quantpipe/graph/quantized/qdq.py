@@ -114,7 +114,8 @@ def limit(walk: Walk, node: ir.Node) -> None:
         ends.append(None if array is None else int(array.reshape(())))
     if known is None or known.grid is None:
         assert held is not None  # noqa: S101  (one of the two is there)
-        walk.bounded[walk.exchange(node, np.clip(held, *ends))] = (ends[0], ends[1])
+        low, high = (int(held.min()) if ends[0] is None else ends[0], int(held.max()) if ends[1] is None else ends[1])
+        walk.bounded[walk.exchange(node, held.clip(low, high))] = (ends[0], ends[1])
         return
     grid = narrowed(known.grid, *ends)
     zero = np.atleast_1d(grid.zero)
