@@ -62,7 +62,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         float_nodes=_folded(_rows(report.get("float_nodes"))),
         in_float=len(report.get("float_nodes") or ()),
         imported=imported_verdict(given) if (given := report.get("imported")) else None,
-        changed=_rows(given.get("changed") if given else None),
+        replaced=_rows(given.get("changed") if given else None),
         proved=text.proof(report.get("proof")),
         on_samples=_folded(_rows(report["proof"].get("on_samples") if report.get("proof") else None)),
         without_kernel=_rows(report.get("without_kernel")),
