@@ -26,11 +26,13 @@ from quantpipe.graph.compare import difference, shaken
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fold import fold_batch_norms
+from quantpipe.graph.functions import functions_written_out
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
+from quantpipe.graph.runnable import runnable
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
 
@@ -66,7 +68,7 @@ def cleaned_model(
     """
     where = original.source
     tell("loading it with onnxruntime")
-    session = Session(raw, where=where)
+    raw, session, said = runnable(raw, feeds, where)
     tell("running it on a few samples")
     reference = session.run(feeds)
     unrest = difference(reference, session.run(shaken(feeds)))
@@ -80,7 +82,7 @@ def cleaned_model(
     found, notes = work.all_at_once(raw), list[str]()
     if found is None:
         found, notes = work.one_by_one(raw)
-    notes = [*_outside_notes(raw), *notes]
+    notes = [*_outside_notes(raw), *said, *notes]
     restore_names(found, original)
     name_nodes(found)
     return found, notes
@@ -93,6 +95,7 @@ def _steps(least_opset: int) -> tuple[tuple[Step, ...], ...]:
         return raise_to(model, least_opset)
 
     return (
+        (functions_written_out,),
         (_raise_opset,),
         (lower_opset,),
         (_slim, _slim_unshaped),

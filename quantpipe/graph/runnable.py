@@ -1,0 +1,133 @@
+"""A model that onnxruntime runs, made of one that it does not run as it is written.
+
+Ops without a kernel are written out by their functions, and models of the first opsets are brought to a newer one. Both
+are ONNX's own definitions; beside the original they are checked by onnx's reference, where it is small enough for that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from quantpipe.errors import ModelError
+from quantpipe.graph.compare import difference
+from quantpipe.graph.execute import Session
+from quantpipe.graph.external_weights import copied, weight_bytes, with_weights, without_weights
+from quantpipe.graph.functions import all_written_out
+from quantpipe.graph.io import model_proto
+from quantpipe.graph.opsets import raise_to
+
+log = logging.getLogger(__name__)
+
+FIRST_OPSET, NEXT_OPSET = 7, 17
+"""Below the first, onnxruntime lacks kernels; the next is what such models are brought to."""
+SMALL_BYTES, SMALL_INPUT = 4 << 20, 1 << 17
+"""Weights and elements of a sample up to which the reference, plain NumPy, runs a model within seconds."""
+TOLERANCE = 1e-3
+NO_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "is not a registered", "No Op registered")
+"""What onnxruntime says where it has no kernel."""
+Feeds = Mapping[str, NDArray[Any]]
+
+
+def runnable(model: ir.Model, feeds: Feeds, where: str) -> tuple[ir.Model, Session, list[str]]:
+    """Return a model that onnxruntime runs on the samples, its session, and what there is to say of it.
+
+    Args:
+        model: the model; it is the result where onnxruntime runs it.
+        feeds: a few samples.
+        where: the model, as errors name it.
+
+    Raises:
+        ModelError: where neither the model nor what it is defined by can be run, with onnxruntime's reason; and where
+            what it is defined by gives other numbers.
+    """
+    try:
+        return model, _ran(model, feeds, where), []
+    except ModelError as error:
+        changed, done = _newer(model, feeds)
+        if changed is model:
+            raise _explained(error, where) from error
+        try:
+            session = _ran(changed, feeds, where)
+        except ModelError:
+            raise _explained(error, where) from error
+        compared = _compared(model, session, feeds, where)
+        return changed, session, [f"{done}, since onnxruntime does not run it as it is; {compared}"]
+
+
+def _ran(model: ir.Model, feeds: Feeds, where: str) -> Session:
+    session = Session(model, where=where)
+    session.run(feeds)
+    return session
+
+
+def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
+    """(the model with what can be written otherwise, what was done)."""
+    version = model.graph.opset_imports.get("", 1)
+    try:
+        newer = _converted(model, feeds) if version < FIRST_OPSET else model
+        changed = all_written_out(newer)
+    except Exception as error:  # what onnx's tools do not know; onnxruntime's reason is the one to give
+        log.debug("written otherwise: %s", error)
+        return model, ""
+    said = f"the model was brought from opset {version} to {NEXT_OPSET} by onnx's converter"
+    done = [said] if newer is not model else []
+    if changed is not newer:
+        made = sorted({n.op_type for n in newer.graph} - {n.op_type for n in changed.graph})
+        done.append(f"{', '.join(made)} are written out by ONNX's own functions")
+    return changed, " and ".join(done)
+
+
+def _converted(model: ir.Model, feeds: Feeds) -> ir.Model:
+    """The model in a newer opset; the converter must know every shape for old ops: here it is that of the samples."""
+    closed = copied(model)
+    ports = {value.name: value.shape for value in (*closed.graph.inputs, *closed.graph.outputs)}
+    for value in closed.graph.inputs:
+        value.shape = ir.Shape(feeds[value.name].shape) if value.name in feeds else value.shape
+    proto, held = without_weights(closed)
+    known = with_weights(onnx.shape_inference.infer_shapes(proto), held)
+    newer = raise_to(known, NEXT_OPSET)
+    for value in (v for node in newer.graph for v in node.outputs):
+        value.shape = None  # those of the samples
+    for value in (*newer.graph.inputs, *newer.graph.outputs):
+        value.shape = ports[value.name]
+    return newer
+
+
+def _compared(model: ir.Model, session: Session, feeds: Feeds, where: str) -> str:
+    elements = sum(np.asarray(a).size for a in feeds.values())
+    if weight_bytes(model) > SMALL_BYTES or elements > SMALL_INPUT:
+        return "it is too large to be compared by onnx's reference"
+    names = [o.name or "" for o in model.graph.outputs]
+    try:
+        values = ReferenceEvaluator(model_proto(model)).run(None, dict(feeds))
+    except Exception as error:  # whatever NumPy makes of what it does not know
+        return f"onnx's reference does not run the original ({type(error).__name__}), so that they were not compared"
+    worst = difference(dict(zip(names, (np.asarray(v) for v in values), strict=True)), session.run(feeds))
+    if worst > TOLERANCE:
+        raise ModelError(
+            f"written out as ONNX defines it, it gives outputs that differ by {worst:.2g} of the largest value from "
+            "those of onnx's reference; legal is a model whose ops onnxruntime has kernels for",
+            stage="model",
+            where=where,
+        )
+    return f"by onnx's reference, its outputs are within {worst:.2g} of the largest value of the original's"
+
+
+def _explained(error: ModelError, where: str) -> ModelError:
+    text = str(error)
+    if not any(sign in text for sign in NO_KERNEL):
+        return error
+    return ModelError(
+        f"{text.split(f'{where}: ', 1)[-1]}. No function of ONNX that the op could be written out by was a way around "
+        "it; legal is a model of ops that onnxruntime has kernels for, or that ONNX defines by such ops",
+        stage="run",
+        where=where,
+    )
