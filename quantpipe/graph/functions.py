@@ -7,6 +7,7 @@ a rewrite takes as a whole stay, unless onnxruntime has no kernel for them.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import onnx
 import onnx.inliner
@@ -61,7 +62,7 @@ def written_out(model: ir.Model, ops: Collection[str]) -> ir.Model:
 def _has_body(node: ir.Node, model: ir.Model) -> bool:
     version = model.graph.opset_imports.get("", 1)
     try:
-        schema = onnx.defs.get_schema(node.op_type, version, "")
+        schema: Any = onnx.defs.get_schema(node.op_type, version, "")
     except onnx.defs.SchemaError:
         return False
     return bool(schema.has_function or schema.has_context_dependent_function)

@@ -90,7 +90,7 @@ def _converted(model: ir.Model, feeds: Feeds) -> ir.Model:
     closed = copied(model)
     ports = {value.name: value.shape for value in (*closed.graph.inputs, *closed.graph.outputs)}
     for value in closed.graph.inputs:
-        value.shape = ir.Shape(feeds[value.name].shape) if value.name in feeds else value.shape
+        value.shape = ir.Shape(feeds[value.name or ""].shape) if value.name in feeds else value.shape
     proto, held = without_weights(closed)
     known = with_weights(onnx.shape_inference.infer_shapes(proto), held)
     newer = raise_to(known, NEXT_OPSET)

@@ -22,6 +22,7 @@ OP_TABLES = (
     "lowering/",
     "graph/cleanup.py",
     "graph/fold.py",
+    "graph/functions.py",
     "graph/half.py",
     "graph/quantized/tables.py",
     "graph/half_ends.py",
