@@ -40,11 +40,10 @@ from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
-from quantpipe.lowering import render
 from quantpipe.lowering.lower import opset_for
 from quantpipe.oprules import OP_RULES
 from quantpipe.plan import Problem
-from quantpipe.realize import BACKENDS, OWN, refuse_clashes
+from quantpipe.realize import BACKENDS, OWN, refuse_clashes, write
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import Batch, HardwareSpec, TensorInfo
 
@@ -171,7 +170,7 @@ def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: st
         plan = problem.planner.plan(table.strategy(chosen))
         simulation = simulate(graph, topology, plan)
         for form in forms:
-            realized = render(graph, topology, plan, BACKENDS[form]())
+            realized = write(form, graph, topology, plan)
             check_plug_ins(graph, topology, plan, simulation, realized=realized, samples=beyond)
             found = compare(graph, topology, plan, simulation, realized=realized, samples=beyond)
             elements += found.elements

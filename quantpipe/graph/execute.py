@@ -21,6 +21,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
+from quantpipe import extend
 from quantpipe.errors import ModelError
 from quantpipe.graph.external_weights import heavy_weights, hollow, is_heavy, skeleton
 from quantpipe.graph.io import model_bytes
@@ -117,7 +118,7 @@ class Session:
                 load = _loaded_exact if ask else _loaded
                 self._session = load(data, settings, off)
             except Exception as error:  # onnxruntime raises its own family of types
-                raise ModelError(f"onnxruntime cannot load it: {_short(error)}", stage="run", where=where) from error
+                raise ModelError(f"onnxruntime cannot load it: {_told(error)}", stage="run", where=where) from error
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self._half = frozenset(i.name for i in self._session.get_inputs() if i.type == HALF)
         self.outputs = tuple(o.name for o in self._session.get_outputs())
@@ -136,7 +137,7 @@ class Session:
         try:
             values = self._session.run(names, given) if names else []  # onnxruntime: none asked for means all
         except Exception as error:
-            raise ModelError(f"onnxruntime cannot run it: {_short(error)}", stage="run", where=self._where) from error
+            raise ModelError(f"onnxruntime cannot run it: {_told(error)}", stage="run", where=self._where) from error
         return dict(zip(names, values, strict=True))
 
 
@@ -335,6 +336,12 @@ def side_by_side(batches: int, cores: int | None = None) -> tuple[int, int]:
     cores = cores or available_cores()
     lanes = max(1, min(LANES, cores, batches))
     return lanes, max(1, cores // lanes)
+
+
+def _told(error: Exception) -> str:
+    """The runtime's reason, and the plug-in packages whose functions the model may hold."""
+    packages = [package for package, _ in extend.installed()]
+    return _short(error) + (f" (with ops of the plug-in package {', '.join(packages)})" if packages else "")
 
 
 def _short(error: Exception) -> str:

@@ -32,12 +32,12 @@ from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.half_ends import cast_ends, inside_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
-from quantpipe.lowering import Rendered, render
+from quantpipe.lowering import Rendered
 from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
-from quantpipe.realize import BACKENDS
+from quantpipe.realize import write
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
 from quantpipe.scoring.judge import Judge
 from quantpipe.search import (
@@ -210,7 +210,7 @@ def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> 
     Returns:
         The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
     """
-    rendered = render(graph, topology, plan, BACKENDS[backend]())
+    rendered = write(backend, graph, topology, plan)
     kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
     model = cast_ends(rendered.model, kinds)
     return replace(rendered, model=model, inside=inside_of(model, kinds))

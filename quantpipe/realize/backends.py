@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from quantpipe import extend
-from quantpipe.lowering import Dialect
+from quantpipe.errors import QuantpipeError, brief
+from quantpipe.graph.view import Graph
+from quantpipe.lowering import Dialect, Rendered, render
 from quantpipe.realize.integer import Integer
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
+from quantpipe.types import QuantPlan, Topology
 
 OWN: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
 """Name in the configuration -> dialect."""
@@ -29,6 +32,34 @@ class _Backends(Mapping[str, Callable[[], Dialect]]):
 
 
 BACKENDS: Mapping[str, Callable[[], Dialect]] = _Backends()
+
+
+def write(form: str, graph: Graph, topology: Topology, plan: QuantPlan, *, stored: Collection[str] = ()) -> Rendered:
+    """Return the integer model in a form by its name.
+
+    Args:
+        form: the name.
+        graph: the clean model.
+        topology: what of it runs in integers.
+        plan: every number of the integer model.
+        stored: ports (of a section of a graph) that carry integers.
+
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: naming the package, where the form of a plug-in package raises.
+    """
+    if form in OWN:
+        return render(graph, topology, plan, OWN[form](), stored=stored)
+    try:
+        return render(graph, topology, plan, extend.forms()[form](), stored=stored)
+    except QuantpipeError:
+        raise
+    except Exception as error:  # the package is the user's own code
+        raise extend.refused(
+            extend.package_of(form), f"its form {form!r} raised {type(error).__name__}: {brief(error)}"
+        ) from error
 
 
 def refuse_clashes() -> None:

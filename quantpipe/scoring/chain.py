@@ -17,8 +17,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
-from quantpipe.lowering import render
-from quantpipe.realize import BACKENDS
+from quantpipe.realize import write
 from quantpipe.scoring.plan_digest import PlanDigest
 from quantpipe.scoring.sections import Section
 from quantpipe.scoring.tensor_cache import State, TensorCache
@@ -105,7 +104,7 @@ class Chain:
     def _prepare(self, index: int, plan: QuantPlan) -> Ready:
         part, count = self._parts[index], len(self._parts[index].feeds) + len(self._parts[index].reads)
         if self._backend is not None and part.integer:
-            written = render(part.graph, part.topology, plan, BACKENDS[self._backend](), stored=part.stored)
+            written = write(self._backend, part.graph, part.topology, plan, stored=part.stored)
             session = Session(written.model, threads=self._threads, spin=False, where="realized section")
             return Ready(session, {}, session.inputs[:count])
         session, parameters = self._simulators[index].prepare(plan)

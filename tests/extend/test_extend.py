@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import quantpipe
 from quantpipe import extend
-from quantpipe.errors import AgreementError, ConfigError, HardwareError
+from quantpipe.errors import AgreementError, ConfigError, HardwareError, ModelError
 from quantpipe.extend import DeviceOp, Extension
 from quantpipe.hardware.load import load_hardware
 from quantpipe.oprules import OP_RULES
 from quantpipe.realize import BACKENDS, Integer
 from quantpipe.testing import check_extension, check_model, installed
 from quantpipe.types import Range
-from tests.extend.example import DOMAIN, hardware, net
+from tests.extend.example import DOMAIN, FOLDER, hardware, net
 
 from example_npu.conv_hard_swish import CONV_HARD_SWISH  # isort: skip
 from example_npu.extension import EXTENSION  # isort: skip
 from example_npu.gate import GATE, INTEGERS  # isort: skip
 from example_npu.squash import SQUASH  # isort: skip
+
+
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.M | re.S)
 
 
 def changed(function: onnx.FunctionProto, name: str, change: Callable[[onnx.FunctionProto], None]) -> Any:
@@ -50,7 +56,7 @@ def test_the_worked_example() -> None:
     assert not extend.installed() and not extend.functions() and "example_npu" not in BACKENDS
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 @pytest.mark.parametrize("definitions", [False, True])
 def test_the_worked_example_in_kernels(form: str, definitions: bool) -> None:
@@ -168,6 +174,62 @@ def test_a_form_that_computes_something_else() -> None:
         check_model(
             net(gate=False), hardware(), Extension(EXTENSION.ops, {"off": Off}), package="faulty", forms=["off"]
         )
+
+
+def test_a_form_that_raises() -> None:
+    class Broken(Integer):
+        def clip(self, *_: Any, **__: Any) -> Any:
+            raise IndexError("no such register")
+
+        dequantize = clip
+
+    own = Extension(EXTENSION.ops, {"broken": Broken})
+    with pytest.raises(ConfigError, match=r"package faulty: its form 'broken' raised IndexError: no such register"):
+        check_model(net(), hardware(), own, package="faulty", forms=["broken"])
+
+
+def test_a_function_that_the_runtime_refuses() -> None:
+    def of_text(function: onnx.FunctionProto) -> None:
+        node_of(function, "raised").op_type = "And"
+
+    wrong = changed(INTEGERS, "GateWrong", of_text)
+    with pytest.raises(ModelError, match=r"cannot load it: .*\(with ops of the plug-in package faulty\)"):
+        check(replace(GATE, integers=wrong), CONV_HARD_SWISH)
+
+
+@pytest.mark.program
+def test_the_page_that_tells_of_packages(tmp_path: Path) -> None:
+    """Its example and its two checks run as they stand."""
+    page = (FOLDER.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+    first, *_, last = BLOCK.findall(page.split("## Ops, patterns and forms of a package")[1])
+    model = net(gate=False)
+    for node in model.graph.node:
+        node.domain = "my.npu" if node.domain else ""
+    model.opset_import[1].domain = "my.npu"
+    ops = {op: rows for op, rows in hardware()["ops"].items() if not op.startswith(DOMAIN)}
+    ops["my.npu.Squash"] = [{"in": ["uint8"], "out": ["uint8"]}, {"in": ["float32"], "out": ["float32"]}]
+    namespace: dict[str, Any] = {"model": model, "hardware": hardware(ops=ops, realize="integer")}
+    exec(first + last, namespace)
+    assert not extend.installed()
+
+
+@pytest.mark.program
+def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "example_npu-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-npu\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[quantpipe.extensions]\nnpu = example_npu.extension:EXTENSION\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    images = np.random.default_rng(0).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    try:
+        result = quantpipe.quantize(
+            onnx.load_from_string(net().SerializeToString()), images, hardware(), plugins=["example_npu"],
+            folder=tmp_path / "run", evaluate={"latency_runs": 1},
+        )  # fmt: skip
+        assert result.report["agreement"]["differing"] == 0
+        assert result.report["model"]["float_nodes"] == 0
+    finally:
+        extend.forget("example_npu")
 
 
 def test_a_hardware_file_that_names_an_op_of_nobody() -> None:
