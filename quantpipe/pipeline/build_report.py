@@ -12,6 +12,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
+from quantpipe.evaluate.forms import forms_warnings
 from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
@@ -28,6 +29,7 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    FormRow,
     LoadedPart,
     ModelPart,
     OptionalParts,
@@ -58,6 +60,7 @@ class Evaluated:
         lacking: The nodes that no kernel runs as they are (`without_kernel`).
         speed: How fast it is beside the float model; None where nothing says that.
         slower: The sentence on that where it is slower.
+        forms: A row for each form, where there are several.
     """
 
     plan: QuantPlan
@@ -68,6 +71,7 @@ class Evaluated:
     lacking: Sequence[WithoutKernel]
     speed: Speed | None
     slower: str | None
+    forms: Sequence[FormRow] = ()
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
@@ -87,6 +91,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     recovery = found.recovery
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
+    several: OptionalParts = {} if not evaluated.forms else {"forms": list(evaluated.forms)}
     return {
         "version": __version__,
         "run": _run(job, found, evaluation),
@@ -96,6 +101,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
         **free,
+        **several,
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
@@ -130,6 +136,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *_search_notes(found.report),
             *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
+            *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),
         ],

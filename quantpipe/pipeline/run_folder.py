@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -49,6 +50,8 @@ from quantpipe.types import (
     Topology,
 )
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile", "aim"),
     "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
@@ -86,6 +89,7 @@ class RunFolder:
         self.model = root / "realize" / "model.onnx"
         self.plan = root / "realize" / "plan.json"
         self.certificate = root / "realize" / "certificate.json"
+        self.ship = root / "realize" / "SHIP.md"
         self.recovered = root / "recover" / "weights.npz"
         self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
@@ -268,13 +272,29 @@ class RunFolder:
         found = [self.current(path, origin) for path in (self.pareto, *(self.front / name for name in names))]
         return all(found)
 
-    def realized_current(self, origin: Origin) -> bool:
-        """Return whether the integer model and the numbers in it are there, whole and of this origin."""
-        beside = [self.current(path, origin) for path in (self.plan, self.certificate)]
-        return is_model_current(self.model, origin, self.damaged) and all(beside)
+    def beside(self, name: str) -> Path:
+        """Return the place of another form's file."""
+        return self.model.with_name(name)
+
+    def realized_current(self, origin: Origin, files: Collection[str] = ()) -> bool:
+        """Return whether the integer model, the numbers in it and other forms' `files` are there, of this origin."""
+        texts = [self.current(path, origin) for path in (self.plan, self.certificate, self.ship)]
+        others = [self.beside(name) for name in files]
+        models = [p for p in (self.model, *others) if p.suffix == self.model.suffix]
+        found = [is_model_current(path, origin, self.damaged) for path in models]
+        found += [self.current(path, origin) for path in others if path not in models]
+        return all(texts) and all(found)
 
     def write_realized(
-        self, plan: QuantPlan, topology: Topology, realized: Rendered, claims: Mapping[str, Any], *, origin: Origin
+        self,
+        plan: QuantPlan,
+        topology: Topology,
+        realized: Rendered,
+        claims: Mapping[str, Any],
+        *,
+        origin: Origin,
+        others: Mapping[str, Rendered | bytes] = NOTHING,
+        ship: str = "",
     ) -> None:
         """Write the integer model, the numbers in it, and the certificate.
 
@@ -286,20 +306,32 @@ class RunFolder:
             realized: the realized model.
             claims: the content of the certificate.
             origin: what it is made from.
+            others: other forms, by the names of their files.
+            ship: what to deploy, and how.
         """
         with Unit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)
             stage_model(unit, self.model, realized.model, origin)
+            for name, content in others.items():
+                if isinstance(content, Rendered):
+                    stage_model(unit, self.beside(name), content.model, origin)
+                else:
+                    unit.bytes(self.beside(name), content, origin)
+            unit.bytes(self.ship, ship.encode(), origin)
             unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
 
     def _digests(self, unit: Unit, origin: Origin) -> dict[str, Any]:
         return {
             "model": unit.digests[self.model],
-            "data": {path.name: digest for path, digest in unit.digests.items() if path.suffix == ".data"},
+            "data": {path.name: digest for path, digest in unit.digests.items() if self._is_data(path)},
             "plan": unit.digests[self.plan],
             "hardware": digest_json(origin.config["hardware"]),
             "source": origin.inputs["model"],
         }
+
+    def _is_data(self, path: Path) -> bool:
+        """Whether a file holds weights of model.onnx."""
+        return path.suffix == ".data" and path.name.startswith(f"{self.model.stem}-")
 
     def write_report(self, report: RunReport, samples: Mapping[str, NDArray[Any]], origin: Origin) -> None:
         """Write all results, for programs and for people; `samples`: what each sample gave."""
@@ -364,21 +396,3 @@ class RunFolder:
         weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
         recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
         return digest_json([dict(strategy.bits), ranges, weights, recovered, strategy.structure.decided])
-
-
-def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
-    """Return the recovered weights that belong to a strategy file: they stand beside it in its run folder.
-
-    Raises ArtifactError when they are not there, or are not the ones that the strategy names.
-    """
-    path = RunFolder(strategy.parent.parent).recovered
-    if not path.is_file():
-        raise ArtifactError(
-            f"its weights were recovered, and {path} is not there; replay it from its own run folder",
-            stage="replay",
-            where=str(strategy),
-        )
-    arrays = read_npz(path)
-    if digest_arrays(arrays) != recovery["weights"]:
-        raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
-    return overrides_from_arrays(arrays, topology, str(path))

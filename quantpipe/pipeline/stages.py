@@ -37,7 +37,9 @@ from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
-from quantpipe.realize import BACKENDS
+from quantpipe.realize import BACKENDS, VENDOR, Provenance
+from quantpipe.realize.opset import with_least_opset
+from quantpipe.realize.provenance import stamp
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
 from quantpipe.scoring.judge import Judge
 from quantpipe.search import (
@@ -83,6 +85,7 @@ __all__ = [
     "realize",
     "recover",
     "search",
+    "whole_batches",
 ]
 
 Progress = Callable[[int, int, str], None]
@@ -197,21 +200,33 @@ def search(
     return run_search(method.algorithm, space, evaluator, objective, seed=method.seed)
 
 
-def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
-    """Return the integer model in one of the output forms.
+def realize(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    backend: str,
+    *,
+    made: Provenance | None = None,
+    vendor: bool = False,
+) -> Rendered:
+    """Return the integer model in one of the ONNX forms.
 
     Args:
         graph: the clean model.
         topology: what of it runs in integers.
         plan: every number of the integer model.
         backend: the name of the form.
+        made: what the file is made of, to be written into it; None for a model that is not kept.
+        vendor: write the form for other tools, also where onnxruntime computes something else than the plan says.
 
     Returns:
         The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
     """
-    rendered = render(graph, topology, plan, BACKENDS[backend]())
+    rendered = render(graph, topology, plan, (VENDOR if vendor else BACKENDS)[backend]())
     kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
-    model = cast_ends(rendered.model, kinds)
+    model = with_least_opset(cast_ends(rendered.model, kinds))
+    if made is not None:
+        stamp(model, made.entries(graph, plan, backend), made.version)
     return replace(rendered, model=model, inside=inside_of(model, kinds))
 
 

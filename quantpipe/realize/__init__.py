@@ -1,13 +1,23 @@
-"""Realize: QuantPlan -> integer ONNX model, in three forms. Each form is one dialect: a table op -> lowering."""
+"""Realize: QuantPlan -> the files of the integer model. Each ONNX form is one dialect: a table op -> lowering."""
 
-from collections.abc import Callable, Mapping
-
-from quantpipe.lowering import Dialect
+from quantpipe.realize.forms import BACKENDS, EXACT, FILE_FORMS, VENDOR, inexact_on
 from quantpipe.realize.integer import Integer
+from quantpipe.realize.protocol import FileForm, Runner, WrittenForm
+from quantpipe.realize.provenance import Provenance
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
 
-BACKENDS: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
-"""Name in the configuration -> dialect."""
-
-__all__ = ["BACKENDS", "Integer", "QOperator", "Qdq"]
+__all__ = [
+    "BACKENDS",
+    "EXACT",
+    "FILE_FORMS",
+    "VENDOR",
+    "FileForm",
+    "Integer",
+    "Provenance",
+    "QOperator",
+    "Qdq",
+    "Runner",
+    "WrittenForm",
+    "inexact_on",
+]

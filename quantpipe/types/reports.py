@@ -14,6 +14,7 @@ from quantpipe.types.report_rows import (
     FinalistRow,
     FindingRow,
     FloatNodeRow,
+    FormRow,
     LayerRow,
     LoadedPart,
     LossRow,
@@ -332,10 +333,12 @@ class OptionalParts(TypedDict, total=False):
     Attributes:
         free_running: The realized model with states of its own, where state is carried.
         proof: What the certificate says.
+        forms: Every form of the plan, where a run writes several.
     """
 
     free_running: ModelMetrics
     proof: ProofPart
+    forms: list[FormRow]
 
 
 class RunReport(OptionalParts):
