@@ -151,7 +151,9 @@ def _compared(model: EvaluatedModel, form: WrittenBeside, folder: Path, samples:
         runner.close()
 
 
-def executed(form: WrittenBeside, runner: Runner, simulated: Simulated, samples: Samples) -> FormRow:
+def executed(
+    form: WrittenBeside, runner: Runner, simulated: Simulated, samples: Samples, *, timed: bool = True
+) -> FormRow:
     """Run a format's own files, a few samples at a time, and return the form's row.
 
     Args:
@@ -159,6 +161,7 @@ def executed(form: WrittenBeside, runner: Runner, simulated: Simulated, samples:
         runner: What executes it.
         simulated: The simulated model, with the tensors that the runner gives.
         samples: The samples; those of other shapes than the files are made for are left out.
+        timed: Whether its latency is measured.
     """
     count, done, latency = Counter(), 0, None
     size = simulated.graph.fixed_batch or 1
@@ -171,7 +174,7 @@ def executed(form: WrittenBeside, runner: Runner, simulated: Simulated, samples:
         for tensor in (*simulated.watched.integers, *simulated.watched.entries):
             count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
         done += len(batch)
-        latency = runner.latency(batch.inputs) if latency is None else latency
+        latency = runner.latency(batch.inputs) if timed and latency is None else latency
     if not done:
         return form.row(why_not="it is made for one shape of the inputs, and no sample compared has it")
     return form.row(

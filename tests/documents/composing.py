@@ -71,7 +71,8 @@ def refuse_override(words: list[str]) -> None:
     for one in given(words):
         for key, value in one.items():
             if key in GROUPS:
-                _refuse_in_group(key, value if isinstance(value, dict) else {OPTION: value})
+                for one_of_them in value if isinstance(value, list) else [value]:
+                    _refuse_in_group(key, one_of_them if isinstance(one_of_them, dict) else {OPTION: one_of_them})
             else:
                 changed(_top(), {key: value}, "")
 

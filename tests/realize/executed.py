@@ -14,7 +14,7 @@ from quantpipe.types import FormRow, QuantPlan
 from tests.ops.line import Line
 
 MADE = Provenance("0", "sha256:model", "sha256:strategy", "device", "sha256:hardware", {}, ("cat", "dog"))
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
 def c_text(made: Line, plan: QuantPlan) -> str:
@@ -32,7 +32,7 @@ def run_c(
         assert set(simulation.rendered.integers) <= set(runner.tensors), "every integer tensor can be looked at"
         held = Rendered(simulation.rendered.model, {tensor: tensor for tensor in runner.tensors})
         simulated = Simulated(made.graph, made.topology, plan, simulation, realized=held)
-        return executed(WrittenBeside("c", "model.c", 0, 0.0), runner, simulated, made.samples)
+        return executed(WrittenBeside("c", "model.c", 0, 0.0), runner, simulated, made.samples, timed=False)
     finally:
         runner.close()
 

@@ -24,22 +24,34 @@ from tests.ops.test_every_op import line_of
 from tests.realize.executed import MADE, SANITIZED, c_text, islands_in, run_c
 
 needs_compiler = pytest.mark.skipif(runner.compiler() is None, reason=runner.missing_compiler())
-TARGETS = ("ort_cpu", "vta", "tflite_int8", "cmsis_nn", "fbgemm", "mixed_npu", "vitis_dpu", "tensorrt")
+TARGETS = ("ort_cpu", "vta", "tflite_int8", "fbgemm", "mixed_npu")
+
+
+def check(name: str, target: str) -> None:
+    made = line_of(name, target, "auto")
+    plan = made.ties((8, 8, 6, 4), seed=2)
+    if islands_in(made):
+        with pytest.raises(HardwareError, match="stay in float"):
+            c_text(made, plan)
+        return
+    found = run_c(made, plan, flags=SANITIZED)
+    assert found["differing"] == 0 and found["elements"], found
 
 
 @needs_compiler
-@pytest.mark.sliced(60)
+@pytest.mark.sliced(15)
+@pytest.mark.parametrize("name", CASES)
+def test_every_op_gives_the_simulated_integers(name: str) -> None:
+    """On one device each; which one goes around."""
+    check(name, TARGETS[list(CASES).index(name) % len(TARGETS)])
+
+
+@needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_op_gives_the_simulated_integers(name: str, target: str) -> None:
-    made = line_of(name, target, "auto")
-    for plan in (made.plan((8, 7, 6, 5, 4), seed=1), made.ties((8, 8, 6, 4), seed=2)):
-        if islands_in(made):
-            with pytest.raises(HardwareError, match="stay in float"):
-                c_text(made, plan)
-            return
-        found = run_c(made, plan, flags=SANITIZED)
-        assert found["differing"] == 0 and found["elements"], found
+def test_every_op_on_every_device(name: str, target: str) -> None:
+    check(name, target)
 
 
 @pytest.fixture(scope="module")

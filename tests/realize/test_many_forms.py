@@ -46,6 +46,7 @@ def run(model: Any, samples: Any, device: str, **options: Any) -> Any:
     return quantpipe.quantize(model, samples, device, dataset=data, **QUICK, **options)
 
 
+@pytest.mark.program
 @needs_compiler
 def test_all_forms_are_written_compared_and_told_in_one_line(
     model: Any, samples: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,6 +109,7 @@ def test_the_opset_is_the_least_that_the_nodes_need(model: Any, samples: Any) ->
         ort.InferenceSession(lower.SerializeToString())
 
 
+@pytest.mark.program
 @needs_compiler
 def test_a_fault_in_the_second_form_ends_the_run(
     model: Any, samples: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -123,6 +125,7 @@ def test_a_fault_in_the_second_form_ends_the_run(
     assert "differ" in str(text.forms(again.report["forms"]))
 
 
+@pytest.mark.program
 def test_a_missing_compiler_is_a_warning(model: Any, samples: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     found = run(model, samples, "ort_cpu", realize=["qdq", "c"])
@@ -130,6 +133,7 @@ def test_a_missing_compiler_is_a_warning(model: Any, samples: Any, monkeypatch: 
     assert any("no C compiler" in warning for warning in found.warnings)
 
 
+@pytest.mark.program
 def test_q_dq_of_a_device_that_shifts_is_counted_and_decides_nothing(model: Any, samples: Any) -> None:
     found = run(model, samples, "vta", realize=["integer", "qdq"])
     row = found.report["forms"][1]
@@ -142,6 +146,7 @@ def test_q_dq_of_a_device_that_shifts_is_counted_and_decides_nothing(model: Any,
     assert [row["form"] for row in warned.report["forms"]] == ["integer", "qdq"]
 
 
+@pytest.mark.program
 def test_q_dq_for_tensorrt_fuses_residual_adds(model: Any, samples: Any) -> None:
     with pytest.raises(HardwareError, match=r"realize=\[integer,qdq\]"):
         run(model, samples, "tensorrt", realize="qdq")
