@@ -19,7 +19,7 @@ from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
 from quantpipe.realize.qdq import Qdq
-from quantpipe.types import Accumulate, Contract, Form, Kernel, Move, Quantizer, Requantize, Sum
+from quantpipe.types import Accumulate, Contract, Form, FunctionKind, Kernel, Move, Quantizer, Requantize, Sum
 
 NAMED = 3
 """Nodes that are named for each reason."""
@@ -35,7 +35,7 @@ class VendorQdq(Qdq):
             **self.ops,
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.TRANSPOSED, self._accumulate),
-            **dict.fromkeys(fr.ops_of(Family.LOOKUP), self._plain),
+            **dict.fromkeys(fr.ops_of(Family.LOOKUP, Family.ROWS), self._plain),
             **dict.fromkeys(fr.ops_of(Family.SUM, Family.PRODUCT), self._elementwise),
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._plain),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self._clamp),
@@ -110,7 +110,8 @@ class VendorQdq(Qdq):
             if plan.pairs is not None or plan.limit is not None:
                 self._remember("sums that overflow or saturate on the device", node.name)
         if plan.output is None:
-            self._remember("an accumulator is handed on in float32", node.name)
+            if kernel.output not in context.graph.output_names:
+                self._remember("an accumulator is handed on in float32", node.name)
             return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         result = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
         return self._finish(context, kernel, result, plan.output)
@@ -135,6 +136,8 @@ class VendorQdq(Qdq):
     def _plain(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write the op itself between DequantizeLinear and QuantizeLinear."""
         plan = context.plan.kernels[node.name]
+        if getattr(plan, "kind", FunctionKind.TABLE) is not FunctionKind.TABLE:
+            self._remember("functions that the device forms from integers", node.name)
         inputs = [self._real(context, node.inputs[0]), *(context.real(t) for t in node.inputs[1:])]
         real = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
         output = getattr(plan, "output", None)

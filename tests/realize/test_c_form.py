@@ -17,7 +17,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.realize.c import memory, nest, runner, source
 from quantpipe.realize.c.form import CForm, walked
 from quantpipe.realize.c.runner import STRICT
-from quantpipe.types import DType
+from quantpipe.types import DType, Program
 from tests.ops.cases import CASES
 from tests.ops.line import Net, hardware, line
 from tests.ops.test_every_op import line_of
@@ -32,6 +32,10 @@ def check(name: str, target: str) -> None:
     plan = made.ties((8, 8, 6, 4), seed=2)
     if islands_in(made):
         with pytest.raises(HardwareError, match="stay in float"):
+            c_text(made, plan)
+        return
+    if any(isinstance(kernel, Program) for kernel in plan.kernels.values()):
+        with pytest.raises(HardwareError, match="as this device forms it"):
             c_text(made, plan)
         return
     found = run_c(made, plan, flags=SANITIZED)

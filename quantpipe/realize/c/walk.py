@@ -23,7 +23,7 @@ from quantpipe.realize.c.memory import Buffer, Step
 from quantpipe.realize.c.narrow import narrowed
 from quantpipe.realize.c.nest import axis_strides, collapsed, index, loops, strides_of
 from quantpipe.realize.c.source import Source, integer
-from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, QuantPlan, Sum, Topology
+from quantpipe.types import Accumulate, Contract, DType, Form, Kernel, Program, QuantPlan, Sum, Topology
 
 Write = Callable[["Walk", Node, Kernel], None]
 """Writes one kernel, whose result is `walk.result(kernel)`."""
@@ -59,8 +59,13 @@ class Walk:
             if kernel is None:
                 continue
             writer = ops.get(node.op)
-            if writer is None:
-                raise HardwareError(f"the c form has no way to write {node.op}", stage="realize", where=node.name)
+            if writer is None or isinstance(self.plan.kernels[node.name], Program):
+                raise HardwareError(
+                    f"the c form has no way to write {node.op} as this device forms it; legal is realize=integer, or "
+                    f"annotate.float_ops=[{node.op}] with another form",
+                    stage="realize",
+                    where=node.name,
+                )
             writer(self, node, kernel)
         self.outputs = [self._leaving(info.name) for info in self.graph.outputs]
 
