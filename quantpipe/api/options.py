@@ -46,7 +46,7 @@ class Options(TypedDict, total=False):
         search: How bits are chosen, such as `{"option": "greedy", "max_evaluations": 100}`.
         objective: What is kept within which tolerance at which cost; or a function of yours, as its `target` is.
         recover: Better weights and biases from the calibration samples.
-        realize: The form of the integer model.
+        realize: The form of the integer model, or a list of forms, which are compared.
         executor: Where candidates are measured.
         tracking: Where the run is filed; nowhere by default.
         dataset: How given samples are divided and preprocessed (the keys of conf/dataset/callable.yaml).
@@ -70,7 +70,7 @@ class Options(TypedDict, total=False):
     search: Group
     objective: Group | Callable[..., float]
     recover: Group
-    realize: Group
+    realize: Group | Sequence[str]
     executor: Group
     tracking: Group
     dataset: Mapping[str, Any]

@@ -29,6 +29,8 @@ from quantpipe.errors import ConfigError, nearest
 
 OPTION = "option"
 """The key of a given mapping that names the option whose keys it changes."""
+SEVERAL = ("realize",)
+"""Groups of which several options may be taken at once, as a list."""
 LEFT_OUT = ("defaults", "hydra")
 """Parts of config.yaml that are about Hydra."""
 _ASSET = re.compile(r"\$\{asset:([^}]+)\}")
@@ -109,7 +111,7 @@ def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictC
             config[group] = _merged(dict(chosen[group]), config.get(group, {}), group)
             continue
         names[group], changes = _of_option(group, given.get(group), names[group])
-        config[group] = _merged({**option(group, names[group]), **config.get(group, {})}, changes, group)
+        config[group] = _merged({**_content(group, names[group]), **config.get(group, {})}, changes, group)
     for key, value in given.items():
         if key not in names and value is not None:
             config[key] = _value(config[key], _plain(value, key), key)
@@ -121,11 +123,25 @@ def schemas() -> dict[str, Mapping[str, Any]]:
     return {name: option("schema", name) for name in option_names("schema") if name != "auto"}
 
 
+def _content(group: str, name: str) -> dict[str, Any]:
+    """The content of an option, or of several in brackets, `[qdq,c]`, one over the other as Hydra lays them."""
+    if not name.startswith("["):
+        return option(group, name)
+    found: dict[str, Any] = {}
+    for one in name.strip("[]").split(","):
+        for key, value in option(group, one.strip()).items():
+            both = isinstance(value, dict) and isinstance(found.get(key), dict)
+            found[key] = {**found[key], **value} if both else value
+    return found
+
+
 def _of_option(group: str, given: Any, default: str) -> tuple[str, Mapping[str, Any]]:
     if given is None:
         return default, {}
     if isinstance(given, str):
         return given, {}
+    if isinstance(given, list | tuple) and given and group in SEVERAL:
+        return f"[{','.join(str(name) for name in given)}]", {}
     if not isinstance(given, Mapping):
         raise ConfigError(
             f"is {given!r}; legal is the name of an option ({', '.join(option_names(group))}), or a mapping of the "

@@ -18,6 +18,7 @@ from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.device import with_bits, with_cost
+from quantpipe.app.forms import forms_of, forms_record, several_options
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
@@ -28,7 +29,7 @@ from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.load import load_hardware
-from quantpipe.hardware.schemas import AUTO, resolve_schema
+from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.passwords import concealed
 from quantpipe.pipeline.settings import (
     OBJECTIVE,
@@ -41,9 +42,9 @@ from quantpipe.pipeline.settings import (
     SearchSettings,
     Settings,
 )
-from quantpipe.realize import BACKENDS, OWN, refuse_clashes
+from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
-from quantpipe.types import HardwareSpec, Keep
+from quantpipe.types import Keep
 
 GROUPS = (
     "model",
@@ -88,7 +89,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "threshold.weights": ("method",),
     "search": tuple(SearchSettings.__dataclass_fields__),
     "objective": OBJECTIVE,
-    "realize": ("backend",),
+    "realize": ("backend", "forms"),
     "profile": ("load",),
     "import": ("keep",),
 }
@@ -127,7 +128,8 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     cwd = Path(hydra_config.runtime.cwd)
     folder = Path(hydra_config.runtime.output_dir).absolute()
     sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
-    choices = {g: str(hydra_config.runtime.choices[g]) for g in GROUPS}
+    known = hydra_config.runtime.choices  # of a group that has a list of options Hydra tells none
+    choices = {g: str(known[g]) if g in known else several_options(config, g) for g in GROUPS}
     changed = changed_keys(hydra_config, GROUPS)
     launch = Launch(cwd, folder, choices, resume_command(hydra_config, folder), sweep, changed, threshold_option)
     return settings_of(config, launch, shipped_schemas())
@@ -161,7 +163,8 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
     plain["annotate"] = plain["annotate"] | {"constraints": constraints}
     spec = given.get("spec") or load_hardware(plain["hardware"])
     schema = resolve_schema(spec, plain["schema"], schemas)
-    backend = _backend(plain["realize"], spec)
+    forms = forms_of(plain["realize"], spec, verify=str(plain["verify"]))
+    backend = forms[0]
     search = plain["search"]
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
@@ -188,6 +191,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         objective=with_cost(plain["objective"], spec),
         recover=recover_options(plain["recover"]),
         backend=backend,
+        forms=forms[1:],
         annotate=_annotate(
             with_bits(plain["annotate"], plain["objective"].get("cost")), _expect(plain["strict"], False, "strict")
         ),
@@ -208,7 +212,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         executor=make(config.executor, "executor", plugins),
         choices=start.choices,
         changed=start.changed,
-        config=concealed(plain) | {"realize": {"backend": backend}, "schema": _schema_record(schema)},
+        config=concealed(plain) | {"realize": forms_record(forms), "schema": _schema_record(schema)},
         strategy=_path(plain["strategy"], "strategy", launch) if plain["strategy"] else None,
         profile=_profile(plain["profile"], launch),
         limits=_built(ChoiceLimits, plain["choices"], "choices"),
@@ -325,22 +329,6 @@ def _calibrate(given: Mapping[str, Any]) -> dict[str, Any]:
     shorthand = {True: ["*"], False: []}
     found = {key: shorthand[v] if key == "per_channel" and isinstance(v, bool) else v for key, v in given.items()}
     return found | ({"cache": "none"} if found.get("cache", "") is None else {})
-
-
-def _backend(realize: Mapping[str, Any], spec: HardwareSpec) -> str:
-    name = str(realize.get("backend"))
-    chosen = spec.realize if name == AUTO else name
-    where = "realize.backend" if name != AUTO else f"hardware {spec.name}: realize"
-    if chosen not in BACKENDS:
-        raise ConfigError(f"is {chosen!r}{nearest(chosen, BACKENDS)}; legal are {', '.join(BACKENDS)}", where=where)
-    other = next((how for how in spec.requantizations if not how.is_kernel_arithmetic), None)
-    if other is not None and chosen in OWN and chosen != "integer":
-        raise ConfigError(
-            f"is {chosen!r}, whose kernels multiply by float32 and round half_even; {spec.name} requantizes by "
-            f"{other.kind} with rounding {other.rounding}, legal is integer",
-            where=where,
-        )
-    return chosen
 
 
 def _path(value: Any, key: str, launch: Path) -> Path:

@@ -29,7 +29,7 @@ from quantpipe.artifacts.encode import (
 from quantpipe.artifacts.origin import Origin
 from quantpipe.errors import ArtifactError, DamagedError
 
-_BINARY = (".onnx", ".data")
+_BINARY = (".onnx", ".data", ".c", ".tflite", ".cache", ".md")
 """Endings of files that carry no origin of their own."""
 _HEADER_KEYS = {"format", "kind", "digest", "inputs"}
 _NOT_NPZ = (

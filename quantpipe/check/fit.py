@@ -15,6 +15,7 @@ from typing import Any
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.check.decisions import decisions
+from quantpipe.check.forms import LoadedForm, loaded_forms
 from quantpipe.check.islands import Island, computes_reals, conversions, islands, rescales
 from quantpipe.check.sample import made_up
 from quantpipe.check.sums import Accumulation, accumulations
@@ -66,7 +67,7 @@ class Fit:
     `mac_share`: multiply-accumulates that run in integers, 0..1; `alignment`: device work over real work of all integer
     layers together, 1 without waste; `arithmetic_on_shapes`: nodes that compute no real numbers. `float_on`: where the
     refused nodes run. `cycles`: of the device per sample at the most bits, `seconds` at its clock (None: the file names
-    none).
+    none). `loads`: the forms that the device's own tool chain loads, and where they are not exact.
     """
 
     model: str
@@ -88,6 +89,7 @@ class Fit:
     float_on: str
     cycles: float
     seconds: float | None
+    loads: tuple[LoadedForm, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -218,6 +220,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         float_on=spec.float_on.value,
         cycles=spent,
         seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
+        loads=loaded_forms(graph, topology, spec),
         notes=(*graph.notes, *_uncounted(graph), *decisions(graph, spec)),
     )
 

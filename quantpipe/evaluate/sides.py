@@ -6,7 +6,7 @@ They are the simulated model, which says what every value has to be, and the rea
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,9 @@ class Simulated:
     ) -> None:
         self.graph, self.topology, self.plan = graph, topology, plan
         held = simulation.rendered.integers
-        self.watched = watched(graph, topology, [t for t in held if t in realized.integers])
+        found = watched(graph, topology, [t for t in held if t in realized.integers])
+        made = value_names(simulation.rendered.model)  # an accumulator inside is real nowhere in the simulated model
+        self.watched = replace(found, reals=tuple(t for t in found.reals if t in made))
         self.names = {t: held[t] for t in (*self.watched.integers, *self.watched.entries)}
         self.kernels = {k.output: k for k in topology.kernels}
         self._scalars = simulation.scalars

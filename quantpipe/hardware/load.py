@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
+from quantpipe.errors import nearest
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle
@@ -65,7 +66,10 @@ OPTIONAL = (
     "channel_bounds",
     "runs_here",
     "functions",
+    "loads",
 )
+LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
+"""Forms that a tool chain may load, whether they are written yet or not."""
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
@@ -118,11 +122,20 @@ def load_hardware(data: Data) -> HardwareSpec:
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
         runs_here=reader.flag(data, "", "runs_here", default=False),
         functions=read_functions(reader, data.get("functions")),
+        loads=_loads(reader, data.get("loads", ())),
     )
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)
     refuse_idle(spec, reader)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
+
+
+def _loads(reader: Reader, value: object) -> tuple[str, ...]:
+    forms = tuple(str(form) for form in listed(value))
+    for form in forms:
+        if form not in LOADED:
+            raise reader.error("loads", f"is {form!r}{nearest(form, LOADED)}; legal are {', '.join(LOADED)}, or []")
+    return forms
 
 
 def _form_for(spec: HardwareSpec) -> str:

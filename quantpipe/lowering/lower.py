@@ -41,12 +41,14 @@ def opset_for(spec: HardwareSpec) -> int:
 class Rendered:
     """A written graph. `integers`: float tensor -> name of the value that holds its integers in `model`.
 
-    `inside`: output in half precision -> name of the float32 value that is cast to it.
+    `inside`: output in half precision -> name of the float32 value that is cast to it. `inexact`: why the form does not
+    compute what the plan says; None where it does.
     """
 
     model: ir.Model = field(repr=False)
     integers: Mapping[str, str]
     inside: Mapping[str, str] = field(default_factory=dict)
+    inexact: str | None = None
 
 
 class Dialect(Protocol):
@@ -87,6 +89,11 @@ class Dialect(Protocol):
 
     def leave(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write stored integers of this form in the plan's type."""
+        ...
+
+    @property
+    def inexact(self) -> str | None:
+        """Return why what is written does not compute what the plan says; None where it does."""
         ...
 
     def session_options(self, context: Context) -> Mapping[str, str]:
@@ -238,7 +245,7 @@ def render(
         outputs.append(value)
     model = context.builder.build(outputs)
     carry(model, dialect.session_options(context))
-    return Rendered(model, context.stored())
+    return Rendered(model, context.stored(), inexact=dialect.inexact)
 
 
 def _copy_float(context: Context, node: Node) -> None:

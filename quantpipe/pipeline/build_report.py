@@ -12,6 +12,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
+from quantpipe.evaluate.forms import forms_warnings
 from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import wilson
@@ -28,6 +29,7 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    FormRow,
     ImportedPart,
     LoadedPart,
     ModelPart,
@@ -60,6 +62,7 @@ class Evaluated:
         speed: How fast it is beside the float model; None where nothing says that.
         slower: The sentence on that where it is slower.
         imported: What the file gave, where it was quantized already.
+        forms: A row for each form, where there are several.
     """
 
     plan: QuantPlan
@@ -71,6 +74,7 @@ class Evaluated:
     speed: Speed | None
     slower: str | None
     imported: ImportedPart | None = None
+    forms: Sequence[FormRow] = ()
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
@@ -91,6 +95,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
+    several: OptionalParts = {} if not evaluated.forms else {"forms": list(evaluated.forms)}
     return {
         "version": __version__,
         "run": _run(job, found, evaluation),
@@ -100,6 +105,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "doubts": list(inputs.doubts),
         "agreement": evaluation.agreement.as_dict(),
         **free,
+        **several,
         "data": {role: _data(record) for role, record in data.items()},
         "generalization": carried.as_dict() if carried is not None else None,
         "calibrate": _calibrate(profile),
@@ -134,6 +140,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *_search_notes(found.report),
             *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
+            *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),
         ],

@@ -11,17 +11,19 @@ from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.io import file_hash, read_model
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
+from quantpipe.pipeline.beside import Beside, digest_of
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.figures import figures_of
+from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report
-from quantpipe.pipeline.run_folder import Beside
 from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
@@ -44,7 +46,7 @@ class Realized:
 
     job: RunContext
     plan: QuantPlan
-    rendered: Rendered
+    forms: Forms
     strategy: str
     """Digest of the strategy's numbers, recovered weights included."""
 
@@ -54,14 +56,15 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
     job, settings = job.settled(found.strategy), job.settings
     job = job.recovered_network(found.overrides)
     plan = Problem(job.graph, job.topology, settings.spec, settings.schema).plan(found.strategy, found.overrides)
-    job.console.stage("realize", settings.backend)
-    realized = stages.realize(job.graph, job.topology, plan, settings.backend)
-    strategy = job.files.digest_of(found.strategy, found.overrides)
-    made_from = job.realized(strategy)
-    if not job.files.realized_current(made_from):
-        claims = certificate(job.graph, job.topology, plan, settings.spec, realized=realized, form=settings.backend)
-        job.files.write_realized(plan, job.topology, realized, claims, origin=made_from)
-    return Realized(job, plan, realized, strategy)
+    job.console.stage("realize", ", ".join((settings.backend, *settings.forms)))
+    strategy = digest_of(found.strategy, found.overrides)
+    forms = write_forms(job, plan, strategy)
+    made_from, first = job.realized(strategy), forms.first
+    if not job.files.realized_current(made_from, forms.contents):
+        claims = certificate(job.graph, job.topology, plan, settings.spec, realized=first, form=forms.backend)
+        ship = forms.ship(job, plan)
+        job.files.write_realized(plan, job.topology, first, claims, origin=made_from, others=forms.contents, ship=ship)
+    return Realized(job, plan, forms, strategy)
 
 
 def evaluate(
@@ -84,7 +87,7 @@ def evaluate(
     job = made.job
     if found.overrides.channels or found.overrides.rotations:
         seen = None  # the network that is evaluated is another one, whose float sums round otherwise
-    realized = replace(made.rendered, model=read_model(job.files.model))  # what is compared is the file
+    realized = replace(made.forms.first, model=read_model(job.files.model))  # what is compared is the file
     origin = job.evaluated(made.strategy, found.recovery, file_hash(job.files.model, realized.model))
     # Parts of an evaluation that was interrupted; those of another origin, or another version, are not taken.
     kept = LayerCheckpoint(
@@ -96,7 +99,7 @@ def evaluate(
     if report is not None:
         job.console.stage("evaluate", "from an earlier run in this folder")
     else:
-        report, shown = _evaluate(job, found, profile, made.plan, realized=realized, kept=kept, seen=seen)
+        report, shown = _evaluate(made, found, profile, realized=realized, kept=kept, seen=seen)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
         job.files.write_report(report, shown, origin)
@@ -107,18 +110,18 @@ def evaluate(
 
 
 def _evaluate(
-    job: RunContext,
+    made: Realized,
     found: SearchDecision,
     profile: Profile | None,
-    plan: QuantPlan,
     *,
     realized: Rendered,
     kept: LayerCheckpoint,
     seen: Reference | None,
 ) -> tuple[RunReport, Beside]:
     """The report, and what is kept beside it."""
+    job, plan = made.job, made.plan
     settings, samples = job.settings, job.inputs.evaluate
-    options = settings.evaluate
+    options, course = settings.evaluate, Course(kept, job.console.progress)
     few = options.realized_samples
     note = f", the realized model on {few} of them" if few is not None and few < len(samples) else ""
     job.console.stage("evaluate", f"{len(samples)} samples{note}{', going on' if kept.any() else ''}")
@@ -133,15 +136,23 @@ def _evaluate(
             options.latency_seconds,
         ),
         metric=stages.metric_for(str(settings.objective["metric"]), job.inputs.output, job.inputs.compared.losses),
-        course=Course(kept, job.console.progress),
+        course=course,
         warn_sqnr_db=options.warn_sqnr_db,
     )
-    for warning in evaluation.warnings:
+    forms = compare_forms(
+        stages.EvaluatedModel(job.graph, job.topology, plan, realized),
+        made.forms.beside,
+        First(samples, stages.whole_batches(job.graph, options.agreement_samples)),
+        folder=job.files.model.parent,
+        course=course,
+    )
+    rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
+    for warning in (*evaluation.warnings, *forms_warnings(forms)):
         job.console.warn(warning)
     host = host_warning(job.graph, job.topology, plan)
     if host is not None:
         job.console.warn(host)
-    lacking = without_kernel(job.topology, plan, settings.backend, realized.model)
+    lacking = without_kernel(job.topology, plan, made.forms.backend, realized.model)
     slow = slow_warning(lacking)
     if slow is not None:
         job.console.warn(slow)
@@ -167,6 +178,7 @@ def _evaluate(
         speed=speed,
         slower=slower,
         imported=beside,
+        forms=rows,
     )
     figures = figures_of(
         job.graph,
@@ -184,6 +196,14 @@ def _conclude(job: RunContext, report: RunReport) -> RunReport:
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
     differing = report["agreement"]["differing"]
+    wrong = next((row for row in report.get("forms", ()) if row["exact"] and row["differing"]), None)
+    if wrong is not None and not differing and job.settings.verify == "fail":
+        raise AgreementError(
+            f"{wrong['file']} does not hold the searched integers: {wrong['differing']} of {wrong['elements']} "
+            f"elements differ, first in the tensor {wrong['first_tensor']}; the report and the files are in "
+            f"{job.settings.folder}. verify=warn turns this into a warning",
+            stage="evaluate",
+        )
     if differing and job.settings.verify == "fail":
         raise AgreementError(
             f"the realized model does not hold the searched integers: {differing} of "

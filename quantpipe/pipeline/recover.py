@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from quantpipe.pipeline import decisions, stages
+from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.candidate_weights import rounded
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.missed import left_out, missed, sought, weighed
@@ -39,7 +40,7 @@ def recover(
         options = sought(options, settings.objective) if missed(found.report) else replace(options, steps=())
     if not options.steps and settings.search.weights == "nearest":
         return found
-    origin = job.recovered(files.digest_of(found.strategy, NO_OVERRIDES))
+    origin = job.recovered(digest_of(found.strategy, NO_OVERRIDES))
     stored = files.read_recovered(origin, job.topology)
     kept = LayerCheckpoint(files.recovered.with_name("partial"), replace(origin, kind="recover/partial"), files.damaged)
     if stored is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantpipe.metrics.reference import objective_value
+from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.candidate_weights import rounder
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.recover import recover
@@ -63,7 +64,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
             tuple(recovered.recovery["layers"]),
             recovered.recovery["metrics"],
         ),
-        job.recovered(job.files.digest_of(recovered.strategy, NO_OVERRIDES)),
+        job.recovered(digest_of(recovered.strategy, NO_OVERRIDES)),
     )
     report: SearchReport = {
         **found.report,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from quantpipe.artifacts import damage, digest_json, read_json, read_origin
+from quantpipe.artifacts import damage, digest_json, read_json, read_npz, read_origin
+from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.candidate_weights import rounded
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.run_folder import replayed_overrides
+from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.strategy_file import MOST, read_strategy, results_of, strategy_payload
 from quantpipe.pipeline.trial import replayed_trial
 from quantpipe.plan import NO_OVERRIDES, Overrides
+from quantpipe.recover import overrides_from_arrays
 from quantpipe.types import (
     ResultsPart,
+    Topology,
 )
 
 
@@ -138,3 +143,21 @@ def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Override
             where=str(path),
         )
     return NO_OVERRIDES if searched == "nearest" else rounded(job, found.strategy)
+
+
+def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
+    """Return the recovered weights that belong to a strategy file: they stand beside it in its run folder.
+
+    Raises ArtifactError when they are not there, or are not the ones that the strategy names.
+    """
+    path = RunFolder(strategy.parent.parent).recovered
+    if not path.is_file():
+        raise ArtifactError(
+            f"its weights were recovered, and {path} is not there; replay it from its own run folder",
+            stage="replay",
+            where=str(strategy),
+        )
+    arrays = read_npz(path)
+    if digest_arrays(arrays) != recovery["weights"]:
+        raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
+    return overrides_from_arrays(arrays, topology, str(path))

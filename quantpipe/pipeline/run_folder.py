@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
-import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from quantpipe.artifacts import (
     Origin,
     RunLock,
     Unit,
     damage,
-    digest_array,
     digest_json,
     is_current,
     plain,
@@ -33,6 +31,7 @@ from quantpipe.calibrate.yaml_profile import profile_yaml
 from quantpipe.errors import ArtifactError, DamagedError
 from quantpipe.graph.store import is_model_current, stage_model
 from quantpipe.lowering import Rendered
+from quantpipe.pipeline.beside import Beside
 from quantpipe.pipeline.plan_file import plan_payload
 from quantpipe.plan import Overrides
 from quantpipe.recover import RecoveryResult, overrides_arrays, overrides_from_arrays
@@ -45,24 +44,17 @@ from quantpipe.types import (
     RecoveryGain,
     RecoveryRecord,
     RunReport,
-    Strategy,
     Topology,
 )
 from quantpipe.types.figures import Figures
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 FREE = {
     "recover": ("strategy", "metric", "threshold", "profile", "aim"),
     "evaluate": ("strategy", "metric", "search_data", "recovery", "model_file"),
 }
 """By kind of artifact, the inputs that may be others in one folder; of any other kind, the strategy."""
-
-
-@dataclass(frozen=True, eq=False)
-class Beside:
-    """What is kept beside a report: what each sample gave, and what the page's figures are drawn from."""
-
-    samples: Mapping[str, NDArray[Any]]
-    figures: Figures
 
 
 class RunFolder:
@@ -95,6 +87,7 @@ class RunFolder:
         self.model = root / "realize" / "model.onnx"
         self.plan = root / "realize" / "plan.json"
         self.certificate = root / "realize" / "certificate.json"
+        self.ship = root / "realize" / "SHIP.md"
         self.recovered = root / "recover" / "weights.npz"
         self.finalists = root / "recover" / "finalists"
         self.report = root / "evaluate" / "report.json"
@@ -278,13 +271,29 @@ class RunFolder:
         found = [self.current(path, origin) for path in (self.pareto, *(self.front / name for name in names))]
         return all(found)
 
-    def realized_current(self, origin: Origin) -> bool:
-        """Return whether the integer model and the numbers in it are there, whole and of this origin."""
-        beside = [self.current(path, origin) for path in (self.plan, self.certificate)]
-        return is_model_current(self.model, origin, self.damaged) and all(beside)
+    def beside(self, name: str) -> Path:
+        """Return the place of another form's file."""
+        return self.model.with_name(name)
+
+    def realized_current(self, origin: Origin, files: Collection[str] = ()) -> bool:
+        """Return whether the integer model, the numbers in it and other forms' `files` are there, of this origin."""
+        texts = [self.current(path, origin) for path in (self.plan, self.certificate, self.ship)]
+        others = [self.beside(name) for name in files]
+        models = [p for p in (self.model, *others) if p.suffix == self.model.suffix]
+        found = [is_model_current(path, origin, self.damaged) for path in models]
+        found += [self.current(path, origin) for path in others if path not in models]
+        return all(texts) and all(found)
 
     def write_realized(
-        self, plan: QuantPlan, topology: Topology, realized: Rendered, claims: Mapping[str, Any], *, origin: Origin
+        self,
+        plan: QuantPlan,
+        topology: Topology,
+        realized: Rendered,
+        claims: Mapping[str, Any],
+        *,
+        origin: Origin,
+        others: Mapping[str, Rendered | bytes] = NOTHING,
+        ship: str = "",
     ) -> None:
         """Write the integer model, the numbers in it, and the certificate.
 
@@ -296,20 +305,32 @@ class RunFolder:
             realized: the realized model.
             claims: the content of the certificate.
             origin: what it is made from.
+            others: other forms, by the names of their files.
+            ship: what to deploy, and how.
         """
         with Unit(self.model.parent) as unit:
             unit.json(self.plan, plan_payload(plan, topology), origin)
             stage_model(unit, self.model, realized.model, origin)
+            for name, content in others.items():
+                if isinstance(content, Rendered):
+                    stage_model(unit, self.beside(name), content.model, origin)
+                else:
+                    unit.bytes(self.beside(name), content, origin)
+            unit.bytes(self.ship, ship.encode(), origin)
             unit.json(self.certificate, {**claims, "digests": self._digests(unit, origin)}, origin)
 
     def _digests(self, unit: Unit, origin: Origin) -> dict[str, Any]:
         return {
             "model": unit.digests[self.model],
-            "data": {path.name: digest for path, digest in unit.digests.items() if path.suffix == ".data"},
+            "data": {path.name: digest for path, digest in unit.digests.items() if self._is_data(path)},
             "plan": unit.digests[self.plan],
             "hardware": digest_json(origin.config["hardware"]),
             "source": origin.inputs["model"],
         }
+
+    def _is_data(self, path: Path) -> bool:
+        """Whether a file holds weights of model.onnx."""
+        return path.suffix == ".data" and path.name.startswith(f"{self.model.stem}-")
 
     def write_report(self, report: RunReport, beside: Beside, origin: Origin) -> None:
         """Write all results, for programs and for people."""
@@ -370,28 +391,3 @@ class RunFolder:
         record = read_json(steps, origin)
         known = {k: record[k] for k in ("steps", "layers", "weights", "metrics", "gain") if k in record}
         return overrides_from_arrays(arrays, topology, str(self.recovered)), cast("RecoveryRecord", known)
-
-    def digest_of(self, strategy: Strategy, overrides: Overrides) -> str:
-        """Return the digest of a strategy's numbers, recovered weights included."""
-        ranges = {k: [r.low, r.high] for k, r in strategy.ranges.items()}
-        weights = {k: digest_array(np.asarray(v)) for k, v in strategy.weights.items()}
-        recovered = {k: digest_array(v) for k, v in overrides_arrays(overrides).items()}
-        return digest_json([dict(strategy.bits), ranges, weights, recovered, strategy.structure.decided])
-
-
-def replayed_overrides(strategy: Path, recovery: Mapping[str, Any], topology: Topology) -> Overrides:
-    """Return the recovered weights that belong to a strategy file: they stand beside it in its run folder.
-
-    Raises ArtifactError when they are not there, or are not the ones that the strategy names.
-    """
-    path = RunFolder(strategy.parent.parent).recovered
-    if not path.is_file():
-        raise ArtifactError(
-            f"its weights were recovered, and {path} is not there; replay it from its own run folder",
-            stage="replay",
-            where=str(strategy),
-        )
-    arrays = read_npz(path)
-    if digest_arrays(arrays) != recovery["weights"]:
-        raise ArtifactError("holds other weights than the strategy names", stage="replay", where=str(path))
-    return overrides_from_arrays(arrays, topology, str(path))

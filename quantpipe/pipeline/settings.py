@@ -272,6 +272,8 @@ class Settings:
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     rules: tuple[Rule, ...] = ()
     runs: tuple[str, ...] = ()
+    forms: tuple[str, ...] = ()
+    """Forms that are written beside realize/model.onnx, which has that of `backend`."""
 
     @property
     def estimation(self) -> str:

@@ -32,12 +32,14 @@ from quantpipe.graph.external_weights import model_size
 from quantpipe.graph.half_ends import cast_ends, inside_of
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS, macs
-from quantpipe.lowering import Rendered
+from quantpipe.lowering import Rendered, render
 from quantpipe.metrics.losses import OutputLoss, only_kl
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, output_metrics, reference_of
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
-from quantpipe.realize import write
+from quantpipe.realize import VENDOR, Provenance, write
+from quantpipe.realize.opset import with_least_opset
+from quantpipe.realize.provenance import stamp
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
 from quantpipe.scoring.judge import Judge
 from quantpipe.search import (
@@ -198,21 +200,33 @@ def search(
     return run_search(method.algorithm, space, evaluator, objective, seed=method.seed)
 
 
-def realize(graph: Graph, topology: Topology, plan: QuantPlan, backend: str) -> Rendered:
-    """Return the integer model in one of the output forms.
+def realize(
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    backend: str,
+    *,
+    made: Provenance | None = None,
+    vendor: bool = False,
+) -> Rendered:
+    """Return the integer model in one of the ONNX forms.
 
     Args:
         graph: the clean model.
         topology: what of it runs in integers.
         plan: every number of the integer model.
         backend: the name of the form.
+        made: what the file is made of, to be written into it; None for a model that is not kept.
+        vendor: write the form for other tools, also where onnxruntime computes something else than the plan says.
 
     Returns:
         The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
     """
-    rendered = write(backend, graph, topology, plan)
+    rendered = render(graph, topology, plan, VENDOR[backend]()) if vendor else write(backend, graph, topology, plan)
     kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
-    model = cast_ends(rendered.model, kinds)
+    model = with_least_opset(cast_ends(rendered.model, kinds))
+    if made is not None:
+        stamp(model, made.entries(graph, plan, backend), made.version)
     return replace(rendered, model=model, inside=inside_of(model, kinds))
 
 

@@ -1,11 +1,30 @@
-"""Realize: QuantPlan -> integer ONNX model. Each form is one dialect: a table op -> lowering.
+"""Realize: QuantPlan -> the files of the integer model. Each ONNX form is one dialect: a table op -> lowering.
 
-There are three of our own; plug-in packages bring more (docs/extending.md).
+There are three of our own, and formats that are not ONNX; plug-in packages bring more (docs/extending.md).
 """
 
 from quantpipe.realize.backends import BACKENDS, OWN, refuse_clashes, write
+from quantpipe.realize.forms import EXACT, FILE_FORMS, VENDOR, inexact_on
 from quantpipe.realize.integer import Integer
+from quantpipe.realize.protocol import FileForm, Runner, WrittenForm
+from quantpipe.realize.provenance import Provenance
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
 
-__all__ = ["BACKENDS", "OWN", "Integer", "QOperator", "Qdq", "refuse_clashes", "write"]
+__all__ = [
+    "BACKENDS",
+    "EXACT",
+    "FILE_FORMS",
+    "OWN",
+    "VENDOR",
+    "FileForm",
+    "Integer",
+    "Provenance",
+    "QOperator",
+    "Qdq",
+    "Runner",
+    "WrittenForm",
+    "inexact_on",
+    "refuse_clashes",
+    "write",
+]

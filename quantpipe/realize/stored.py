@@ -25,6 +25,11 @@ class Stored:
         self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
 
+    @property
+    def inexact(self) -> str | None:
+        """Return None: what the form cannot say exactly it refuses."""
+        return None
+
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write the stored integers of a real tensor."""
         q = context.plan.quantizers[tensor]

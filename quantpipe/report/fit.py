@@ -31,6 +31,7 @@ def fit_tables(fit: Mapping[str, Any]) -> Group:
     parts += [_accumulators(overflowing)] if overflowing else []
     parts += [_biases(fit["tight_biases"])] if fit["tight_biases"] else []
     parts += [_waste(fit["wasted"])] if fit["wasted"] else []
+    parts += [_loads(fit["loads"])] if fit.get("loads") else []
     return Group(*parts)
 
 
@@ -83,6 +84,16 @@ def _biases(sums: Sequence[Mapping[str, Any]]) -> Table:
 def _waste(wasted: Sequence[Mapping[str, Any]]) -> Table:
     rows = [(w["node"], f"{w['factor']:.3g} x") for w in sorted(wasted, key=lambda w: -w["factor"])]
     return _table("padded channels", ("node", "work"), rows)
+
+
+def _loads(forms: Sequence[Mapping[str, Any]]) -> Table:
+    """The forms that the device's tool chain loads."""
+    said = {True: "yes", False: "no", None: text.DASH}
+    rows = [
+        (f["form"], f"realize={f['form']}" if f["written"] else text.DASH, said[f["exact"]], f["why"] or "")
+        for f in forms
+    ]
+    return _table("what its own tool chain loads", ("form", "written by", "exact", "why"), rows)
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

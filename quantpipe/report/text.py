@@ -150,6 +150,38 @@ def times(value: Any, base: Any, less: str, more: str) -> str:
     return f"{factor:.2f}× {less}" if factor > 1 else f"{1 / factor:.2f}× {more}"
 
 
+def forms(rows: Any) -> str | None:
+    """Return how several forms of one plan compare with the simulated model, in one line; None where there is one."""
+    compared = [row for row in rows or () if isinstance(row, dict) and _is_number(row.get("differing"))]
+    if len(compared) < 2:
+        return None
+    exact = [row for row in compared if row.get("exact")]
+    wrong = [row for row in exact if row["differing"]]
+    names = ", ".join(str(row.get("form")) for row in exact)
+    head = f"forms compared on {number(min(row.get('samples') or 0 for row in compared))} samples: {names}"
+    told = "; ".join(f"{row.get('form')}: {_share(row)} differ" for row in wrong)
+    others = "".join(f"; {row.get('form')} in float: {_share(row)} differ" for row in compared if not row.get("exact"))
+    return f"{head}: {told or '0 differing in all of them'}{others}"
+
+
+def form_line(row: Mapping[str, Any]) -> str:
+    """Return one form of a plan in a line: its file, size and time."""
+    facts = row.get("facts")
+    known = [f"{key.replace('_', ' ')} {_fact(key, value)}" for key, value in (facts or {}).items()]
+    parts = [size(row.get("bytes")), f"written in {seconds(row.get('seconds'))}", *known]
+    if _is_number(row.get("latency_ms")):
+        parts.append(f"{milliseconds(row['latency_ms'])} a sample")
+    return f"{row.get('file')}: {', '.join(parts)}"
+
+
+def _fact(key: str, value: Any) -> str:
+    return size(value) if key.endswith("bytes") else str(value)
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{number(row.get('differing'))} of {number(row.get('elements'))}"
+
+
 def verdict(agreement: Any) -> tuple[str, str]:
     """Return how simulated and realized model agree: ("good" | "bad" | "open", one sentence)."""
     found = agreement if isinstance(agreement, dict) else {}

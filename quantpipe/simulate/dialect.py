@@ -66,6 +66,11 @@ class Simulated(Arithmetic):
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
         }
 
+    @property
+    def inexact(self) -> str | None:
+        """Return None: the simulated graph is what others are compared with."""
+        return None
+
     # --- conversions ------------------------------------------------------------------------------------------------
 
     def quantize(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:

@@ -283,6 +283,9 @@ class HardwareSpec:
     runs_here: bool = False
     """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
 
+    loads: tuple[str, ...] = ()
+    """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
+
     @property
     def requantizations(self) -> tuple[RequantizeSpec, ...]:
         """Return every way in which some kernel narrows an accumulator: the device's first, then those of kernels."""

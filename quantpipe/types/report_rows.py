@@ -70,6 +70,31 @@ class ThresholdRuleRow(TypedDict):
     overruled: list[str]
 
 
+class FormRow(TypedDict):
+    """One form of the plan: its file, and how its integers compare with the simulated model's.
+
+    `seconds` is what writing it took; `samples` and what follows are null where it was not executed, for the reason
+    `why_not`. `inexact` says why a form does not compute what was searched; its differences are counted and do not
+    decide.
+    """
+
+    form: str
+    file: str
+    bytes: int
+    seconds: float
+    exact: bool
+    inexact: str | None
+    samples: int | None
+    tensors: int | None
+    elements: int | None
+    differing: int | None
+    max_lsb: float | None
+    first_tensor: str | None
+    latency_ms: float | None
+    why_not: str | None
+    facts: dict[str, float | int | str]
+
+
 class OverflowRow(TypedDict):
     """An accumulator that some input could overflow, and how often the samples did."""
 

@@ -14,6 +14,7 @@ from quantpipe.types.report_rows import (
     FinalistRow,
     FindingRow,
     FloatNodeRow,
+    FormRow,
     ImportedPart,
     LayerRow,
     LoadedPart,
@@ -334,12 +335,14 @@ class OptionalParts(TypedDict, total=False):
         free_running: The realized model with states of its own, where state is carried.
         proof: What the certificate says.
         imported: What a model that was quantized already gave.
+        forms: Every form of the plan, where a run writes several.
     """
 
     imported: ImportedPart
 
     free_running: ModelMetrics
     proof: ProofPart
+    forms: list[FormRow]
 
 
 class RunReport(OptionalParts):

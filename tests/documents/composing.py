@@ -79,6 +79,10 @@ def refuse_override(words: list[str]) -> None:
 def _refuse_in_group(group: str, value: dict[str, Any]) -> None:
     changes = {key: found for key, found in value.items() if key != OPTION}
     names = [value[OPTION]] if OPTION in value else option_names(group)
+    if OPTION in value and value[OPTION].startswith("["):
+        for name in value[OPTION].strip("[]").split(","):
+            _refuse_in_group(group, {**value, OPTION: name})
+        return
     refused = None
     for name in names:
         try:
@@ -104,10 +108,15 @@ def _known_experiment(name: str) -> None:
 def _with(one: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
     top, *rest = key.split(".")
     if not rest:
-        return {**one, top: {**one.get(top, {}), OPTION: str(value)} if top in GROUPS else value}
+        return {**one, top: {**one.get(top, {}), OPTION: _option(value)} if top in GROUPS else value}
     inner = _with({}, ".".join(rest), value)
     inner = inner if rest[0] not in GROUPS or len(rest) > 1 else {rest[0]: value}
     return {**one, top: _merge(one.get(top, {}), inner)}
+
+
+def _option(value: Any) -> str:
+    """An option, or several in brackets, as the command line has them."""
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _merge(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class ClassFolder:
         turns = zip_longest(*(groups[name] for name in sorted(groups)))
         self.files = [path for turn in turns for path in turn if path is not None]
         self.labels = self._find_labels(classes, by_csv)
+        self.class_names = () if self.labels is None or "" in groups else names_in_order(classes or {})
 
     def _find_labels(self, classes: Mapping[str, int] | None, by_csv: bool) -> NDArray[np.int64] | None:
         if classes is None or (not by_csv and all(path.parent == self._folder for path in self.files)):
@@ -79,6 +80,13 @@ def _groups(folder: Path, suffixes: Collection[str], kind: str) -> dict[str, lis
             f"holds no {kind}; legal endings are {', '.join(sorted(suffixes))}.", stage="data", where=str(folder)
         )
     return groups
+
+
+def names_in_order(classes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names of the classes by index; none where an index has no name, or several."""
+    names = {index: name for name, index in classes.items()}
+    whole = len(names) == len(classes) and set(names) == set(range(len(names)))
+    return tuple(names[index] for index in range(len(names))) if whole else ()
 
 
 def classes_of(

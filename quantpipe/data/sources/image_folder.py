@@ -38,7 +38,7 @@ class PictureSource:
         self.where = str(folder)
         self.fields: Mapping[str, SourceLayout] = {SINGLE: SourceLayout.NHWC}
         found = ClassFolder(folder, SUFFIXES, "pictures", classes, by_csv=by_csv)
-        self._files, self.labels = found.files, found.labels
+        self._files, self.labels, self.class_names = found.files, found.labels, found.class_names
 
     def __len__(self) -> int:
         return len(self._files)

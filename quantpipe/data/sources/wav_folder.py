@@ -116,7 +116,7 @@ class SoundSource:
         self.where = str(folder)
         self._feature, self._flat = feature, flat
         found = ClassFolder(folder, SUFFIXES, "sound files", classes, by_csv=by_csv)
-        self._files = found.files
+        self._files, self.class_names = found.files, found.class_names
         self.waveform = self._waveform = waveform if waveform.sample_rate else self._first_rate(waveform)
         counts = [self._frames(path) for path in self._files]
         self._file_of = np.repeat(np.arange(len(counts)), counts)

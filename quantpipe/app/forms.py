@@ -1,0 +1,80 @@
+"""Which forms of the integer model a run writes, from the part `realize` of the configuration.
+
+`realize=qdq` asks for one, `realize=[qdq,c]` for several: each option of the group adds its name to `realize.forms`.
+The first form that ONNX has and that says the plan exactly is `realize/model.onnx`; all others stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig
+
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.hardware.schemas import AUTO
+from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
+from quantpipe.types import HardwareSpec
+
+
+def several_options(config: DictConfig, group: str) -> str:
+    """Return how a report calls the options of a group that has a list of them, of which `realize` alone takes one."""
+    content = config.get(group)
+    forms = content.get("forms") if isinstance(content, Mapping | DictConfig) else None
+    if group != "realize" or not isinstance(forms, Mapping | DictConfig):
+        raise ConfigError("is a list of options; legal is one", where=group)
+    return f"[{','.join(str(name) for name in forms)}]"
+
+
+def forms_of(realize: Mapping[str, Any], spec: HardwareSpec, *, verify: str) -> tuple[str, ...]:
+    """Return the form of model.onnx, and behind it every form that is written beside it.
+
+    Args:
+        realize: The part of the configuration.
+        spec: The device.
+        verify: `fail` or `warn`; with `warn` a form may be asked for that cannot say what the device computes.
+
+    Returns:
+        The forms. The first one is an ONNX form that is exact on this device, whatever was asked for: where no such
+        form was, it is `integer`, which equality is then shown by.
+
+    Raises:
+        ConfigError: for a name that is no form, or a form alone that is not exact here.
+    """
+    asked = [(spec.realize if name == AUTO else name, where) for name, where in _named(realize, spec)]
+    legal = (*BACKENDS, *FILE_FORMS)
+    for name, where in asked:
+        if name not in legal:
+            raise ConfigError(f"is {name!r}{nearest(name, legal)}; legal are {', '.join(legal)}", where=where)
+    exact = [name for name, _ in asked if name in BACKENDS and inexact_on(spec, name) is None]
+    if not exact and verify != "warn":
+        for name, where in asked:
+            reason = inexact_on(spec, name) if name in BACKENDS else None
+            if reason is not None:
+                raise ConfigError(
+                    f"is {name!r}, {reason}, legal is {EXACT}; realize=[{EXACT},{name}] writes both and counts in what "
+                    f"the {name} form differs, and so does verify=warn",
+                    where=where,
+                )
+    return tuple(dict.fromkeys((exact[0] if exact else EXACT, *(name for name, _ in asked))))
+
+
+def forms_record(forms: Sequence[str]) -> dict[str, Any]:
+    """Return the part `realize` of a run's configuration as it is filed: of one form what it has always been."""
+    return {"backend": forms[0]} if len(forms) == 1 else {"backend": forms[0], "forms": list(forms)}
+
+
+def _named(realize: Mapping[str, Any], spec: HardwareSpec) -> list[tuple[str, str]]:
+    """(form, the key that names it). A `backend` that no option of the group has brought stands for itself."""
+    backend, forms = str(realize.get("backend")), realize.get("forms")
+    if isinstance(forms, list | tuple):  # of a configuration that was filed
+        names = [str(name) for name in forms]
+    elif isinstance(forms, Mapping):
+        names = [str(name) for name, wanted in forms.items() if wanted]
+    elif forms is None:
+        names = []
+    else:
+        raise ConfigError(f"is {forms!r}; legal is a mapping such as {{qdq: true, c: true}}", where="realize.forms")
+    if backend not in names:
+        names = [backend]
+    return [(n, "realize.backend" if n != AUTO else f"hardware {spec.name}: realize") for n in names]

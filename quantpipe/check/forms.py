@@ -1,0 +1,95 @@
+"""Whether the forms that a device's own tool chain loads say exactly what the device computes of a model.
+
+Takes a model and its topology, before any number is known; so what it calls exact is exact whatever the numbers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from quantpipe.graph.view import Graph
+from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
+from quantpipe.types import Form, HardwareSpec, Topology
+
+NAMED = 3
+"""Nodes that a reason names."""
+
+
+@dataclass(frozen=True)
+class LoadedForm:
+    """One form that the device's tool chain loads.
+
+    Attributes:
+        form: Its name, as in `realize=NAME`.
+        written: This version writes it.
+        exact: Its file computes what the device does, bit by bit; None where that is the tool's affair.
+        why: What is not exact, or why nothing can be said.
+    """
+
+    form: str
+    written: bool
+    exact: bool | None
+    why: str | None
+
+
+def loaded_forms(graph: Graph, topology: Topology, spec: HardwareSpec) -> tuple[LoadedForm, ...]:
+    """Return what is known of each form in `loads`.
+
+    Args:
+        graph: The clean model.
+        topology: What of it runs in integers.
+        spec: The device.
+    """
+    found = []
+    for form in spec.loads:
+        if form not in BACKENDS and form not in FILE_FORMS:
+            found.append(LoadedForm(form, False, None, "this version does not write it"))
+            continue
+        if form in UNKNOWN:
+            found.append(LoadedForm(form, True, None, UNKNOWN[form]))
+            continue
+        reasons = list(_REASONS.get(form, _none)(graph, topology, spec))
+        found.append(LoadedForm(form, True, not reasons, "; ".join(reasons) or None))
+    return tuple(found)
+
+
+def _none(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+    yield from ()
+
+
+def _kernels(form: str) -> Callable[[Graph, Topology, HardwareSpec], Iterator[str]]:
+    """Reasons against forms that onnxruntime's own kernels run."""
+
+    def reasons(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+        always = inexact_on(spec, form)
+        if always is not None:
+            yield f"{always.removeprefix('whose ')}"
+        handed_on = [k.node for k in topology.kernels if k.form is Form.RAW and k.output not in graph.output_names]
+        if handed_on:
+            yield f"accumulators are handed on from {_listed(handed_on)}"
+        wide = [g.key for g in topology.groups if g.dtype.bits > 8]
+        if wide:
+            yield f"more than 8 bits may be stored in {_listed(wide)}, which onnxruntime computes in float32"
+
+    return reasons
+
+
+def _integers_only(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+    if topology.float_nodes:
+        yield f"it holds integers only and is refused: {_listed(list(topology.float_nodes))} stay in float"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{', '.join(names[:NAMED])}{more}"
+
+
+_REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]] = {
+    "qdq": _kernels("qdq"),
+    "qoperator": _kernels("qoperator"),
+    EXACT: _none,
+    "c": _integers_only,
+}
+UNKNOWN = {"sidecars": "scales and zero points alone: the arithmetic is the tool's own"}
+"""Forms whose arithmetic is no part of them."""

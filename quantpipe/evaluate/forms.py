@@ -1,0 +1,188 @@
+"""Compare every form of one plan with the simulated model on the same samples, element by element.
+
+The form of model.onnx is compared in all kinds of sessions (`agreement.py`). The others are compared here: an ONNX form
+as its file asks to be run, any other format by what executes its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
+from quantpipe.evaluate.counting import Counter
+from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.evaluation import EvaluatedModel
+from quantpipe.evaluate.sides import Simulated
+from quantpipe.graph.io import read_model
+from quantpipe.lowering import Rendered
+from quantpipe.realize import FileForm, Runner
+from quantpipe.simulate.simulator import simulate
+from quantpipe.types import FormRow, Samples
+
+
+@dataclass(frozen=True, eq=False)
+class WrittenBeside:
+    """Hold one form that stands beside model.onnx.
+
+    Attributes:
+        form: Its name.
+        file: The name of its model's file.
+        size: Bytes of all of its files.
+        seconds: What writing them took.
+        rendered: The model, of an ONNX form.
+        files: Name -> content, of any other form.
+        facts: What else is to be told of it.
+        howto: How its files are used, for SHIP.md; None where onnxruntime runs them.
+        writer: What wrote them and runs them, where onnxruntime does not.
+    """
+
+    form: str
+    file: str
+    size: int
+    seconds: float
+    rendered: Rendered | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    facts: Mapping[str, float | int | str] = field(default_factory=dict)
+    howto: str | None = None
+    writer: FileForm | None = None
+
+    @property
+    def inexact(self) -> str | None:
+        """Return why the form does not compute what was searched; None where it does."""
+        return None if self.rendered is None else self.rendered.inexact
+
+    def row(self, **compared: object) -> FormRow:
+        """Return its entry in the report; `compared`: what the comparison found."""
+        known = {
+            "form": self.form,
+            "file": self.file,
+            "bytes": self.size,
+            "seconds": self.seconds,
+            "exact": self.inexact is None,
+            "inexact": self.inexact,
+            "samples": None,
+            "tensors": None,
+            "elements": None,
+            "differing": None,
+            "max_lsb": None,
+            "first_tensor": None,
+            "latency_ms": None,
+            "why_not": None,
+            "facts": dict(self.facts),
+        }
+        return cast("FormRow", known | compared)
+
+
+def compare_forms(
+    model: EvaluatedModel, forms: Sequence[WrittenBeside], samples: Samples, *, folder: Path, course: Course
+) -> list[FormRow]:
+    """Return a row for each form that stands beside model.onnx.
+
+    Args:
+        model: The quantized model, with what is in model.onnx.
+        forms: The other forms.
+        samples: The samples that every form is compared on.
+        folder: Where their files lie.
+        course: Tells how far it is, and goes on where an interrupted evaluation was.
+    """
+    course.phases += len(forms)
+    return [
+        course.result(
+            f"form {form.form}",
+            partial(_compared, model, form, folder),
+            samples,
+            _as_row,
+        )
+        for form in forms
+    ]
+
+
+def forms_warnings(rows: Sequence[FormRow]) -> list[str]:
+    """Return in sentences which forms are not what was searched, or were not compared."""
+    found = []
+    for row in rows:
+        if row["why_not"] is not None:
+            found.append(f"{row['file']} was written and not executed: {row['why_not']}")
+        elif not row["exact"]:
+            found.append(
+                f"{row['file']} does not compute exactly what was searched ({row['inexact']}): "
+                f"{row['differing']:,} of {row['elements']:,} elements differ as onnxruntime runs it"
+            )
+    return found
+
+
+def agreement_row(form: WrittenBeside, agreement: Agreement) -> FormRow:
+    """Return the row of a form whose agreement is known."""
+    return form.row(
+        samples=agreement.samples,
+        tensors=agreement.tensors,
+        elements=agreement.elements,
+        differing=agreement.differing,
+        max_lsb=agreement.max_lsb,
+        first_tensor=agreement.first_tensor,
+    )
+
+
+def _as_row(kept: Any) -> FormRow:
+    return cast("FormRow", kept)
+
+
+def _compared(model: EvaluatedModel, form: WrittenBeside, folder: Path, samples: Samples) -> FormRow:
+    simulation = simulate(model.graph, model.topology, model.plan)
+    if form.rendered is not None:
+        read = Rendered(read_model(folder / form.file), form.rendered.integers, form.rendered.inside)
+        simulated = Simulated(model.graph, model.topology, model.plan, simulation, realized=read)
+        kinds = [kind for kind in session_kinds(read.model) if kind.decides]
+        return agreement_row(form, compare_with(simulated, read, samples, kinds))
+    writer = form.writer
+    why_not = "nothing here executes it" if writer is None else writer.unavailable()
+    if writer is None or why_not is not None:
+        return form.row(why_not=why_not)
+    runner = writer.open(folder, model.graph, model.topology, model.plan)
+    try:
+        held = Rendered(simulation.rendered.model, {tensor: tensor for tensor in runner.tensors})
+        simulated = Simulated(model.graph, model.topology, model.plan, simulation, realized=held)
+        return executed(form, runner, simulated, samples)
+    finally:
+        runner.close()
+
+
+def executed(
+    form: WrittenBeside, runner: Runner, simulated: Simulated, samples: Samples, *, timed: bool = True
+) -> FormRow:
+    """Run a format's own files, a few samples at a time, and return the form's row.
+
+    Args:
+        form: What was written.
+        runner: What executes it.
+        simulated: The simulated model, with the tensors that the runner gives.
+        samples: The samples; those of other shapes than the files are made for are left out.
+        timed: Whether its latency is measured.
+    """
+    count, done, latency = Counter(), 0, None
+    size = simulated.graph.fixed_batch or 1
+    for batch in samples.batches(size):
+        if not runner.takes(batch.inputs):
+            continue
+        found = runner.run(batch.inputs)
+        simulated.start(batch.inputs)
+        expected = simulated.run(found)
+        for tensor in (*simulated.watched.integers, *simulated.watched.entries):
+            count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
+        done += len(batch)
+        latency = runner.latency(batch.inputs) if timed and latency is None else latency
+    if not done:
+        return form.row(why_not="it is made for one shape of the inputs, and no sample compared has it")
+    return form.row(
+        samples=done,
+        tensors=len(simulated.names),
+        elements=count.elements,
+        differing=count.differing,
+        max_lsb=count.max_lsb,
+        first_tensor=count.first,
+        latency_ms=latency,
+    )

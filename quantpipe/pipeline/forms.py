@@ -1,0 +1,156 @@
+"""Every form of one plan that a run writes: what stands in its folder beside model.onnx, and how it is told of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quantpipe import __version__
+from quantpipe.artifacts import digest_json
+from quantpipe.data.preprocess import Preprocess
+from quantpipe.errors import HardwareError
+from quantpipe.evaluate.evaluation import Evaluation
+from quantpipe.evaluate.forms import WrittenBeside, agreement_row
+from quantpipe.graph.io import model_bytes
+from quantpipe.graph.session_options import carried
+from quantpipe.lowering import Rendered
+from quantpipe.pipeline import stages
+from quantpipe.pipeline.context import RunContext
+from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance
+from quantpipe.realize.ship import Shipped, ship_text
+from quantpipe.types import FormRow, QuantPlan, Samples
+
+MODEL = "model.onnx"
+
+
+@dataclass(frozen=True, eq=False)
+class Forms:
+    """Hold everything that is written of one plan.
+
+    Attributes:
+        first: The model in model.onnx.
+        backend: Its form.
+        seconds: What it took to write it.
+        beside: The other forms, in the order in which they were asked for.
+        made: What all of them are made of.
+    """
+
+    first: Rendered
+    backend: str
+    seconds: float
+    beside: tuple[WrittenBeside, ...]
+    made: Provenance
+
+    @property
+    def contents(self) -> dict[str, Rendered | bytes]:
+        """Return name of a file -> what it holds, for all but model.onnx."""
+        found: dict[str, Rendered | bytes] = {}
+        for form in self.beside:
+            found |= {form.file: form.rendered} if form.rendered is not None else dict(form.files)
+        return found
+
+    def row(self, evaluation: Evaluation, size: int) -> FormRow:
+        """Return the entry of model.onnx among the forms of the report; `size` in bytes."""
+        form = WrittenBeside(self.backend, MODEL, size, self.seconds, rendered=self.first)
+        row = agreement_row(form, evaluation.agreement)
+        return {**row, "latency_ms": evaluation.latency.get("realized_ms")}
+
+    def ship(self, job: RunContext, plan: QuantPlan) -> str:
+        """Return SHIP.md."""
+        rows = [Shipped(self.backend, (MODEL,), carried(self.first.model))]
+        for form in self.beside:
+            options = carried(form.rendered.model) if form.rendered is not None else {}
+            rows.append(Shipped(form.form, tuple(form.files) or (form.file,), options, form.inexact, form.howto))
+        return ship_text(job.graph, plan, self.made, rows)
+
+
+def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:
+    """Return the plan in every form that the run asks for.
+
+    Args:
+        job: The run, with the topology of the strategy and the network of recovery.
+        plan: Every number of the integer model.
+        strategy: Digest of the strategy's numbers.
+
+    Returns:
+        The forms; nothing is written to the folder yet.
+
+    Raises:
+        HardwareError: For a plan that a form cannot hold.
+    """
+    settings, made = job.settings, provenance(job, strategy)
+    backend, others = settings.backend, settings.forms
+    start = time.perf_counter()
+    try:
+        first = stages.realize(job.graph, job.topology, plan, backend, made=made)
+    except HardwareError as error:
+        if backend not in VENDOR:
+            raise
+        if settings.verify != "warn" and EXACT not in others:
+            raise HardwareError(
+                f"{error}; realize=[{EXACT},{backend}] writes both and counts in what the {backend} form differs as "
+                "onnxruntime runs it, and so does verify=warn"
+            ) from error
+        others = (backend, *(form for form in others if form != EXACT))
+        backend, start = EXACT, time.perf_counter()
+        first = stages.realize(job.graph, job.topology, plan, backend, made=made)
+    seconds = time.perf_counter() - start
+    beside = tuple(_beside(job, plan, made, form) for form in others)
+    return Forms(first, backend, seconds, beside, made)
+
+
+def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> WrittenBeside:
+    start = time.perf_counter()
+    if form in BACKENDS:
+        rendered = _rendered(job, plan, made, form)
+        size = len(model_bytes(rendered.model))
+        file = f"model.{form}.onnx"
+        return WrittenBeside(form, file, size, time.perf_counter() - start, rendered=rendered)
+    writer = FILE_FORMS[form]()
+    written = writer.write(job.graph, job.topology, plan, made)
+    seconds, size = time.perf_counter() - start, sum(map(len, written.files.values()))
+    return WrittenBeside(
+        form, writer.file, size, seconds, files=written.files, facts=written.facts, howto=written.howto, writer=writer
+    )
+
+
+def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
+    """An ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
+    try:
+        return stages.realize(job.graph, job.topology, plan, form, made=made)
+    except HardwareError:
+        if form not in VENDOR:
+            raise
+        return stages.realize(job.graph, job.topology, plan, form, made=made, vendor=True)
+
+
+def provenance(job: RunContext, strategy: str) -> Provenance:
+    """Return what the files of a run are made of."""
+    settings = job.settings
+    return Provenance(
+        __version__,
+        job.graph.model_hash,
+        strategy,
+        settings.spec.name,
+        digest_json(job.realized(strategy).config["hardware"]),
+        _preprocessing(settings.dataset),
+        class_names(job.inputs.evaluate),
+    )
+
+
+def _preprocessing(dataset: Any) -> Mapping[str, Any]:
+    """What a data set does to raw samples, where it says so."""
+    given = getattr(dataset, "preprocess", None)
+    if not isinstance(given, Mapping | Preprocess):
+        return {}
+    return {k: str(v) if k == "layout" else v for k, v in asdict(Preprocess.of(given)).items()}
+
+
+def class_names(samples: Samples) -> tuple[str, ...]:
+    """Return the names of the classes that the samples' source knows, by index."""
+    inner: Any = samples
+    while hasattr(inner, "samples"):  # a part of other samples
+        inner = inner.samples
+    return tuple(getattr(getattr(inner, "source", None), "class_names", ()))

@@ -1,0 +1,35 @@
+"""Which forms of the integer model there are, and which of them a device's arithmetic can be said in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from quantpipe.lowering import Dialect
+from quantpipe.realize.c.form import CForm
+from quantpipe.realize.protocol import FileForm
+from quantpipe.realize.sidecars import Sidecars
+from quantpipe.realize.vendor_qdq import VendorQdq
+from quantpipe.types import HardwareSpec
+
+VENDOR: Mapping[str, Callable[[], Dialect]] = {"qdq": VendorQdq}
+"""ONNX form -> how it is written for other tools, where onnxruntime's own kernels cannot say the plan."""
+
+FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {"c": CForm, "sidecars": Sidecars}
+"""Name in the configuration -> a format that is not ONNX."""
+
+EXACT = "integer"
+"""The form that can express every plan exactly: what equality is shown by where another form is not exact."""
+
+ONE_WAY = ("qdq", "qoperator")
+"""Forms whose kernels are onnxruntime's own, which narrow in one way."""
+
+
+def inexact_on(spec: HardwareSpec, form: str) -> str | None:
+    """Return why an ONNX form can say nothing exactly that a device computes; None where that depends on the plan."""
+    other = next((how for how in spec.requantizations if not how.is_kernel_arithmetic), None)
+    if form not in ONE_WAY or other is None:
+        return None
+    return (
+        f"whose kernels multiply by float32 and round half_even; {spec.name} requantizes by {other.kind} with rounding "
+        f"{other.rounding}"
+    )

@@ -1,0 +1,95 @@
+"""Say in every realized file what it was made of, and what its inputs and outputs mean.
+
+ONNX files carry it in `metadata_props` under keys that begin with `quantpipe.`; other formats where they have a place
+for it. Nothing in it depends on the time or the machine, so equal plans give equal files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.graph.view import Graph
+from quantpipe.types import QuantPlan, TensorInfo
+
+PREFIX = "quantpipe."
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Hold what a realized file was made of.
+
+    Attributes:
+        version: Of quantpipe.
+        model: Digest of the float model's file.
+        strategy: Digest of the strategy's numbers, recovered weights included.
+        hardware: Name of the hardware file.
+        hardware_digest: Digest of its content.
+        preprocessing: What makes a model's input of a raw sample; empty where the data set has none.
+        class_names: Names of the classes, by index; empty where they are not known.
+    """
+
+    version: str
+    model: str
+    strategy: str
+    hardware: str
+    hardware_digest: str
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+
+    def entries(self, graph: Graph, plan: QuantPlan, form: str) -> dict[str, str]:
+        """Return everything as texts by key; what is no single word is JSON.
+
+        Args:
+            graph: The clean model.
+            plan: Every number of the integer model.
+            form: The form of the file.
+
+        Returns:
+            `quantpipe.NAME` -> text.
+        """
+        found: dict[str, Any] = {
+            "version": self.version,
+            "form": form,
+            "model": self.model,
+            "strategy": self.strategy,
+            "hardware": self.hardware,
+            "hardware_digest": self.hardware_digest,
+            "preprocessing": dict(self.preprocessing) or None,
+            "class_names": list(self.class_names) or None,
+            "inputs": {i.name: port_numbers(i, plan) for i in graph.inputs},
+            "outputs": {o.name: port_numbers(o, plan) for o in graph.outputs},
+        }
+        return {
+            PREFIX + name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in found.items()
+            if value is not None
+        }
+
+
+def port_numbers(port: TensorInfo, plan: QuantPlan) -> dict[str, Any]:
+    """Return what the integers of an input or output mean: real = scale · (q - zero_point).
+
+    An output that leaves as an accumulator has its scale alone, of each channel where there are several; a port that is
+    real everywhere has neither.
+    """
+    found: dict[str, Any] = {"dtype": port.given or port.dtype, "shape": list(port.shape)}
+    quantizer, raw = plan.quantizers.get(port.name), plan.raw_scales.get(port.name)
+    if raw is not None:
+        found |= {"scale": np.asarray(raw, np.float64).tolist(), "stored": "accumulator"}
+    elif quantizer is not None:
+        grid = {"scale": float(quantizer.scale), "zero_point": quantizer.zero_point, "stored": str(quantizer.dtype)}
+        found |= grid | {"range": [quantizer.qmin, quantizer.qmax]}
+    return found
+
+
+def stamp(model: ir.Model, entries: Mapping[str, str], version: str) -> None:
+    """Write the provenance into an ONNX model, in place."""
+    model.producer_name, model.producer_version = "quantpipe", version
+    for key, value in entries.items():
+        model.metadata_props[key] = value

@@ -1,0 +1,148 @@
+"""Write SHIP.md: which files to deploy, which session options they need, how inputs are prepared, code that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quantpipe.graph.view import Graph
+from quantpipe.realize.provenance import Provenance, port_numbers
+from quantpipe.types import QuantPlan, TensorInfo
+
+IDENTITY: Mapping[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "size": None}
+BATCH = 1
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """Hold what SHIP.md says of one form.
+
+    Attributes:
+        form: Its name.
+        files: Names of all of its files.
+        options: Session options that it needs, where onnxruntime runs it.
+        inexact: Why it does not compute exactly what was searched; None where it does.
+        howto: How it is used, where onnxruntime does not run it: Markdown.
+    """
+
+    form: str
+    files: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
+    inexact: str | None = None
+    howto: str | None = None
+
+
+def ship_text(graph: Graph, plan: QuantPlan, made: Provenance, forms: Sequence[Shipped]) -> str:
+    """Return SHIP.md.
+
+    Args:
+        graph: The clean model.
+        plan: Every number of the integer model.
+        made: What the files are made of.
+        forms: What was written, the form of model.onnx first.
+
+    Returns:
+        Markdown. Its Python code runs in the folder of the files.
+    """
+    lines = [
+        "# What to ship",
+        "",
+        f"Made by quantpipe {made.version} for `{made.hardware}`. One of these forms is enough; each holds the same "
+        "integers, unless it is said otherwise.",
+        "",
+        "| form | files | session options | exact |",
+        "|---|---|---|---|",
+        *(_row(form) for form in forms),
+        "",
+        "`plan.json` has every scale, multiplier, shift and bias; `certificate.json` what is proved of `model.onnx`.",
+        "",
+        "## Inputs",
+        "",
+        *(_port(port, plan) for port in graph.inputs),
+        "",
+        *_preprocessing(made.preprocessing),
+        "",
+        "## Outputs",
+        "",
+        *(_port(port, plan) for port in graph.outputs),
+    ]
+    if made.class_names:
+        lines += ["", f"Classes by index: {', '.join(made.class_names)}."]
+    for form in forms:
+        lines += ["", f"## Run {form.files[0]}", ""]
+        lines += [form.howto] if form.howto is not None else _python(graph, made.preprocessing, form)
+    return "\n".join(lines) + "\n"
+
+
+def _row(form: Shipped) -> str:
+    files = ", ".join(f"`{name}`" for name in form.files)
+    options = ", ".join(f"`{k}={v}`" for k, v in form.options.items()) or "none"
+    return f"| {form.form} | {files} | {options} | {'yes' if form.inexact is None else f'no: {form.inexact}'} |"
+
+
+def _port(port: TensorInfo, plan: QuantPlan) -> str:
+    """One line: the port as the file has it, and what its integers mean."""
+    known = port_numbers(port, plan)
+    shape = [str(size) if size is not None else "?" if axis else "N" for axis, size in enumerate(port.shape)]
+    text = f"- `{port.name}`: {known['dtype']} [{', '.join(shape)}]"
+    if known.get("stored") == "accumulator":
+        scales = known["scale"]
+        several = isinstance(scales, list)
+        return f"{text}; inside an accumulator, {'a scale per channel' if several else f'scale {scales:.9g}'}"
+    if "scale" not in known:
+        return text
+    low, high = known["range"]
+    grid = f"scale {known['scale']:.9g}, zero point {known['zero_point']}, {low} to {high}"
+    return f"{text}; inside {known['stored']}, {grid}"
+
+
+def _preprocessing(given: Mapping[str, Any]) -> list[str]:
+    if all(given.get(key, value) == value for key, value in IDENTITY.items()):
+        return ["Values go in as they are."]
+    parts = [f"value = (raw * {given['scale']:.9g} - {_list(given['mean'])}) / {_list(given['std'])}, per channel"]
+    if given.get("size") is not None:
+        parts.append(f"pictures resized (bicubic) to {list(given['size'])} (height, width) before that")
+    return [f"{'; '.join(parts)}; axes {given.get('layout', 'NCHW')}."]
+
+
+def _list(values: Any) -> str:
+    found = [float(v) for v in values]
+    return f"{found[0]:.9g}" if len(set(found)) == 1 else f"[{', '.join(f'{v:.9g}' for v in found)}]"
+
+
+def _python(graph: Graph, given: Mapping[str, Any], form: Shipped) -> list[str]:
+    """Code that loads the file with its options, prepares one sample of zeros, and runs it."""
+    feeds = ", ".join(f'"{i.name}": {_made(i, graph, given)}' for i in graph.inputs)
+    return [
+        "```python",
+        "import numpy as np, onnxruntime as ort",
+        "options = ort.SessionOptions()",
+        *(f'options.add_session_config_entry("{k}", "{v}")' for k, v in form.options.items()),
+        f'session = ort.InferenceSession("{form.files[0]}", options)',
+        f"feeds = {{{feeds}}}  # zeros stand for a raw sample",
+        "outputs = session.run(None, feeds)",
+        "```",
+    ]
+
+
+def _made(port: TensorInfo, graph: Graph, given: Mapping[str, Any]) -> str:
+    """An expression for one prepared sample."""
+    measured = graph.shapes.get(port.name, (1,) * len(port.shape))
+    sizes = [size or (measured[axis] if axis else BATCH) for axis, size in enumerate(port.shape)]
+    kind = port.given or port.dtype
+    plain = f"np.zeros({tuple(sizes)}, np.{kind})"
+    changed = any(given.get(key, value) != value for key, value in IDENTITY.items() if key != "size")
+    if not changed or not kind.startswith("float"):
+        return plain
+    axis = 1 if len(sizes) == 4 and given.get("layout", "NCHW") == "NCHW" else len(sizes) - 1
+    mean, std = (_array(given[name], len(sizes) - 1 - axis) for name in ("mean", "std"))
+    return f"((np.zeros({tuple(sizes)}) * {given['scale']:.17g} - {mean}) / {std}).astype(np.{kind})"
+
+
+def _array(values: Any, behind: int) -> str:
+    """Numbers per channel as they broadcast in front of `behind` further axes."""
+    found = [float(v) for v in values]
+    if len(set(found)) == 1:
+        return f"{found[0]:.17g}"
+    return f"np.reshape([{', '.join(f'{v:.17g}' for v in found)}], {(-1, *[1] * behind)})"

@@ -1,0 +1,179 @@
+"""Write the scales of a plan as the files that other tools take beside a float model.
+
+`model.float.onnx` is the model that all names refer to: the cleaned float model, whose weights and biases already lie
+on the plan's grid, so that a tool that rounds them to the nearest gets the plan's own integers (recovered ones, too).
+
+* `tensorrt.cache`: TensorRT's calibration cache, for its implicit quantization. A line per tensor: its name and its
+  scale, the 32 bits of a float in hexadecimal, highest first. It holds symmetric int8 only.
+* `encodings.json`: AIMET's encodings, format 1.0.0, which QNN's converter takes with `--quantization_overrides`.
+  real = scale · (q + offset), where q runs from 0.
+* `tensor_quant_overrides.json`: the value of onnxruntime's extra option `TensorQuantOverrides`, with `quant_type` as a
+  word (`QuantType.from_string` makes the type of it).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.external_weights import copied, is_mapped
+from quantpipe.graph.io import model_bytes
+from quantpipe.graph.view import Graph
+from quantpipe.lowering import fragments as fr
+from quantpipe.realize.protocol import Runner, WrittenForm
+from quantpipe.realize.provenance import Provenance, stamp
+from quantpipe.types import Accumulate, DType, Quantizer, QuantPlan, Topology, WeightTensor
+
+FLOAT, CACHE, ENCODINGS, OVERRIDES = (
+    "model.float.onnx", "tensorrt.cache", "encodings.json", "tensor_quant_overrides.json",
+)  # fmt: skip
+TRT_HEADER = "TRT-8601-EntropyCalibration2"
+"""The first line of a cache: version and calibrator. TensorRT takes a cache of any version of its own."""
+HOWTO = """These are for the tools of other devices; the names in them are those of `model.float.onnx`, whose weights
+and biases lie on the plan's grid already.
+
+- TensorRT: give `tensorrt.cache` to your `IInt8EntropyCalibrator2` in `read_calibration_cache`.
+- QNN: `qnn-onnx-converter --input_network model.float.onnx --quantization_overrides encodings.json`; AIMET:
+  `sim.load_encodings("encodings.json")`.
+- onnxruntime: `quantize_static("model.float.onnx", …, extra_options={"TensorQuantOverrides": overrides})`, with
+  `overrides` from `tensor_quant_overrides.json`, each `quant_type` made by `QuantType.from_string`."""
+
+
+class Sidecars:
+    """Write the files that vendor tools take."""
+
+    name = "sidecars"
+    file = FLOAT
+
+    def unavailable(self) -> str | None:
+        """Return that the files hold numbers for other tools: there is nothing to execute."""
+        return "these are scales for other tools, there is nothing to execute"
+
+    def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
+        """Write the files.
+
+        Raises:
+            HardwareError: For weights that lie in files of their own.
+        """
+        if any(is_mapped(w.values) for w in plan.weights.values()):
+            raise HardwareError(
+                "the sidecars come with a float model of their own, which is not made of weights that stay in files "
+                "(model.resident_mb); legal is a larger model.resident_mb, or another realize",
+                stage="realize",
+            )
+        model = on_grid(graph, plan)
+        stamp(model, made.entries(graph, plan, self.name), made.version)
+        files = {FLOAT: model_bytes(model)}
+        cache = calibration_cache(plan)
+        files |= {} if cache is None else {CACHE: cache.encode()}
+        files[ENCODINGS] = (json.dumps(encodings(plan), indent=1) + "\n").encode()
+        files[OVERRIDES] = (json.dumps(tensor_quant_overrides(plan), indent=1) + "\n").encode()
+        return WrittenForm(files, {"files": len(files)}, HOWTO)
+
+    def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
+        """Raise HardwareError: nothing executes them."""
+        raise HardwareError("the sidecars cannot be executed", stage="evaluate")
+
+
+def on_grid(graph: Graph, plan: QuantPlan) -> ir.Model:
+    """Return the float model with weights and biases that are whole steps of the plan's scales."""
+    model = copied(graph.model)
+    initializers = model.graph.initializers
+    inside = {kernel.weight: kernel for kernel in plan.kernels.values() if isinstance(kernel, Accumulate)}
+    for name, weight in plan.weights.items():
+        readers = {node.name for node, _ in graph.consumers.get(name, ())}
+        if name in initializers and name in inside and readers <= set(plan.kernels):
+            _replace(initializers[name], _real(weight))
+    for node in graph.nodes:
+        kernel = plan.kernels.get(node.name)
+        if not isinstance(kernel, Accumulate) or kernel.bias is None:
+            continue
+        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        if bias in initializers and len(graph.consumers[bias]) == 1:
+            real = kernel.bias.astype(np.float64) * kernel.acc_scale.astype(np.float64)
+            _replace(initializers[bias], real.astype(np.float32).reshape(graph.shapes[bias]))
+    return model
+
+
+def calibration_cache(plan: QuantPlan) -> str | None:
+    """Return TensorRT's calibration cache; None where some tensor is not symmetric int8, which it cannot say."""
+    stored = list(plan.quantizers.values())
+    if not stored or any(q.zero_point or q.dtype is not DType.INT8 or q.bits != 8 for q in stored):
+        return None
+    return "\n".join([TRT_HEADER, *(f"{q.tensor}: {_float_bits(float(q.scale))}" for q in stored)]) + "\n"
+
+
+def encodings(plan: QuantPlan) -> dict[str, Any]:
+    """Return AIMET's encodings, format 1.0.0."""
+    return {
+        "version": "1.0.0",
+        "activation_encodings": [_encoded(q) for q in plan.quantizers.values()],
+        "param_encodings": [_encoded_weight(w) for w in plan.weights.values()],
+        "producer": "quantpipe",
+    }
+
+
+def tensor_quant_overrides(plan: QuantPlan) -> dict[str, list[dict[str, Any]]]:
+    """Return the value of onnxruntime's TensorQuantOverrides: name -> one entry, or one per channel."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for q in plan.quantizers.values():
+        found[q.tensor] = [{"quant_type": _quant_type(q.dtype), "scale": float(q.scale), "zero_point": q.zero_point}]
+    for w in plan.weights.values():
+        kind, zeros = _quant_type(w.dtype), np.broadcast_to(w.zero_point, w.scale.shape).reshape(-1)
+        axis = {} if w.axis is None else {"axis": w.axis}
+        found[w.tensor] = [
+            {"quant_type": kind, "scale": float(s), "zero_point": int(z)} | axis
+            for s, z in zip(w.scale.reshape(-1), zeros, strict=True)
+        ]
+    return found
+
+
+def _encoded(q: Quantizer) -> dict[str, Any]:
+    base = -(1 << (q.bits - 1)) if q.dtype.signed else 0
+    return {
+        "name": q.tensor,
+        "dtype": "INT",
+        "enc_type": "PER_TENSOR",
+        "bw": q.bits,
+        "is_sym": base - q.zero_point == -(1 << (q.bits - 1)),
+        "scale": [float(q.scale)],
+        "offset": [base - q.zero_point],
+    }
+
+
+def _encoded_weight(w: WeightTensor) -> dict[str, Any]:
+    base = -(1 << (w.bits - 1)) if w.dtype.signed else 0
+    zeros = np.broadcast_to(w.zero_point, w.scale.shape).reshape(-1)
+    return {
+        "name": w.tensor,
+        "dtype": "INT",
+        "enc_type": "PER_TENSOR" if w.axis is None else "PER_CHANNEL",
+        "bw": w.bits,
+        "is_sym": not w.has_zero_point,
+        "scale": [float(s) for s in w.scale.reshape(-1)],
+        "offset": [base - int(z) for z in zeros],
+    }
+
+
+def _quant_type(dtype: DType) -> str:
+    """A type as onnxruntime's QuantType calls it."""
+    return f"Q{'' if dtype.signed else 'U'}Int{dtype.bits}"
+
+
+def _float_bits(value: float) -> str:
+    return struct.pack("!f", value).hex()
+
+
+def _real(weight: WeightTensor) -> np.ndarray:
+    scale = weight.scale if weight.axis is None else fr.along_axis(weight.scale, weight.axis, weight.values.ndim)
+    return np.asarray(weight.centred().astype(np.float32) * scale, np.float32)
+
+
+def _replace(value: ir.Value, array: np.ndarray) -> None:
+    value.const_value = ir.Tensor(array, name=value.name)
