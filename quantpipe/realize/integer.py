@@ -100,8 +100,7 @@ class Integer(Stored):
         plan = context.plan.kernels[node.name]
         if isinstance(plan, Contract):
             acc = functions.integer_matmul(self, context, node, kernel)
-            wide = functions.is_wide_product(context, kernel)
-            if wide:
+            if wide := functions.is_wide_product(context, kernel):
                 self._wide_sums.add(kernel.output)
             if plan.output is None:
                 return acc
