@@ -22,7 +22,7 @@ def detector(scale: float) -> Net:
     return net
 
 
-def both(scale: float) -> dict[str, quantpipe.QuantizeResult]:
+def both(scale: float) -> dict[str, quantpipe.Result]:
     """Mode of precision -> the result."""
     images = np.random.default_rng(0).standard_normal((160, 3, 8, 8)).astype(np.float32)
     model = detector(scale).proto()
