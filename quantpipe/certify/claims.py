@@ -85,6 +85,8 @@ class Claims:
             return "pairs of its products can saturate in int16 on the device, and only samples show which do"
         if isinstance(numbers, Contract | Average) and self._is_open(kernel):
             return "how much it adds up depends on the shape of its input, which the model leaves open"
+        if isinstance(numbers, Contract) and self._is_wide_product(kernel):
+            return "it multiplies activations of more than 8 bits, in sums of 64 bits that the checker does not follow"
         if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
             return "its result leaves as real numbers, which the runtime forms in an order of its own"
         if isinstance(numbers, Program):
@@ -110,6 +112,9 @@ class Claims:
         if specified(self.graph.by_name[kernel.node], self.graph) is None:
             return f"the definition of {kernel.op} is not known to the certificate"
         return None
+
+    def _is_wide_product(self, kernel: Kernel) -> bool:
+        return any(self.plan.quantizers[o.tensor].dtype.bits > 8 for o in kernel.operands)
 
     def _is_open(self, kernel: Kernel) -> bool:
         if any(o.tensor in self.graph.varying for o in kernel.operands):
@@ -139,7 +144,8 @@ class Claims:
 
     def _contract(self, kernel: Kernel, numbers: Contract) -> dict[str, Any]:
         self._raw[kernel.output] = numbers.bound
-        by = "float32" if numbers.exact_in_float32 else "int32"
+        by = "float64" if self._is_wide_product(kernel) else "int32"
+        by = "float32" if numbers.exact_in_float32 else by
         given = {"given": {"products": self.graph.shapes[kernel.operands[0].tensor][-1]}}
         found = given | self._sums(numbers.bound, None) | {"carried": {"by": by}}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)

@@ -23,12 +23,13 @@ from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.figures import figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
-from quantpipe.pipeline.log_run import file_report
+from quantpipe.pipeline.log_run import file_report, file_trials
 from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
 from quantpipe.recover import LayerCheckpoint
 from quantpipe.report.imported import imported_verdict
+from quantpipe.search.log import read_trials
 from quantpipe.types import (
     Measured,
     Profile,
@@ -195,6 +196,9 @@ def _evaluate(
 def _conclude(job: RunContext, report: RunReport) -> RunReport:
     example = next(iter(job.inputs.evaluate.batches(1))).inputs
     file_report(job.settings.tracker, report, job.settings.folder, job.files.model, example=example)
+    if job.settings.command == "run" and job.files.trials.is_file():
+        trials = (line.trial for line in read_trials(job.files.trials))
+        file_trials(job.settings.tracker, sorted(trials, key=lambda trial: trial.number))
     differing = report["agreement"]["differing"]
     wrong = next((row for row in report.get("forms", ()) if row["exact"] and row["differing"]), None)
     if wrong is not None and not differing and job.settings.verify == "fail":

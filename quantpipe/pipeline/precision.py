@@ -110,7 +110,8 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
         (first,) = opened.workers([offered.space.start])
         start = (loss_of(first, aim.objective.metric), first.cost)
         said = _said(job, profile)
-        if job.variants.may_float and (start[0] > job.settings.precision.loss_above or _certain(said)):
+        least = _aim(job) if _tail(job) else job.settings.precision.loss_above
+        if job.variants.may_float and (start[0] > least or _certain(said)):
             opened.close()
             job.console.stage("precision", why(start[0], _certain(said)))
             offered = job.offering(job.variants.may_float, _groups(job), decided=False)
@@ -171,7 +172,7 @@ def _selected(
         return loss, score.cost
 
     moves = _moves(job)
-    offered = any(choice.kind is ChoiceKind.FLOAT for choice in job.space)
+    offered = any(choice.kind == ChoiceKind.FLOAT for choice in job.space)
     selection = Selection(
         measure,
         certain=nodes_of(said, FindingKind.CONSTANT) & frozenset(job.variants.may_float),

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quantpipe.artifacts import damage, digest_json, read_json, read_npz, read_origin
 from quantpipe.artifacts.encode import digest_arrays
 from quantpipe.errors import ArtifactError
 from quantpipe.pipeline.candidate_weights import rounded
+from quantpipe.pipeline.carry_strategy import carried, is_foreign
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.strategy_file import MOST, read_strategy, results_of, strategy_payload
@@ -20,6 +21,7 @@ from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import overrides_from_arrays
 from quantpipe.types import (
     ResultsPart,
+    SearchReport,
     Topology,
 )
 
@@ -97,7 +99,10 @@ def _decided(job: RunContext, found: SearchDecision) -> object:
 def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecision:
     """The decision in a file; `finished`: it is that of a finished run in this folder, with its recovered weights."""
     settings = job.settings
-    payload = read_json(path)
+    payload, notes = read_json(path), None
+    if settings.command == "replay" and is_foreign(payload, settings.spec, settings.schema):
+        spec, schema = settings.spec, settings.schema
+        payload, notes = carried(payload, str(path), spec, schema=schema, variants=job.variants)
     decided = payload.get("strategy")
     model = str(decided.get("model_hash") if isinstance(decided, dict) else None)
     forced = settings.command == "replay" and settings.replay.force and model != job.graph.model_hash
@@ -119,6 +124,8 @@ def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecis
         return found
     if settings.command != "replay" and not finished:
         return found
+    if notes is not None:
+        return _from_elsewhere(job, path, found, notes, recovered=bool(recovery.get("weights")))
     if not recovery:
         return replace(found, overrides=_as_searched(job, path, found))
     overrides = (
@@ -127,6 +134,19 @@ def _read(job: RunContext, path: Path, *, finished: bool = False) -> SearchDecis
         else NO_OVERRIDES
     )
     return SearchDecision(found.strategy, found.report, found.rectified, overrides, recovery)
+
+
+def _from_elsewhere(
+    job: RunContext, path: Path, found: SearchDecision, notes: list[str], *, recovered: bool
+) -> SearchDecision:
+    """The decision of another device, and in its notes what did not fit here."""
+    if recovered:
+        notes = [*notes, "its recovered weights are left out: they are integers of its own scales"]
+    said = "; ".join(notes) if notes else "all its numbers fit"
+    note = f"{path} was made for another device or schema: {said}"
+    job.console.warn(note)
+    report = cast("SearchReport", {**found.report, "notes": [*found.report.get("notes", []), note]})
+    return replace(found, report=report)
 
 
 def _as_searched(job: RunContext, path: Path, found: SearchDecision) -> Overrides:

@@ -256,7 +256,8 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
         write_front(job, result.front, found, table)
     elif not (current and _same(known, report)):
         job.write_strategy(found, {}, job.searched)
-    file_trials(settings.tracker, aim.log.read())
+    if result.stopped is Stopped.INTERRUPTED or "evaluate" not in settings.stages:
+        file_trials(settings.tracker, aim.log.read())  # else behind the report, whose numbers come first
     if result.stopped is Stopped.INTERRUPTED:
         raise Interrupted(
             f"interrupted after {result.evaluations} evaluations; the best strategy so far is in "

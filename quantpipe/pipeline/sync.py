@@ -28,9 +28,9 @@ def sync(settings: Settings) -> None:
     model = report["run"]["model_hash"].rpartition(":")[2][:HASH]
     open_record(settings, choices, model, read_json(files.data))
     with settings.tracker as tracker:
+        file_report(tracker, report, settings.folder, files.model, example=None)
         if files.trials.is_file():
             file_trials(tracker, sorted((line.trial for line in read_trials(files.trials)), key=lambda t: t.number))
-        file_report(tracker, report, settings.folder, files.model, example=None)
 
 
 GROUPS = ("dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "realize")

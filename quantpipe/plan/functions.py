@@ -11,20 +11,21 @@ from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.formulas import FORMULAS, Formula
 from quantpipe.plan.programs.interpolation import interpolated_table
 from quantpipe.plan.requantize import limits, requantize
-from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer
+from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer, RequantizeKind
+
+MOST_WIDE = 1 << 52
+"""Sums of 16-bit products stay below, so that float64 holds them in any order."""
 
 
 def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
     """Plan a MatMul of two stored tensors.
 
     Raises:
-        HardwareError: for what no back end computes exactly: tensors of more than 8 bits, sums beyond int32 or beyond
-            the
-            accumulator, pairs that may saturate.
+        HardwareError: for what no back end computes exactly: sums beyond the accumulator, beyond int32 of 8-bit
+            tensors, beyond float64 of 16-bit ones, pairs that may saturate.
     """
     a, b = _stored(draft, kernel)
-    if max(a.dtype.bits, b.dtype.bits) > 8:
-        raise _refused(kernel, f"it multiplies {a.dtype} by {b.dtype} activations, its kernels read 8 bits")
+    wide = max(a.dtype.bits, b.dtype.bits) > 8
     if draft.spec.isa is Isa.AVX2 and _may_saturate(a, b):
         raise _refused(
             kernel,
@@ -34,8 +35,10 @@ def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
     depth = draft.graph.shapes[a.tensor][-1]
     bound = depth * draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
     refuse_overflow(draft, kernel.node, bound)
-    if bound > DType.INT32.qmax:
-        raise _refused(kernel, f"its sums may reach {bound}, its kernels add in int32")
+    if bound > (MOST_WIDE if wide else DType.INT32.qmax):
+        raise _refused(kernel, f"its sums may reach {bound}, its kernels add in {'float64' if wide else 'int32'}")
+    if bound > DType.INT32.qmax and draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
+        raise _refused(kernel, f"its sums may reach {bound}, and a fixed-point multiplication takes int32 sums")
     draft.bounds[kernel.output] = bound
     exact_scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
     acc_scale = np.asarray(exact_scale, np.float32)

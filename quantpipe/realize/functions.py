@@ -78,6 +78,17 @@ def program_result(dialect: Stored, context: Context, kernel: Kernel, plan: Prog
         The last value, int64.
     """
     writer = IntegerWriter(context.builder, lambda name, value: dialect.constant(context, name, value))
+    operands = _centred(dialect, context, writer, kernel)
+    return write_program(writer, plan, operands)
+
+
+def is_wide_product(context: Context, kernel: Kernel) -> bool:
+    """Return whether a product of two stored tensors has one of more than 8 bits."""
+    return any(context.plan.quantizers[o.tensor].dtype.bits > 8 for o in kernel.operands)
+
+
+def _centred(dialect: Stored, context: Context, writer: IntegerWriter, kernel: Kernel) -> list[ir.Value]:
+    """Q - z of each operand, int64."""
     operands = []
     for number, operand in enumerate(kernel.operands):
         name, q = f"{kernel.node}/operand{number}", context.plan.quantizers[operand.tensor]
@@ -86,7 +97,7 @@ def program_result(dialect: Stored, context: Context, kernel: Kernel, plan: Prog
             zero = dialect.constant(context, f"{q.tensor}_zero_int64", np.int64(q.zero_point))
             value = context.builder.op("Sub", value, zero, name=f"{name}/centred")
         operands.append(value)
-    return write_program(writer, plan, operands)
+    return operands
 
 
 def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -119,7 +130,7 @@ def linear_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel)
 
 
 def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write the int32 accumulator of a MatMul of two stored tensors.
+    """Write the accumulator of a MatMul of two stored tensors: int32 of 8-bit ones, int64 of wider ones.
 
     Args:
         dialect: the form that is written.
@@ -130,6 +141,11 @@ def integer_matmul(dialect: Stored, context: Context, node: Node, kernel: Kernel
     Returns:
         The accumulator.
     """
+    if is_wide_product(context, kernel):
+        writer = IntegerWriter(context.builder, lambda name, value: dialect.constant(context, name, value))
+        return context.builder.op(
+            "MatMul", *_centred(dialect, context, writer, kernel), name=node.name, output=f"{node.outputs[0]}_acc"
+        )
     operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
     zeros = [dialect.grid(context, context.plan.quantizers[o.tensor])[1] for o in kernel.operands]
     output = f"{node.outputs[0]}_acc"

@@ -100,9 +100,11 @@ class Integer(Stored):
         plan = context.plan.kernels[node.name]
         if isinstance(plan, Contract):
             acc = functions.integer_matmul(self, context, node, kernel)
+            if wide := functions.is_wide_product(context, kernel):
+                self._wide_sums.add(kernel.output)
             if plan.output is None:
                 return acc
-            return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound)
+            return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound, wide=wide)
         assert isinstance(plan, Accumulate)  # noqa: S101  (the planner pairs families with plans; narrows the type)
         data = kernel.operands[0].tensor
         weight = context.plan.weights[plan.weight]
@@ -218,8 +220,10 @@ class Integer(Stored):
         operands = [
             self._wide(context, o.tensor, o.form, f"{node.name}/operand{n}") for n, o in enumerate(kernel.operands)
         ]
+        if wide := plan.bound > DType.INT32.qmax:
+            operands = [self._writer(context).cast(v, np.int64, f"{node.name}/long{n}") for n, v in enumerate(operands)]
         acc = context.builder.op("Mul", *operands, name=node.name, output=f"{node.outputs[0]}_acc")
-        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=1 << 16)
+        return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=plan.bound, wide=wide)
 
     def _average(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         plan = context.plan.kernels[node.name]

@@ -73,7 +73,7 @@ def program(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -
 
 
 def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) -> ir.Value:
-    """Write MatMul of two stored tensors: in float32 where that is exact, else in int32.
+    """Write MatMul of two stored tensors: in float32 where that is exact, else in int32, of 16 bits in float64.
 
     Args:
         dialect: the form that is written.
@@ -90,6 +90,10 @@ def contract(dialect: Arithmetic, context: Context, node: Node, kernel: Kernel) 
     operands = [context.get(o.tensor, Form.QUANTIZED) for o in kernel.operands]
     if plan.exact_in_float32:
         acc = b.copy(node, operands, [f"{node.outputs[0]}_acc"])[0]
+    elif max(context.plan.quantizers[o.tensor].dtype.bits for o in kernel.operands) > 8:
+        doubled = [dialect._double(context, v, f"{node.name}/operand{n}") for n, v in enumerate(operands)]
+        acc = b.copy(node, doubled, [f"{node.outputs[0]}_acc"])[0]
+        dialect._wide.add(acc.name or "")
     else:
         stored, zeros = [], []
         for number, (operand, value) in enumerate(zip(kernel.operands, operands, strict=True)):

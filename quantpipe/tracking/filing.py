@@ -63,14 +63,16 @@ class Filing:
         self._datasets = {role: (f"{name} {role}", digest_of(record)) for role, record in records.items()}
         self.client.log_inputs(self.run_id, datasets=inputs_of(records, name))
 
-    def send_metrics(self, steps: Iterable[tuple[int, Metrics]], on: str | None = None) -> None:
+    def send_metrics(
+        self, steps: Iterable[tuple[int, Metrics]], on: str | None = None, *, of_model: bool = True
+    ) -> None:
         """Send metrics: of the logged model, once there is one, and of the samples of the split `on`."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         name, digest = self._datasets.get(on or "", (None, None))
         of = {"dataset_name": name, "dataset_digest": digest, "run_id": self.run_id}
-        of |= {"model_id": self._model.model_id} if self._model is not None else {}
+        of |= {"model_id": self._model.model_id} if of_model and self._model is not None else {}
         points = (
             Metric(key, value, now, step, **of) for step, metrics in steps for key, value in clean.numbers(metrics)
         )
@@ -81,7 +83,7 @@ class Filing:
         """Send those trials that are not in the run yet."""
         first = self.record.known.trials if self.record.known is not None else 0
         found = [(step, metrics) for step, metrics in trials if step >= first]
-        self.send_metrics(found)
+        self.send_metrics(found, of_model=False)
         if found:
             self.record.note(trials=max(step for step, _ in found) + 1)
 

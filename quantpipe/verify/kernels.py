@@ -54,7 +54,10 @@ class KernelCheck(Pieces):
     def _is_left_alone(self, kind: str) -> bool:
         """What is not proved and has no structure that could be followed."""
         fixed = kind == "sum" and "q31" in self.plan["terms"][0] and any(t["form"] == "raw" for t in self.plan["terms"])
-        return self._has_pairs() or kind in ("lookup", "program", "device") or fixed or self._rounds_in_steps()
+        reads = [str(self.numbers.quantizer(r["tensor"])["dtype"]) for r in self.plan["reads"] if kind == "contract"]
+        wide = any(dtype.endswith("16") for dtype in reads)
+        alone = kind in ("lookup", "program", "device")
+        return alone or wide or fixed or self._has_pairs() or self._rounds_in_steps()
 
     def _rounds_in_steps(self) -> bool:
         numbers = self.plan.get("requantize", {"kind": ""})

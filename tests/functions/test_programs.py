@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quantpipe.graph.normalize import expose
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.plan.formulas import FORMULAS
 from quantpipe.plan.programs import PROGRAMS
-from quantpipe.types import FunctionKind, Program
+from quantpipe.types import Contract, FunctionKind, Program
 from tests.functions.devices import BASES, NORMS, device
-from tests.ops.line import line
+from tests.ops.line import hardware, line
 from tests.ops.test_every_op import graph_of
 from tests.simulate.test_against_interpreter import check
 
@@ -49,6 +50,24 @@ def test_results_are_near_the_float_model(case: str, base: str) -> None:
     wanted, found = made.outputs(), made.outputs(made.realize(made.plan(8), "integer").model)
     for name in wanted:
         assert np.sqrt(np.mean((wanted[name] - found[name]) ** 2)) < 0.15 * np.std(wanted[name])
+
+
+@pytest.mark.parametrize("case", ["matmul_activations", "matmul_activations_deep"])
+def test_products_of_two_activations_of_sixteen_bits(case: str) -> None:
+    """Their sums leave float32 and int32: in float64 and in int64 they are the same integers."""
+    made = line(graph_of(case), hardware("npu_w8a16"))
+    plan = made.plan((16, 12), seed=3)
+    assert isinstance(plan.kernels["mid"], Contract) and plan.kernels["mid"].bound > 1 << 31
+    found = made.agree(plan, "integer")
+    assert found.differing == 0 and found.behind_float == 0, found
+    tensors = [o.tensor for o in made.topology.kernel_of["mid"].operands]
+    names = made.realize(plan, "integer").integers
+    stored = made.outputs(expose(made.realize(plan, "integer").model, [names[t] for t in (*tensors, "mid_out")]))
+    a, b = (stored[names[t]].astype(np.int64) - plan.quantizers[t].zero_point for t in tensors)
+    output, q = plan.kernels["mid"].output, plan.quantizers["mid_out"]
+    assert output is not None
+    wanted = np.clip((a @ b) * np.float64(output.multiplier), q.low, q.high)
+    assert np.abs(stored[names["mid_out"]].astype(np.int64) - q.zero_point - wanted).max() <= 0.51
 
 
 def test_every_kind_of_a_rule_is_formed() -> None:

@@ -81,8 +81,16 @@ def test_what_quantpipe_writes_is_what_the_hardware_takes(name: str, form: str, 
     realized = made.realize(made.plan(), form)
     found = findings(model_bytes(realized.model), made.spec)
     assert found.quantized_ops
+    if (name, written) in IN_FLOAT:
+        assert {f.rule for f in found.refused} == {"attribute"}
+        return
     assert found.refused == ()
     assert found.exit_code == 0
+
+
+IN_FLOAT = {("ethos_u", attention)}
+"""Here products of two activations stay in float between integer ops. An op between Q and DQ reads as that op in
+integers, so lint, which knows the file alone, refuses what the device does not run so."""
 
 
 def ours(name: str = "ort_cpu") -> onnx.ModelProto:

@@ -20,6 +20,7 @@ import pytest
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--disable-dev-shm-usage",
 )  # fmt: skip
 
 
@@ -36,7 +37,7 @@ class Seen:
         return self.widths.get(name, 0.0)
 
 
-def browse(path: Path, size: tuple[int, int], picture: Path | None = None) -> Seen:
+def browse(path: Path, size: tuple[int, int]) -> Seen:
     """Open a page at a size of the window."""
     with driver(size) as ask:
         ask("POST", "url", {"url": path.as_uri()})

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
 from quantpipe.graph.rewrites.branch import inline_known_branch
+from quantpipe.graph.rewrites.einsum import einsum_to_matmul
 from quantpipe.graph.rewrites.finite_masks import finite_mask
 from quantpipe.graph.rewrites.gelu import gelu
 from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
@@ -30,6 +31,7 @@ FUNCTIONS_OPSET = 20
 
 REWRITES: tuple[Rewrite, ...] = (
     split_to_slices,
+    einsum_to_matmul,
     fold_to_pairs,
     finite_mask,
     extreme_to_clip,

@@ -1,0 +1,21 @@
+"""The zoo's models as .tflite files: LiteRT's reference kernels hold the simulated integers on every element."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ops.test_zoo_agreement import MODELS, line_of
+from tests.realize.test_tflite import _litert, differing
+from tests.zoo import requires_zoo
+
+pytestmark = [requires_zoo, pytest.mark.slow]
+needs_litert = _litert
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["integer ends", "real ends"])
+@pytest.mark.parametrize("name", [*MODELS, "imagenet_efficientnet_lite0"])
+def test_every_stored_tensor(name: str, whole: bool) -> None:
+    made = line_of(name, "tflite_int8")
+    count, written = differing(made, made.plan(), whole=whole)
+    assert count.elements and count.differing == 0, f"{count.differing} of {count.elements}, {count.first}"
+    assert written.transposes == 0
