@@ -240,3 +240,24 @@ def test_a_float_model_is_left_as_it_is(tmp_path: Path) -> None:
     onnx.save(made, tmp_path / "m.onnx")
     raw = read_graph(tmp_path / "m.onnx")
     assert raw.real.given is None and raw.real.model is raw.real.whole
+
+
+def test_a_number_that_the_clean_up_folds_away_is_lost_and_said(tmp_path: Path) -> None:
+    """A quantized constant without axes, whose product with another constant is all that the clean model has."""
+    model = qdq()
+    first = next(n for n in model.graph.node if n.op_type == "Flatten")
+    first.input[0] = "halved"
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(v), n) for n, v in (("half_q", np.int8(64)), ("two", np.float32(2)))
+    )
+    made = [
+        helper.make_node("DequantizeLinear", ["half_q", "hidden_scale"], ["half"], name="half"),
+        helper.make_node("Mul", ["half", "two"], ["whole"], name="whole"),
+        helper.make_node("Mul", ["hidden_dq", "whole"], ["halved"], name="halved"),
+    ]
+    place = list(model.graph.node).index(first)
+    for node in reversed(made):
+        model.graph.node.insert(place, node)
+    onnx.save(model, tmp_path / "m.onnx")
+    given = load_graph(tmp_path / "m.onnx", lambda raw: {"x": samples()}, isolate=False).imported
+    assert given is not None and len(given.lost) == 1 and "do not follow" in next(iter(given.lost.values()))

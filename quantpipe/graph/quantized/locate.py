@@ -104,9 +104,10 @@ def _turned(weight: GivenWeight, order: tuple[int, ...], name: str) -> GivenWeig
 
 def _scaled(weight: GivenWeight, array: NDArray[Any]) -> GivenWeight | None:
     """The integers of a weight whose output channels, along axis 0, were multiplied by a number each."""
-    grid, count = weight.grid, len(array)
+    grid = weight.grid
     if weight.block is not None or array.ndim < 3 or (not grid.single and grid.axis != 0):
         return None
+    count = len(array)
     zero = np.broadcast_to(grid.zero, count).astype(np.int64)
     along = (count, *[1] * (array.ndim - 1))
     centred = weight.values.astype(np.int64) - zero.reshape(along)
