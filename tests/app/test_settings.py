@@ -93,15 +93,15 @@ def test_short_words_of_calibrate() -> None:
 def test_the_resume_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "argv", ["/some where/run.py"])
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command_line._program() == [sys.executable, "/some where/run.py"]
+    assert command_line.program() == [sys.executable, "/some where/run.py"]
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
-    assert command_line._program() == [Path(sys.executable).name, "/some where/run.py"]
+    assert command_line.program() == [Path(sys.executable).name, "/some where/run.py"]
     tool = tmp_path / "quantpipe"
     tool.touch(mode=0o755)
     monkeypatch.setattr(sys, "argv", [str(tool)])
-    assert command_line._program() == [str(tool)]
+    assert command_line.program() == [str(tool)]
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert command_line._program() == ["quantpipe"]
+    assert command_line.program() == ["quantpipe"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ PLACEHOLDERS = {
     "hardware=NAME": "hardware=vta",
     "experiments=NAME": "experiments=vta_digits",
     "hardware=mine": "hardware=vta",
+    "realize=mine": "realize=integer",
     "search=clever": "search=random",
 }
 """Words that stand for a reader's own -> a word of the same kind."""
