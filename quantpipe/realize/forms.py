@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from quantpipe.lowering import Dialect
 from quantpipe.realize.c.form import CForm
 from quantpipe.realize.protocol import FileForm
 from quantpipe.realize.sidecars import Sidecars
+from quantpipe.realize.tflite.form import TfliteForm
 from quantpipe.realize.vendor_qdq import VendorQdq
 from quantpipe.types import HardwareSpec
 
 VENDOR: Mapping[str, Callable[[], Dialect]] = {"qdq": VendorQdq}
 """ONNX form -> how it is written for other tools, where onnxruntime's own kernels cannot say the plan."""
 
-FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {"c": CForm, "sidecars": Sidecars}
+FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {
+    "c": CForm,
+    "tflite": TfliteForm,
+    "tflite_integer_io": partial(TfliteForm, "tflite_integer_io", "model_integer_io.tflite", whole=True),
+    "sidecars": Sidecars,
+}
 """Name in the configuration -> a format that is not ONNX."""
 
 EXACT = "integer"

@@ -1,0 +1,73 @@
+"""The TFLite form: one .tflite file with the plan's own integers and scales, run and compared by LiteRT's interpreter.
+
+`tflite` takes and gives real numbers, by a Quantize and a Dequantize at its ends; `tflite_integer_io` takes and gives
+the stored integers, as microcontrollers have them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quantpipe.errors import HardwareError
+from quantpipe.graph.view import Graph
+from quantpipe.realize.protocol import Runner, WrittenForm
+from quantpipe.realize.provenance import PREFIX, Provenance
+from quantpipe.realize.tflite import litert
+from quantpipe.realize.tflite.howto import howto
+from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.write import Written, write_model
+from quantpipe.types import QuantPlan, Topology
+
+
+class TfliteForm:
+    """Write a plan as a .tflite file, and run it by LiteRT's reference kernels."""
+
+    def __init__(self, name: str = "tflite", file: str = "model.tflite", *, whole: bool = False) -> None:
+        """`whole`: its inputs and outputs are the stored integers."""
+        self.name, self.file, self._whole = name, file, whole
+
+    def unavailable(self) -> str | None:
+        """Return why no .tflite file can be executed here; None where LiteRT is installed."""
+        return litert.missing()
+
+    def write(self, graph: Graph, topology: Topology, plan: QuantPlan, made: Provenance) -> WrittenForm:
+        """Write the file.
+
+        Raises:
+            HardwareError: where LiteRT's package is missing, and for nodes that the format cannot hold, all of them.
+        """
+        why = litert.missing()
+        if why is not None:
+            raise HardwareError(why, stage="realize", where=self.name)
+        written = write_model(
+            graph, topology, plan, whole=self._whole, provenance=_plain(made.entries(graph, plan, self.name))
+        )
+        return WrittenForm({self.file: written.content}, _facts(written), howto(self.file, written, whole=self._whole))
+
+    def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
+        """Return what runs the file in a folder, by LiteRT's reference kernels."""
+        return TfliteRunner(TfliteModel.read(folder / self.file), Kernels.REFERENCE)
+
+
+def _facts(written: Written) -> dict[str, float | int | str]:
+    layouts = {name: port.layout for name, port in written.inputs.items()}
+    return {
+        "operators": sum(written.operators.values()),
+        "transposes": written.transposes,
+        "input_layout": ", ".join(dict.fromkeys(layouts.values())),
+    }
+
+
+def _plain(entries: Mapping[str, str]) -> dict[str, Any]:
+    """The entries by their short names, JSON read again; ports are told of with their layouts by the writer."""
+    found: dict[str, Any] = {}
+    for key, text in entries.items():
+        name = key.removeprefix(PREFIX)
+        try:
+            found[name] = json.loads(text)
+        except json.JSONDecodeError:
+            found[name] = text
+    return found
