@@ -67,9 +67,9 @@ def cleaned_model(
         The model, and sentences.
     """
     where = original.source
-    tell("loading it with onnxruntime")
+    tell("loading it with onnxruntime and running it on a few samples")
     raw, session, said = runnable(raw, feeds, where)
-    tell("running it on a few samples")
+    tell("running it on a few samples again")
     reference = session.run(feeds)
     unrest = difference(reference, session.run(shaken(feeds)))
     allowed = min(max(TOLERANCE, SENSITIVE * unrest), MOST_TOLERANCE)

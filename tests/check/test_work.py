@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.check import check
+from quantpipe.check.decisions import decisions
 from quantpipe.graph.view import Graph, view
 from quantpipe.hardware.cost import COSTS
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
@@ -161,10 +162,16 @@ def partly_quantized() -> onnx.ModelProto:
 
 
 def test_a_partly_quantized_model_is_named_node_by_node() -> None:
-    made = line(partly_quantized())
-    (note,) = check(made.graph, made.topology, made.spec, made.schema).notes
+    """As they are named where nobody can read the scales: the graph is that of the file, not the restored one."""
+    (note,) = decisions(view(ir.from_proto(partly_quantized()), "sha256:0", "m.onnx"), hardware("ort_cpu"))
     assert note.startswith("the model is quantized in part already: quantize (QuantizeLinear), dequantize (Dequant")
     assert "give the float model" in note
+
+
+def test_the_quantized_part_of_a_model_is_taken_over() -> None:
+    made = line(partly_quantized())
+    assert check(made.graph, made.topology, made.spec, made.schema).notes == ()
+    assert [node.op for node in made.graph.nodes] == ["Conv", "GlobalAveragePool", "Flatten", "MatMul"]
 
 
 def test_what_a_file_overrules_stands_in_the_answer() -> None:

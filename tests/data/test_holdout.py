@@ -18,7 +18,7 @@ from quantpipe.data.carry import carry
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.subset import First
 from quantpipe.pipeline.inputs import load
-from quantpipe.types import Samples, TensorInfo
+from quantpipe.types import Keep, Samples, TensorInfo
 
 INPUTS = [TensorInfo("x", (None, 2), "float32")]
 ALL = {"calibrate": None, "search": None, "evaluate": None}
@@ -128,6 +128,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         resident_mb=0,
         fixed={},
         isolate=True,
+        keep=Keep.ALL,
         spec=SimpleNamespace(realize="qdq", ops={}),
     )
     inputs = load(cast(Any, settings))

@@ -95,6 +95,13 @@ def once(acc: int, m: int, shift: int) -> int:
     return rounded(Fraction(acc * m, 1 << (31 - shift)), Rounding.HALF_UP)
 
 
+def once_away(acc: int, m: int, shift: int) -> int:
+    return rounded(Fraction(acc * m, 1 << (31 - shift)), Rounding.HALF_AWAY)
+
+
+TRUTH = {FixedRounding.DOUBLE: gemmlowp, FixedRounding.SINGLE: once, FixedRounding.SINGLE_AWAY: once_away}
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     accs=st.lists(st.one_of(st.integers(LEAST, GREATEST), st.integers(-5000, 5000)), min_size=1, max_size=40),
@@ -106,8 +113,7 @@ def test_fixed_point(accs: list[int], m: int, shift: int, rounding: FixedRoundin
     accs += [LEAST, GREATEST, 0, -1, 1]
     fixed = FixedPoint(np.asarray(m), np.asarray(shift))
     found = run(np.asarray(accs, np.int64), lambda w, x: w.times_fixed_point(x, fixed, rounding, "f"))
-    truth = gemmlowp if rounding is FixedRounding.DOUBLE else once
-    assert found == [truth(a, m, shift) for a in accs]
+    assert found == [TRUTH[rounding](a, m, shift) for a in accs]
     library = requantize_fixed_point(accs, (m, shift), 0, qmin=LEAST, qmax=GREATEST, rounding=rounding.value)
     assert [min(max(v, LEAST), GREATEST) for v in found] == library.tolist()
 
@@ -121,8 +127,7 @@ def test_fixed_point_on_ties(shift: int, rounding: FixedRounding) -> None:
     accs = sorted({k * step + d for k in range(-12, 13) for d in (-1, 0, 1)} | {LEAST, GREATEST})
     fixed = FixedPoint(np.asarray(1 << 30), np.asarray(shift))
     found = run(np.asarray(accs, np.int64), lambda w, x: w.times_fixed_point(x, fixed, rounding, "f"))
-    truth = gemmlowp if rounding is FixedRounding.DOUBLE else once
-    assert found == [truth(a, 1 << 30, shift) for a in accs]
+    assert found == [TRUTH[rounding](a, 1 << 30, shift) for a in accs]
 
 
 def test_one_and_two_roundings_differ_somewhere() -> None:
