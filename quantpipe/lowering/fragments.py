@@ -72,6 +72,10 @@ def moved(context: Context, node: Node, kernel: Kernel) -> list[ir.Value | None]
     ]
 
 
+GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
+"""Written as a reduction, which has kernels for integers."""
+
+
 def global_maximum(context: Context, node: Node, value: ir.Value | None, output: str) -> ir.Value:
     """Write the largest element of each channel of a map, as a reduction over its positions.
 

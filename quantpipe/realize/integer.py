@@ -45,9 +45,6 @@ from quantpipe.types import (
 IN_DOUBLE = frozenset({"MaxPool", "DepthToSpace", "SpaceToDepth"})
 """Moves that onnxruntime has no int32 kernel of; float64 holds every int32, so the detour changes nothing."""
 
-GLOBAL_MAXIMUM = frozenset({"GlobalMaxPool"})
-"""Written as a reduction, which has an int32 kernel."""
-
 
 class Integer(Stored):
     """Write the integer form."""
@@ -273,7 +270,7 @@ class Integer(Stored):
         inputs, name = fr.moved(context, node, kernel), fr.stored_name(kernel)
         if node.op in PADS and len(inputs) > 2 and inputs[2] is not None:
             inputs[2] = self.constant(context, f"{node.name}_zero", np.int32(0))
-        if node.op in GLOBAL_MAXIMUM:
+        if node.op in fr.GLOBAL_MAXIMUM:
             return fr.global_maximum(context, node, inputs[0], name)
         if node.op not in IN_DOUBLE:
             return context.builder.copy(node, inputs, [name])[0]

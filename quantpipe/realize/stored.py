@@ -157,7 +157,10 @@ class Stored:
             zero = np.float32(q.zero_point)
             inputs[2] = self.constant(context, f"{q.tensor}_pad", zero) if long else self.grid(context, q)[1]
         name = fr.stored_name(kernel)
-        moved = context.builder.copy(node, inputs, [f"{name}_float" if long else name])[0]
+        if node.op in fr.GLOBAL_MAXIMUM:
+            moved = fr.global_maximum(context, node, inputs[0], f"{name}_float" if long else name)
+        else:
+            moved = context.builder.copy(node, inputs, [f"{name}_float" if long else name])[0]
         return self._cast(context, moved, q.dtype, f"{node.name}/int16", output=name) if long else moved
 
     def _cast(

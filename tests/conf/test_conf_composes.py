@@ -18,7 +18,7 @@ from quantpipe.app.settings import GROUPS, shipped_schemas
 from quantpipe.executors import Process, Serial
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
-from quantpipe.realize import BACKENDS
+from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.search import FloatFigures, Objective, ObjectiveOptions
 from tests.zoo import ZOO, needs_zoo
 
@@ -45,7 +45,7 @@ def build(config: DictConfig) -> None:
     assert isinstance(plain, dict)
     spec = load_hardware(plain["hardware"])
     resolve_schema(spec, plain["schema"], shipped_schemas())
-    assert plain["realize"]["backend"] in (*BACKENDS, "auto")
+    assert plain["realize"]["backend"] in (*BACKENDS, *FILE_FORMS, "auto")
     assert Path(plain["model"]["path"]).is_file()
     make(config.dataset, "dataset")
     make(config.threshold.activations, "threshold.activations")
