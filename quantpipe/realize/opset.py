@@ -15,6 +15,9 @@ import onnx_ir as ir
 from quantpipe.graph.external_weights import is_heavy
 from quantpipe.graph.io import model_proto
 
+KNOWN = ("", "ai.onnx", "com.microsoft")
+"""Domains whose ops are kernels of onnxruntime. Others are defined by functions, which are written in an opset."""
+
 FLOOR = 13
 """QuantizeLinear with an axis; onnxruntime's fusions know no earlier definitions of some ops."""
 
@@ -22,10 +25,11 @@ FLOOR = 13
 def with_least_opset(model: ir.Model) -> ir.Model:
     """Return the model with the least opset of ONNX's own that its nodes need; itself, changed in place.
 
-    A node that ONNX does not define, and models whose weights lie in files (which are not read for this), keep theirs.
+    A node that ONNX does not define keeps the model's, as do ops of packages, whose functions are written in it, and
+    models whose weights lie in files, which are not read for this.
     """
     given = model.graph.opset_imports.get("")
-    if given is None:
+    if given is None or any(node.domain not in KNOWN for node in model.graph.all_nodes()):
         return model
     kinds = {} if is_heavy(model) else _types(model)
     needed = FLOOR

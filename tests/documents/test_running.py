@@ -18,8 +18,8 @@ from tests.e2e.program import NO_TRACKING, QUICK, Program, Zygote, environment
 
 SHORT = 12
 """Evaluations of a search whose length a page leaves open, or asks for many."""
-ELSEWHERE = ("README.md", "docs/python.md")
-"""Pages whose Python runs in tests/api/test_documents.py."""
+ELSEWHERE = ("README.md", "docs/python.md", "docs/extending.md")
+"""Pages whose Python runs in tests/api/test_documents.py and tests/extend/test_extend.py."""
 CODES = {"check": (0, 3), "lint": (0, 3)}
 """Exit codes of commands that may find something; 0 for all others."""
 

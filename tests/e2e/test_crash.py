@@ -32,7 +32,7 @@ RUN = (
 )
 VOLATILE = {
     *("seconds", "evaluations_per_second", "float_pass_seconds", "peak_rss_mb", "latency", "speed"),
-    *("folder", "evaluator"),
+    *("folder", "evaluator", "timeline"),
 }
 EXACT = ("model.onnx", "plan.json", "topology.json", "choices.json", "data.json")
 
