@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
+from quantpipe.lowering.products import _fitting
+from quantpipe.plan.bounds import bias_room
 from quantpipe.types import Accumulate, Average, Form, Move, Range, Strategy, Sum
 from tests.ops.line import Line, Net, hardware, line
 from tests.ops.test_every_op import line_of
@@ -318,3 +320,20 @@ def test_max_shift_of_a_kernel_is_its_own() -> None:
     made = line(one_conv(spec="vta").graph, hardware("vta", ops=ops, fuse=[]))
     with pytest.raises(HardwareError, match=r"plan: c: needs a right shift by 10, the device shifts by at most 3"):
         plan_of(made, {"x": Range(-1, 1), "c_out": Range(-3, 3)}, 0.5)
+
+
+def test_a_bias_has_the_room_that_the_products_leave() -> None:
+    """By the definition: what the sums leave of int32, and all of the type where the products alone overflow."""
+    greatest = 2**31 - 1
+    reached = np.asarray([0, 10, greatest - 1, greatest + 5], np.int64)
+    assert bias_room(hardware("ort_cpu"), reached).tolist() == [greatest, greatest - 10, 1, greatest]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_in_digits_of_base_16_are_the_weights(seed: int) -> None:
+    """Digits lie in -8..8, so that the sums of their products are a sixteenth of those of the weights."""
+    values = np.random.default_rng(seed).integers(-128, 128, (2, 300_000)).astype(np.int8)
+    parts = _fitting(1, values, 0)
+    assert [factor for factor, _ in parts] == [16, 1]
+    assert all(np.abs(part.astype(int)).max() <= 8 for _, part in parts)
+    assert np.array_equal(sum(factor * part.astype(int) for factor, part in parts), values)
