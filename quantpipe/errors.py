@@ -39,7 +39,13 @@ class DataError(QuantpipeError):
 
 
 class HardwareError(QuantpipeError):
-    """A hardware file that contradicts itself, or a request the hardware cannot meet."""
+    """A hardware file that contradicts itself, or a request the hardware cannot meet. `field`: of the file."""
+
+    def __init__(
+        self, message: str, *, stage: str | None = None, where: str | None = None, field: str | None = None
+    ) -> None:
+        super().__init__(message, stage=stage, where=where)
+        self.field = field
 
 
 class ArtifactError(QuantpipeError):

@@ -136,7 +136,9 @@ def check_model(
         AgreementError: Where simulated and realized integers differ.
     """
     with installed(extension, package), tempfile.TemporaryDirectory() as folder:
-        spec = load_hardware(compose.option("hardware", hardware) if isinstance(hardware, str) else hardware)
+        spec = load_hardware(
+            compose.option("hardware", hardware) if isinstance(hardware, str) else compose.whole_hardware(hardware)
+        )
         made: list[_Samples] = []
 
         def example(raw: Graph) -> Mapping[str, Array]:

@@ -128,7 +128,8 @@ def settings_for(
     else:
         chosen["hardware"] = described
     config, names = compose.composed(chosen, given)
-    launch = Launch(Path.cwd(), workspace.path, names, workspace.resume_call, given=objects)
+    file = _file(hardware)
+    launch = Launch(Path.cwd(), workspace.path, names, workspace.resume_call, given=objects, hardware_file=file)
     return settings_of(config, launch, compose.schemas())
 
 
@@ -138,7 +139,7 @@ def _described(hardware: Hardware) -> Mapping[str, Any] | None:
         content: dict[str, Any] = plain(hardware)
         return content
     if isinstance(hardware, os.PathLike):
-        return compose.read_yaml(Path(hardware), "hardware")
+        return compose.read_hardware(Path(hardware))
     if isinstance(hardware, Mapping):
         return None if compose.OPTION in hardware else hardware
     if not isinstance(hardware, str):
@@ -151,11 +152,18 @@ def _described(hardware: Hardware) -> Mapping[str, Any] | None:
     if hardware in names:
         return None
     if hardware.endswith((".yaml", ".yml")):
-        return compose.read_yaml(Path(hardware).expanduser(), "hardware")
+        return compose.read_hardware(Path(hardware).expanduser())
     raise ConfigError(
         f"is {hardware!r}{nearest(hardware, names)}; legal are {', '.join(names)}, and the path of a YAML file",
         where="hardware",
     )
+
+
+def _file(hardware: Hardware) -> Path | None:
+    """The file that describes the device, where it is one."""
+    if isinstance(hardware, str | os.PathLike):
+        return compose.hardware_file(str(hardware)) or Path(hardware).expanduser()
+    return None
 
 
 def _dataset(samples: Any, options: Mapping[str, Any] | None) -> Any:

@@ -25,8 +25,11 @@ from quantpipe.app.files import asset, folder_of
 from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.targets import PLUGINS
 from quantpipe.artifacts import plain
-from quantpipe.errors import ConfigError, nearest
+from quantpipe.errors import ConfigError, HardwareError, nearest
+from quantpipe.hardware.like import taken_over
 
+HARDWARE = "hardware"
+"""The group whose files may be like others."""
 OPTION = "option"
 """The key of a given mapping that names the option whose keys it changes."""
 SEVERAL = ("realize",)
@@ -49,9 +52,50 @@ def option(group: str, name: str) -> dict[str, Any]:
     for folder in _folders():
         path = folder / group / f"{name}.yaml"
         if "/" not in name and path.is_file():
-            return deepcopy(_shipped(path, group))
+            found = deepcopy(_shipped(path, group))
+            return whole_hardware(found) if group == HARDWARE else found
     legal = option_names(group)
     raise ConfigError(f"has no option {name!r}{nearest(name, legal)}; legal are {', '.join(legal)}", where=group)
+
+
+def whole_hardware(content: Mapping[str, Any], beside: Path | None = None) -> dict[str, Any]:
+    """Return the content of a hardware file with what it takes from the file that it is `like`.
+
+    Args:
+        content: what the file says.
+        beside: the folder of the file, in which others of its kind may lie.
+
+    Returns:
+        The content without `like`.
+
+    Raises:
+        QuantpipeError: for a file that is like none there is, or like itself.
+    """
+
+    def read(name: str) -> Mapping[str, Any]:
+        path = hardware_file(name, beside)
+        if path is not None:
+            return read_yaml(path, HARDWARE)
+        near = {path.stem for path in beside.glob("*.yaml")} if beside is not None else set()
+        legal = sorted({*option_names(HARDWARE), *near})
+        raise HardwareError(
+            f"like is {name!r}{nearest(name, legal)}; legal are {', '.join(legal)}",
+            stage=HARDWARE,
+            where=str(content.get("name", "?")),
+        )
+
+    return taken_over(deepcopy(dict(content)), read)
+
+
+def hardware_file(name: str, beside: Path | None = None) -> Path | None:
+    """Return the hardware file of a name, in the folder `beside` or among the options; None where there is none."""
+    folders = (*(() if beside is None else (beside,)), *(folder / HARDWARE for folder in _folders()))
+    return next((path for folder in folders if "/" not in name and (path := folder / f"{name}.yaml").is_file()), None)
+
+
+def read_hardware(path: Path) -> dict[str, Any]:
+    """Return the whole content of a user's hardware file."""
+    return whole_hardware(read_yaml(path, HARDWARE), path.parent)
 
 
 def read_yaml(path: Path, key: str) -> dict[str, Any]:
@@ -108,7 +152,8 @@ def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictC
     for group in names:
         if group in chosen:
             names[group] = str(chosen[group].get("name", "given"))
-            config[group] = _merged(dict(chosen[group]), config.get(group, {}), group)
+            content = whole_hardware(chosen[group]) if group == HARDWARE else dict(chosen[group])
+            config[group] = _merged(content, config.get(group, {}), group)
             continue
         names[group], changes = _of_option(group, given.get(group), names[group])
         config[group] = _merged({**_content(group, names[group]), **config.get(group, {})}, changes, group)

@@ -12,12 +12,16 @@ from typing import Any
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from quantpipe.app.compose import HARDWARE, whole_hardware
 from quantpipe.errors import ConfigError
+from quantpipe.hardware.like import LIKE
 
 MOST_BYTES = 4 << 20
 MOST_VALUES = 100_000
@@ -28,7 +32,8 @@ MOST_DEPTH = 50
 def check_config_files() -> None:
     """Put the check in front of Hydra's reader of files."""
     Plugins.instance()  # its scan would put Hydra's own reader in the place of ours
-    SourcesRegistry.instance().types[_CheckedFiles.scheme()] = _CheckedFiles
+    for source in (_CheckedFiles, _PackageFiles):
+        SourcesRegistry.instance().types[source.scheme()] = source
 
 
 class _CheckedFiles(FileConfigSource):
@@ -39,9 +44,26 @@ class _CheckedFiles(FileConfigSource):
         if file.is_file():
             check_file(file)
         try:
-            return super().load_config(config_path)
+            return _whole(super().load_config(config_path), config_path, file.parent)
         except (ValueError, OmegaConfBaseException) as error:  # a header line such as "# @package", a word as a key
             raise _refused(file, " ".join(str(error).split())[:300]) from error
+
+
+class _PackageFiles(ImportlibResourcesConfigSource):
+    """Hydra's reader of files in packages (plug-ins)."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        return _whole(super().load_config(config_path), config_path, None)
+
+
+def _whole(result: ConfigResult, config_path: str, folder: Path | None) -> ConfigResult:
+    """A hardware file with all that it takes from the one that it is like, so that overrides find every field."""
+    group = config_path.strip("/").rpartition("/")[0]
+    if group == HARDWARE and isinstance(result.config, DictConfig) and LIKE in result.config:
+        content = OmegaConf.to_container(result.config, resolve=False)
+        given = {str(key): value for key, value in content.items()} if isinstance(content, dict) else {}
+        result.config = OmegaConf.create(whole_hardware(given, folder))
+    return result
 
 
 def check_file(path: Path) -> None:

@@ -17,18 +17,19 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.constraints import constraints_given
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
+from quantpipe.app.compose import hardware_file
 from quantpipe.app.device import with_bits, with_cost
 from quantpipe.app.forms import forms_of, forms_record, several_options
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
+from quantpipe.app.hardware_place import load_located
 from quantpipe.app.instances import make
 from quantpipe.app.shape import check_shape
 from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.passwords import concealed
 from quantpipe.pipeline.settings import (
@@ -104,7 +105,7 @@ class Launch:
     how to go on after an interruption. `sweep` is the folder of the sweep that the run belongs to; `changed` the keys
     that were given on the command line. `threshold` gives the content of an option of that group. `given`: settings
     that the caller has as objects already, by the name of their field, in place of what the configuration would
-    describe.
+    describe. `hardware_file` is the file that describes the device, where it is one.
     """
 
     cwd: Path
@@ -115,6 +116,7 @@ class Launch:
     changed: Mapping[str, str] = field(default_factory=dict)
     threshold: Option = shipped_option
     given: Mapping[str, Any] = field(default_factory=dict)
+    hardware_file: Path | None = None
 
 
 def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
@@ -131,8 +133,17 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     known = hydra_config.runtime.choices  # of a group that has a list of options Hydra tells none
     choices = {g: str(known[g]) if g in known else several_options(config, g) for g in GROUPS}
     changed = changed_keys(hydra_config, GROUPS)
-    launch = Launch(cwd, folder, choices, resume_command(hydra_config, folder), sweep, changed, threshold_option)
+    resume = resume_command(hydra_config, folder)
+    file = _hardware_file(choices["hardware"], hydra_config)
+    launch = Launch(cwd, folder, choices, resume, sweep, changed, threshold_option, hardware_file=file)
     return settings_of(config, launch, shipped_schemas())
+
+
+def _hardware_file(name: str, hydra_config: HydraConf) -> Path | None:
+    """The file of the chosen device: Hydra takes the first of its search path."""
+    folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
+    found = (folder / "hardware" / f"{name}.yaml" for folder in folders)
+    return next((path for path in found if path.is_file()), None) or hardware_file(name)
 
 
 def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
@@ -161,7 +172,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
     refuse_clashes()
     constraints = constraints_given(plain["annotate"].get("constraints"), launch)
     plain["annotate"] = plain["annotate"] | {"constraints": constraints}
-    spec = given.get("spec") or load_hardware(plain["hardware"])
+    spec = given.get("spec") or load_located(plain["hardware"], start.hardware_file, start.changed)
     schema = resolve_schema(spec, plain["schema"], schemas)
     forms = forms_of(plain["realize"], spec, verify=str(plain["verify"]))
     backend = forms[0]

@@ -87,6 +87,8 @@ def load_hardware(data: Data) -> HardwareSpec:
         raise Reader("?").error("the file", f"must be a mapping of {', '.join(FIELDS)}, not {data!r}")
     name = str(data.get("name", "?"))
     reader = Reader(name)
+    if "like" in data:
+        raise reader.error("like", "is read from hardware files alone; legal is a file that has it, hardware=NAME")
     reader.keys(data, (*FIELDS, *OPTIONAL), "")
     for key in FIELDS:
         if key not in data:

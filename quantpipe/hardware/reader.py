@@ -33,7 +33,7 @@ class Reader:
 
     def error(self, field: str, problem: str) -> HardwareError:
         """Return the error of a field: its name, then `problem`."""
-        return HardwareError(f"{field} {problem}", stage="hardware", where=self._name)
+        return HardwareError(f"{field} {problem}", stage="hardware", where=self._name, field=field)
 
     def keys(self, data: Data, legal: Sequence[str], field: str) -> None:
         """Refuse keys that are not legal in the section `field` (empty: the file itself).

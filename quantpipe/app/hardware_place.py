@@ -1,0 +1,83 @@
+"""Where a hardware file says what it is refused for: the file and the line, behind the message.
+
+`load_located` takes the content that was composed and the file that it came from; an error that names a field leaves
+with the place of that field in the file, or in the one that the file is `like`. Fields given on the command line have
+no place in a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quantpipe.app.compose import HARDWARE, hardware_file
+from quantpipe.errors import HardwareError
+from quantpipe.hardware.like import LIKE
+from quantpipe.hardware.load import load_hardware
+from quantpipe.types import HardwareSpec
+
+
+def load_located(content: Mapping[str, Any], file: Path | None, given: Collection[str] = ()) -> HardwareSpec:
+    """Return the device that a hardware file describes.
+
+    Args:
+        content: what the file says, with what it takes from others.
+        file: the file; None where it is not known.
+        given: keys that were given on the command line, such as `hardware.weights.bits`.
+
+    Returns:
+        The device.
+
+    Raises:
+        HardwareError: as `load_hardware` does, with file and line where they are known.
+    """
+    try:
+        return load_hardware(content)
+    except HardwareError as error:
+        key = f"{HARDWARE}.{error.field}"
+        if file is None or error.field is None or any(f"{key}.".startswith(f"{name}.") for name in given):
+            raise
+        place = place_of(error.field, file)
+        if place is None:
+            raise
+        raise HardwareError(f"{error} ({place})", field=error.field) from error
+
+
+def place_of(field: str, file: Path) -> str | None:
+    """Return `FILE, line N` of a field of a hardware file, or of the nearest section around it; None without any."""
+    best: tuple[int, Path, int] | None = None
+    for path in _chain(file):
+        depth, line = _line(yaml.compose(path.read_text(encoding="utf-8")), field)
+        if best is None or depth > best[0]:
+            best = depth, path, line
+    return f"{best[1]}, line {best[2]}" if best is not None and best[0] else None
+
+
+def _chain(file: Path | None) -> Iterator[Path]:
+    """The file, and those that it takes fields from."""
+    seen: list[Path] = []
+    while file is not None and file.is_file() and file not in seen:
+        seen.append(file)
+        yield file
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        name = content.get(LIKE) if isinstance(content, Mapping) else None
+        file = hardware_file(str(name), file.parent) if name is not None else None
+
+
+def _line(node: yaml.Node | None, field: str) -> tuple[int, int]:
+    """(how much of the field's name was found, the line), of the node below which it stands."""
+    if isinstance(node, yaml.SequenceNode):
+        return max((_line(item, field) for item in node.value), default=(0, 0), key=lambda found: found[0])
+    if not isinstance(node, yaml.MappingNode):
+        return 0, 0
+    for key, value in node.value:
+        name = str(key.value)
+        if field == name:
+            return len(name), int(key.start_mark.line) + 1
+        if field.startswith(f"{name}."):
+            depth, line = _line(value, field[len(name) + 1 :])
+            return (len(name) + 1 + depth, line) if depth else (len(name), int(key.start_mark.line) + 1)
+    return 0, 0
