@@ -47,7 +47,7 @@ def _composed(options: tuple[str, ...]) -> DictConfig:
 
 def _hydra(options: dict[str, str], folder: Path) -> HydraConf:
     choices: dict[str, Any] = dict.fromkeys(GROUPS, "") | options
-    runtime = RuntimeConf(cwd=str(Path.cwd()), output_dir=str(folder), choices=choices)
+    runtime = RuntimeConf(cwd=str(Path.cwd()), output_dir=str(folder), choices=choices, config_sources=[])
     return HydraConf(
         mode=RunMode.RUN, run=RunDir(str(folder)), sweep=SweepDir("s", "0"), runtime=runtime, job=JobConf()
     )
