@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import time
@@ -17,6 +18,13 @@ TRIAL = ("strategy=run/search/trials.jsonl",)
 
 def trials(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / "search" / "trials.jsonl").read_text().splitlines()[1:]]
+
+
+def sealed(row: dict[str, object], origin: dict[str, str]) -> str:
+    """A line of a trial log of this origin, with the digest that the log's documentation names."""
+    fields = {key: value for key, value in row.items() if key != "digest"}
+    text = json.dumps([origin, fields], sort_keys=True, separators=(",", ":"))
+    return json.dumps({**fields, "digest": "sha256:" + hashlib.sha256(text.encode()).hexdigest()})
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +112,10 @@ def test_a_strategy_of_another_model_is_replayed_by_force_only(pareto: tuple[Pro
     payload["strategy"]["model_hash"] = "sha256:" + "0" * 64
     (program.cwd / "other.json").write_text(json.dumps(payload))
     lines = (first.folder / "search" / "trials.jsonl").read_text().splitlines()
-    header = json.loads(lines[0])
-    header["origin"]["model"] = header["origin"]["calibrate_data"] = "sha256:0"
+    origin = json.loads(lines[0])["origin"] | {"model": "sha256:0", "calibrate_data": "sha256:0"}
+    rows = [json.loads(lines[0]) | {"origin": origin}, *(json.loads(line) for line in lines[1:])]
     (program.cwd / "log").mkdir()
-    (program.cwd / "log" / "trials.jsonl").write_text("\n".join([json.dumps(header), *lines[1:]]) + "\n")
+    (program.cwd / "log" / "trials.jsonl").write_text("".join(f"{sealed(row, origin)}\n" for row in rows))
     for number, strategy in enumerate((("other.json",), ("log/trials.jsonl", "replay.trial=3"))):
         replay = (*SMALL, "command=replay", f"strategy={strategy[0]}", *strategy[1:])
         assert "another model" in program.run(*replay, folder=f"refused{number}").paragraph
@@ -158,7 +166,8 @@ def test_a_function_of_the_users_own_in_other_processes(program: Program, execut
     alone = program.run(*given, folder="alone")
     several = program.run(*given, f"executor={executor}", "executor.workers=2", folder="several")
     assert (alone.code, several.code) == (0, 0), several.err
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in trials(r.folder)] for r in (alone, several)]
+    timed = {"seconds", "digest"}  # the digest is one of the whole line, with its seconds
+    rows = [[{k: v for k, v in row.items() if k not in timed} for row in trials(r.folder)] for r in (alone, several)]
     assert rows[0] == rows[1] and len(rows[0]) == 6
 
 
