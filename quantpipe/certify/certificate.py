@@ -52,7 +52,7 @@ def certificate(
     floats = [
         {"node": n.name, "op": n.op, "reason": str(topology.float_nodes.get(n.name, "it runs in float"))}
         for n in graph.nodes
-        if n.name not in topology.kernel_of and n.name not in topology.swallowed
+        if n.name not in topology.kernel_of and n.name not in topology.fused_into
     ]
     return {
         "form": form,

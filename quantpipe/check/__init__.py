@@ -1,6 +1,6 @@
 """What a device would make of a model, told before anything is calibrated: `command=check`."""
 
-from quantpipe.check.fit import Fit, Loading, Verdict, check, check_model
+from quantpipe.check.compatibility import Fit, Loading, Verdict, check, check_model
 from quantpipe.check.sample import made_up
 
 __all__ = ["Fit", "Loading", "Verdict", "check", "check_model", "made_up"]

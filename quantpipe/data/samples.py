@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.data.duplicates import NONE_SHARED, Shared
-from quantpipe.data.fit import Feed, cast, check_shape, shapes_of
+from quantpipe.data.input_checks import Feed, cast, check_shape, shapes_of
 from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import Batch

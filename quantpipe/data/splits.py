@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.divide import ROLES, WHOLE, Part
 from quantpipe.data.duplicates import NONE_SHARED, Contents, Shared, fingerprints, say, sequence_contents, unshared
-from quantpipe.data.fit import Feed, route
+from quantpipe.data.input_checks import Feed, route
 from quantpipe.data.labels import check_labels
 from quantpipe.data.preprocess import Preprocess
 from quantpipe.data.samples import Skipped, SourceSamples
@@ -37,7 +37,7 @@ class Splits:
     """The sample lists of a run; no sample stands in two of them.
 
     `state` maps outputs to the inputs that they are fed back to within a sequence; a data set leaves those inputs out
-    of the batches (`data/carry.py` adds them). `aside`: samples set aside from those of the search, to judge
+    of the batches (`data/recurrent_state.py` adds them). `aside`: samples set aside from those of the search, to judge
     (`data/holdout.py`). `duplicates`, `force_few`: what the user allows (`Handling`).
     """
 

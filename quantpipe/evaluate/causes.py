@@ -82,7 +82,7 @@ class Causes:
         if (one := self._measure.constants.get(name)) is not None:
             return one.node
         maker = self._graph.producers.get(name)
-        return "" if maker is None else self._topology.swallowed.get(maker.name, maker.name)
+        return "" if maker is None else self._topology.fused_into.get(maker.name, maker.name)
 
 
 def _row(name: str, kind: Literal["tensor", "weight", "bias"], node: str, alone: Alone) -> CauseRow:

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from quantpipe.data.carry import Carried
+from quantpipe.data.recurrent_state import StatefulSamples
 from quantpipe.data.subset import First
 from quantpipe.graph.execute import Session, joined
 from quantpipe.metrics.outputs import summary
@@ -24,7 +24,7 @@ def free_running(session: Session, samples: Samples, reference: Reference) -> Mo
     no state.
     """
     carried = samples.samples if isinstance(samples, First) else samples
-    if not isinstance(carried, Carried):
+    if not isinstance(carried, StatefulSamples):
         return None
     found = [np.asarray(out[reference.output]) for out in islice(carried.free_run(session.run), len(samples))]
     return summary(reference.outputs, joined(found), reference.labels)

@@ -80,7 +80,7 @@ def _decided_on(graph: Graph, topology: Topology, tensor: str) -> Iterator[str]:
     while pending:
         current = pending.pop()
         node = graph.producers.get(current)
-        if current in seen or node is None or node.name in topology.kernel_of or node.name in topology.swallowed:
+        if current in seen or node is None or node.name in topology.kernel_of or node.name in topology.fused_into:
             continue
         seen.add(current)
         if node.op in SHAPES:

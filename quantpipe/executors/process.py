@@ -21,7 +21,7 @@ from loky import ProcessPoolExecutor
 from loky.process_executor import BrokenProcessPool
 
 from quantpipe.errors import WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, ScorerFactory, in_order, kind_of, worker_count
+from quantpipe.executors.protocol import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, kind_of, worker_count
 from quantpipe.graph.execute import available_cores
 from quantpipe.search.options import real
 from quantpipe.types import Point, Score
@@ -66,14 +66,14 @@ class Processes:
 
     def __init__(self, recipe: ScorerFactory, workers: int, start_seconds: float) -> None:
         self._recipe, self._start_seconds = recipe, start_seconds
-        self._workers = workers if workers == 1 or recipe.travels else 1
+        self._workers = workers if workers == 1 or recipe.is_picklable else 1
         self._local: Measure | None = None
         self._seconds: deque[float] = deque(maxlen=3)
         self._pool: ProcessPoolExecutor | None = None
         self._deaths = 0
         self.count = 1
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
         """Yield the scores of the points in order, measured here until starting the processes is worth it."""
         rest = deque(points)
         while rest:
@@ -81,12 +81,12 @@ class Processes:
                 yield from in_order(
                     tuple(rest),
                     IN_FLIGHT * self._workers,
-                    partial(self._submit, hopeless=hopeless),
-                    partial(self._result, hopeless=hopeless),
+                    partial(self._submit, should_prune=should_prune),
+                    partial(self._result, should_prune=should_prune),
                     cancel=lambda task: task.future.cancel(),
                 )
                 return
-            yield self._here(rest.popleft(), hopeless)
+            yield self._here(rest.popleft(), should_prune)
 
     @property
     def kind(self) -> str:
@@ -109,16 +109,16 @@ class Processes:
         usual = min(self._seconds) if len(self._seconds) > 1 else 0.0
         return usual * points * (1 - 1 / self._workers) > self._start_seconds
 
-    def _here(self, point: Point, hopeless: Hopeless | None) -> Score:
+    def _here(self, point: Point, should_prune: ShouldPrune | None) -> Score:
         if self._local is None:
             self._local = self._recipe.make(None, 1 if self._workers == 1 else 2)
         begin = time.perf_counter()
-        score = next(self._local([point], hopeless))
+        score = next(self._local([point], should_prune))
         if not score.pruned:
             self._seconds.append(time.perf_counter() - begin)
         return score
 
-    def _submit(self, point: Point, hopeless: Hopeless | None) -> _Task:
+    def _submit(self, point: Point, should_prune: ShouldPrune | None) -> _Task:
         while True:
             if self._pool is None:
                 threads = max(1, available_cores() // self._workers)
@@ -127,17 +127,17 @@ class Processes:
                 self._pool = ProcessPoolExecutor(self._workers, initializer=_begin, initargs=begin)
                 self.count = self._workers
             try:
-                return _Task(point, self._pool.submit(_score, point, hopeless), self._pool)
+                return _Task(point, self._pool.submit(_score, point, should_prune), self._pool)
             except BrokenProcessPool as error:
                 self._buried(self._pool, error)
 
-    def _result(self, task: _Task, hopeless: Hopeless | None) -> Score:
+    def _result(self, task: _Task, should_prune: ShouldPrune | None) -> Score:
         while True:
             try:
                 score = task.future.result()
             except BrokenProcessPool as error:
                 self._buried(task.pool, error)
-                task = self._submit(task.point, hopeless)
+                task = self._submit(task.point, should_prune)
             else:
                 self._deaths = 0
                 return score
@@ -175,7 +175,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _score(point: Point, hopeless: Hopeless | None) -> Score:
+def _score(point: Point, should_prune: ShouldPrune | None) -> Score:
     if _measure is None:
         raise RuntimeError("a worker measures before it began")
-    return next(_measure([point], hopeless))
+    return next(_measure([point], should_prune))

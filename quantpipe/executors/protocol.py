@@ -11,7 +11,7 @@ from quantpipe.search.options import whole
 from quantpipe.types import Point, Score
 
 Handle = TypeVar("Handle")
-Hopeless = Callable[[Score], bool]
+ShouldPrune = Callable[[Score], bool]
 
 IN_FLIGHT = 2
 """Points handed out per worker: one being measured and one behind it, so that no worker waits for another's turn."""
@@ -20,15 +20,15 @@ IN_FLIGHT = 2
 class Measure(Protocol):
     """Scores in the order of the points; each is measured when it is read."""
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
-        """Yield the scores of the points in order; `hopeless` says which candidates can be given up."""
+    def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order; `should_prune` says which candidates can be given up."""
 
 
 class ScorerFactory(Protocol):
     """How to make a measure. It is pickled, and opened once in each process."""
 
     @property
-    def travels(self) -> bool:
+    def is_picklable(self) -> bool:
         """Return whether the factory can be pickled.
 
         It cannot with a model beyond 2 GB or with weights in files, with samples that carry states, and with some
@@ -47,8 +47,8 @@ class ScorerFactory(Protocol):
 class Workers(Protocol):
     """The workers of one search: a measure that has to be closed. Reading its scores may raise what a worker raised."""
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
-        """Yield the scores of the points in order; `hopeless` says which candidates can be given up."""
+    def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
+        """Yield the scores of the points in order; `should_prune` says which candidates can be given up."""
 
     def close(self) -> None:
         """End every process; what is in flight is lost."""

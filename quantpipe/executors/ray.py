@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from quantpipe.errors import ConfigError, WorkerError
-from quantpipe.executors.protocol import IN_FLIGHT, Hopeless, Measure, ScorerFactory, in_order, worker_count
+from quantpipe.executors.protocol import IN_FLIGHT, Measure, ScorerFactory, ShouldPrune, in_order, worker_count
 from quantpipe.graph.execute import available_cores
 from quantpipe.search.options import whole
 from quantpipe.types import Point, Score
@@ -50,7 +50,7 @@ class RayTasks:
     kind = "auto"
 
     def __init__(self, ray: Any, recipe: ScorerFactory, options: Ray) -> None:
-        if not recipe.travels:
+        if not recipe.is_picklable:
             raise ConfigError(
                 "a model beyond 2 GB or with weights in files, and data or functions that cannot be pickled, cannot be "
                 "sent to other processes; legal is serial",
@@ -73,9 +73,9 @@ class RayTasks:
         self._task = ray.remote(num_cpus=options.threads, max_retries=RETRIES)(_score)
         self._more = (options.threads, self.count)
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
         """Yield the scores of the points in order, measured in tasks of the cluster."""
-        submit = partial(self._submit, hopeless=hopeless)
+        submit = partial(self._submit, should_prune=should_prune)
         return in_order(points, IN_FLIGHT * self.count, submit, self._result, cancel=self._ray.cancel)
 
     def close(self) -> None:
@@ -83,8 +83,8 @@ class RayTasks:
         if self._own:
             self._ray.shutdown()
 
-    def _submit(self, point: Point, hopeless: Hopeless | None) -> Any:
-        return self._task.remote(self._key, self._recipe, *self._more, point, hopeless)
+    def _submit(self, point: Point, should_prune: ShouldPrune | None) -> Any:
+        return self._task.remote(self._key, self._recipe, *self._more, point, should_prune)
 
     def _result(self, task: Any) -> Score:
         try:
@@ -116,10 +116,10 @@ _measures: dict[str, Measure] = {}
 
 
 def _score(
-    key: str, recipe: Sequence[Any], threads: int, share: int, *, point: Point, hopeless: Hopeless | None
+    key: str, recipe: Sequence[Any], threads: int, share: int, *, point: Point, should_prune: ShouldPrune | None
 ) -> Score:
     """In the worker. The recipe comes as a reference inside a list, so that it is fetched once and not per task."""
     if key not in _measures:
         _measures.clear()
         _measures[key] = _ray().get(recipe[0]).make(threads, share)
-    return next(_measures[key]([point], hopeless))
+    return next(_measures[key]([point], should_prune))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from quantpipe.executors.protocol import Hopeless, ScorerFactory, kind_of
+from quantpipe.executors.protocol import ScorerFactory, ShouldPrune, kind_of
 from quantpipe.types import Point, Score
 
 
@@ -26,9 +26,9 @@ class Local:
     def __init__(self, recipe: ScorerFactory) -> None:
         self.measure = recipe.make()
 
-    def __call__(self, points: Sequence[Point], hopeless: Hopeless | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: ShouldPrune | None = None) -> Iterator[Score]:
         """Yield the scores of the points in order, measured in this process."""
-        return self.measure(points, hopeless)
+        return self.measure(points, should_prune)
 
     @property
     def kind(self) -> str:

@@ -23,7 +23,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, NotImplemented
 
 from quantpipe import extend
 from quantpipe.errors import ModelError
-from quantpipe.graph.external_weights import heavy_weights, hollow, is_heavy, skeleton
+from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers, without_large_weights
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 Feeds = Mapping[str, NDArray[Any]]
 
-LANES = 4
+MAX_CONCURRENT = 4
 """Batches of one model that run at once, at most."""
 
 COPY_WEIGHTS = ("ConstantFolding", "ConvAddFusion", "ConvMulFusion", "ConvBNFusion", "MatMul_BatchNormalization_Fusion")
@@ -69,8 +69,8 @@ class Session:
     None sets those that the model asks for in its metadata (`session_options.py`), an empty mapping none at all.
     `spin=False` lets the workers sleep as soon as a run ends, for use in turn with
     other sessions or other multi-threaded code (they would keep its cores for a while). `weights`: those that the model
-    refers to and does not hold (`hollow`), by name; the runtime copies them. Large float32 ones of a whole model go the
-    same way.
+    refers to and does not hold (`strip_initializers`), by name; the runtime copies them. Large float32 ones of a
+    whole model go the same way.
 
     All sessions of a process share one arena: what a run leaves is there for the next one, whichever session's it is.
     (An arena each keeps the largest run of every session; none at all asks the system for fresh pages in every run.
@@ -150,7 +150,7 @@ def _beside(model: ir.Model) -> tuple[ir.Model | bytes, Feeds | None]:
     tensors = {name: model.graph.initializers[name].const_value for name in names}
     if sum(t.nbytes for t in tensors.values() if t is not None) < LEAST_BESIDE:
         return model, None
-    return hollow(model, names), {n: t.numpy() for n, t in tensors.items() if t is not None}
+    return strip_initializers(model, names), {n: t.numpy() for n, t in tensors.items() if t is not None}
 
 
 def _loaded(data: bytes, options: ort.SessionOptions, off: list[str]) -> ort.InferenceSession:
@@ -221,7 +221,7 @@ def _prepare(
     if unsigned:
         model = unsigned_weights(model)
         files.callback(lambda held: None, model)  # its files are there until the runtime has mapped them
-    data, folder = skeleton(model, Path(spool))
+    data, folder = without_large_weights(model, Path(spool))
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     options.add_session_config_entry("session.disable_prepacking", "1")
     options.enable_cpu_mem_arena = False
@@ -327,15 +327,15 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def side_by_side(batches: int, cores: int | None = None) -> tuple[int, int]:
+def concurrency(batches: int, cores: int | None = None) -> tuple[int, int]:
     """Return how many batches to run at once, and the threads for each.
 
     This is for layers that are too short to share each among threads. Every batch under way holds its tensors, so they
-    are at most `LANES`. `cores` None: all that this process may use.
+    are at most `MAX_CONCURRENT`. `cores` None: all that this process may use.
     """
     cores = cores or available_cores()
-    lanes = max(1, min(LANES, cores, batches))
-    return lanes, max(1, cores // lanes)
+    concurrent = max(1, min(MAX_CONCURRENT, cores, batches))
+    return concurrent, max(1, cores // concurrent)
 
 
 def _told(error: Exception) -> str:

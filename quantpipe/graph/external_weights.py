@@ -220,7 +220,7 @@ def _relocated(model: ir.Model, places: Mapping[str, Place], folder: Path) -> on
             value.const_value = held[name]
 
 
-def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
+def without_large_weights(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
     """Return (the model's bytes without its heavy weights, the folder their locations start from).
 
     Weights that lie in files are referred to where they are; others are written to a file in `spool`.
@@ -238,7 +238,7 @@ def skeleton(model: ir.Model, spool: Path) -> tuple[bytes, Path]:
     return relocated(model, places, folder), folder
 
 
-def hollow(model: ir.Model, names: Collection[str]) -> bytes:
+def strip_initializers(model: ir.Model, names: Collection[str]) -> bytes:
     """Return the model's bytes without these initializers, which whoever loads it has to give."""
     held = {name: model.graph.initializers[name].const_value for name in names}
     places = {n: Place(Path(GIVEN).resolve(), 0, t.nbytes) for n, t in held.items() if t is not None}

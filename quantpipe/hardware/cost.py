@@ -124,7 +124,8 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
     storage = storage_types(topology)
     types = storage.at(bits)
     total = spec.cost.launch_cycles * sum(
-        n.name not in topology.swallowed and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
+        n.name not in topology.fused_into and graph.dtypes.get(n.outputs[0], "float32") == "float32"
+        for n in graph.nodes
     )
     for node in graph.nodes:
         work = macs(node, graph)
@@ -180,7 +181,7 @@ def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, 
     live = {i.name: size(i.name) for i in graph.inputs if i.name in last}
     peak = sum(live.values())
     for step, node in enumerate(graph.nodes):
-        if node.name not in topology.swallowed:
+        if node.name not in topology.fused_into:
             kernel = topology.kernel_of.get(node.name)
             made = (kernel.output,) if kernel is not None else node.outputs
             live |= {t: size(t) for t in made if t}

@@ -257,7 +257,7 @@ def _float_readers(context: Context, tensor: str) -> list[Node]:
 
     onnxruntime carries the DequantizeLinear through these (its Q/DQ propagation).
     """
-    inside = {*context.topology.kernel_of, *context.topology.swallowed}
+    inside = {*context.topology.kernel_of, *context.topology.fused_into}
     found, waiting = [], [tensor]
     while waiting:
         for reader, _ in context.graph.consumers.get(waiting.pop(), ()):

@@ -229,7 +229,7 @@ def render(
                     where=node.name,
                 )
             context.set(kernel.output, kernel.form, lowering(context, node, kernel))
-        elif node.name not in topology.swallowed:
+        elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}
     for info in graph.outputs:

@@ -25,7 +25,7 @@ from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions
-from quantpipe.scoring.judge import Judge
+from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.types import AdviceRow, Point, Profile, Strategy, Topology
 from quantpipe.types.choice_key import ChoiceKind
 
@@ -80,7 +80,7 @@ class Advisor:
         session = Session(job.graph.model, where=job.graph.source)
         samples = job.inputs.search
         self.reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
-        self._judge = Judge(self.reference, samples)
+        self._judge = HoldoutScorer(self.reference, samples)
 
     @property
     def evaluations(self) -> int:
@@ -94,11 +94,13 @@ class Advisor:
 
     def as_it_is(self) -> Measured:
         """Return what the run's own strategy gives, recovery included."""
-        return self._judged(self._job.settled(self._found.strategy), self._found.strategy, self._found.overrides)
+        return self._judged(
+            self._job.with_topology_of(self._found.strategy), self._found.strategy, self._found.overrides
+        )
 
     def unrecovered(self) -> Measured:
         """Return what it gives without recovery."""
-        return self._judged(self._job.settled(self._found.strategy), self._found.strategy, NO_OVERRIDES)
+        return self._judged(self._job.with_topology_of(self._found.strategy), self._found.strategy, NO_OVERRIDES)
 
     def measured(self, change: Change) -> Measured | None:
         """Return what a run with the change gives; None where it cannot be made."""
@@ -132,7 +134,7 @@ class Advisor:
             job = applied(job, self._found.report.get("precision"))
             profile = self._statistics(job)
             strategy = self._strategy(job, profile, change)
-        job, overrides = job.settled(strategy), NO_OVERRIDES
+        job, overrides = job.with_topology_of(strategy), NO_OVERRIDES
         if change.recover is not None:
             overrides = _recovered(job, strategy, profile, change.recover)
         return self._judged(job, strategy, overrides)

@@ -101,7 +101,7 @@ class RunContext:
         job = cls(settings, inputs, console, files, variants, variants.base, space, whole, estimator)
         return replace(job, left_out=without, start=begin, profile=profile, rules=rules)
 
-    def settled(self, strategy: Strategy) -> RunContext:
+    def with_topology_of(self, strategy: Strategy) -> RunContext:
         """Return the same job with the topology of a strategy."""
         return replace(self, topology=self.variants.at(strategy.structure))
 

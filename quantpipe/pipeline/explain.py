@@ -76,7 +76,7 @@ def _explained(
     job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, options: ExplainSettings
 ) -> ExplainReport:
     began = time.perf_counter()
-    settled = job.settled(found.strategy)
+    settled = job.with_topology_of(found.strategy)
     spec, schema = job.settings.spec, job.settings.schema
     # Without recovery: its biases make up for errors elsewhere, so that none of its numbers is right alone.
     plan = Problem(job.graph, settled.topology, spec, schema).plan(found.strategy)

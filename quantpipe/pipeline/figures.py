@@ -69,7 +69,7 @@ def _graph(graph: Graph, topology: Topology, plan: QuantPlan, errors: Mapping[st
     nodes = []
     for node in graph.nodes:
         integer = topology.node_conds.get(node.name, False)
-        kernel = graph.by_name.get(topology.swallowed.get(node.name, node.name), node)
+        kernel = graph.by_name.get(topology.fused_into.get(node.name, node.name), node)
         stored = next((t for n in (node, kernel) for t in n.outputs if t in plan.quantizers), None)
         bits = (plan.quantizers[stored].bits if stored is not None else ACCUMULATOR) if integer else None
         error = next((errors[t] for t in node.outputs if t in errors), None)

@@ -54,7 +54,7 @@ class Realized:
 
 def realize(job: RunContext, found: SearchDecision) -> Realized:
     """Write the integer model of what was found, unless the folder holds it."""
-    job, settings = job.settled(found.strategy), job.settings
+    job, settings = job.with_topology_of(found.strategy), job.settings
     job = job.recovered_network(found.overrides)
     plan = Problem(job.graph, job.topology, settings.spec, settings.schema).plan(found.strategy, found.overrides)
     job.console.stage("realize", ", ".join((settings.backend, *settings.forms)))

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quantpipe.data.carry import carry
 from quantpipe.data.few import few_notes, refuse_few
 from quantpipe.data.holdout import with_holdout
+from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, nearest

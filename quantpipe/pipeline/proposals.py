@@ -97,7 +97,7 @@ class Proposals:
         nodes: dict[str, None] = {}
         for member in culprit.members:
             maker = self.job.graph.producers.get(member)
-            names = [] if maker is None else [self.topology.swallowed.get(maker.name, maker.name)]
+            names = [] if maker is None else [self.topology.fused_into.get(maker.name, maker.name)]
             names += [node.name for node, _ in self.job.graph.consumers.get(member, ())]
             nodes |= dict.fromkeys(name for name in names if name in may)
         if not nodes or not self.topology.kernel_of.keys() & nodes.keys():

@@ -33,7 +33,7 @@ def recover(
     Returns:
         The decision.
     """
-    job, settings, options = job.settled(found.strategy), job.settings, job.settings.recover
+    job, settings, options = job.with_topology_of(found.strategy), job.settings, job.settings.recover
     files = files or job.files
     waits = settings.recovers_if_missed
     if waits:

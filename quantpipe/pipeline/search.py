@@ -131,9 +131,11 @@ class Translated:
     workers: Workers
     translated: Callable[[Point], Point]
 
-    def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: Callable[[Score], bool] | None = None) -> Iterator[Score]:
         """Yield the scores of the points in order."""
-        return self.workers([self.translated(point) for point in points], *(() if hopeless is None else (hopeless,)))
+        return self.workers(
+            [self.translated(point) for point in points], *(() if should_prune is None else (should_prune,))
+        )
 
     def close(self) -> None:
         """End every process."""

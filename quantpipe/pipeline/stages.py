@@ -41,7 +41,7 @@ from quantpipe.realize import VENDOR, Provenance, write
 from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.provenance import stamp
 from quantpipe.recover import STEPS, Kept, NoCheckpoint, RecoverOptions, RecoveryResult, State, Work, accept_steps
-from quantpipe.scoring.judge import Judge
+from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.search import (
     Algorithm,
     Batching,
@@ -346,11 +346,11 @@ def recover(
         The overrides of the kept steps, and the table of steps.
     """
     graph, options = problem.graph, settings.options
-    judges: list[Judge] = []
+    judges: list[HoldoutScorer] = []
 
-    def judge_on(some: Samples) -> Judge:
+    def judge_on(some: Samples) -> HoldoutScorer:
         session = Session(graph.model, where=graph.source)
-        judges.append(Judge(reference_of(session, some, graph.batch_size, holdout.compared), some))
+        judges.append(HoldoutScorer(reference_of(session, some, graph.batch_size, holdout.compared), some))
         return judges[-1]
 
     @cache

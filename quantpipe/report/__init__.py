@@ -1,8 +1,8 @@
 """Showing a report: the HTML page for the run folder, the table for the terminal."""
 
 from quantpipe.report.compared import compare_note, compare_page, compared
+from quantpipe.report.compatibility import fit_tables
 from quantpipe.report.explained import explained
-from quantpipe.report.fit import fit_tables
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
 from quantpipe.report.table import summary_table

@@ -19,7 +19,7 @@ from quantpipe.annotate.choices import bits_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import HardwareError
-from quantpipe.graph.execute import LANES, joined, side_by_side
+from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
 from quantpipe.hardware.cost import COSTS
@@ -98,7 +98,7 @@ class CandidateRecipe:
         return Variants(self.graph, self.topology, self.schema, planner, moments=self.moments, options=self.layer)
 
     @property
-    def travels(self) -> bool:
+    def is_picklable(self) -> bool:
         """Return whether the recipe can be sent to another process.
 
         It can where the model fits the format in which it is sent and needs no files beside it, and all else can be
@@ -130,8 +130,8 @@ class CandidateMeasure:
         self._cost = COSTS[recipe.cost]
         self._cache = TensorCache(memory)
         self._batches = _Batches(recipe.samples, _batch_size(recipe.graph), self._cache)
-        self._lanes, self._threads = side_by_side(self._batches.least, threads)
-        self._pool = ThreadPoolExecutor(self._lanes)
+        self._concurrent, self._threads = concurrency(self._batches.least, threads)
+        self._pool = ThreadPoolExecutor(self._concurrent)
         self._parts = self._sections(recipe.topology)
         self._chains: LRUCache[Structure, Chain] = LRUCache(CHAINS)
         self.kind = EvaluatorKind(recipe.kind)
@@ -145,18 +145,18 @@ class CandidateMeasure:
             return self._cost(r.topology, r.graph, r.spec, bits_of(r.topology, assignment))
         return self._cost(r.branches.topology_of(assignment), r.graph, r.spec, r.branches.bits(assignment))
 
-    def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: Callable[[Score], bool] | None = None) -> Iterator[Score]:
         """Yield one score after the other, measured when asked for.
 
-        With `hopeless`, a measurement ends as soon as that is true of the best score still possible: such a score is
-        marked `pruned` and its value is a bound.
+        With `should_prune`, a measurement ends as soon as that is true of the best score still possible: such a score
+        is marked `pruned` and its value is a bound.
         """
-        return (self._score(point, hopeless) for point in points)
+        return (self._score(point, should_prune) for point in points)
 
-    def _score(self, point: Point, hopeless: Callable[[Score], bool] | None) -> Score:
+    def _score(self, point: Point, should_prune: Callable[[Score], bool] | None) -> Score:
         r = self._recipe
         cost = self.cost(point)
-        bound = PartialScoreBound(r.metric, r.reference) if hopeless is not None else None
+        bound = PartialScoreBound(r.metric, r.reference) if should_prune is not None else None
         strategy = r.table.strategy(r.space.decode(point))
         topology = self._topology(strategy.structure)
         plan = self._plan(strategy, topology)
@@ -168,7 +168,7 @@ class CandidateMeasure:
         outputs = []
 
         def given_up() -> Score | None:
-            if bound is None or hopeless is None or not hopeless(Score(bound.best(), cost)):
+            if bound is None or should_prune is None or not should_prune(Score(bound.best(), cost)):
                 return None
             return Score(bound.best(), cost, pruned=True)
 
@@ -198,7 +198,7 @@ class CandidateMeasure:
         try:
             for number in batches.numbers():
                 under_way.append(self._pool.submit(candidate.run, number, batches))
-                if len(under_way) == self._lanes:
+                if len(under_way) == self._concurrent:
                     yield under_way.popleft()
             while under_way:
                 yield under_way.popleft()
@@ -252,20 +252,20 @@ class CandidateMeasure:
         if not runs_fast(self._recipe.backend, topology, parts):
             return simulated
         integer = self._in_form(EvaluatorKind.INTEGER, parts)
-        (expected, slow), (found, fast) = (_timed(c, plan, batches, self._lanes) for c in (simulated, integer))
+        (expected, slow), (found, fast) = (_timed(c, plan, batches, self._concurrent) for c in (simulated, integer))
         if fast < slow and all(np.array_equal(expected[n], found[n], equal_nan=True) for n in expected):
             return integer
         self.kind = EvaluatorKind.SIMULATED
         return simulated
 
 
-def _timed(chain: Chain, plan: QuantPlan, batches: _Batches, lanes: int) -> tuple[State, float]:
+def _timed(chain: Chain, plan: QuantPlan, batches: _Batches, concurrent: int) -> tuple[State, float]:
     """The outputs of the first batch, and the seconds that all batches would take, making the sessions included."""
     candidate, begin = chain.candidate(plan), time.perf_counter()
     output = candidate.run(0, batches)
     ready = time.perf_counter()
     candidate.run(0, batches)
-    return output, ready - begin + (time.perf_counter() - ready) * (batches.least - 1) / lanes
+    return output, ready - begin + (time.perf_counter() - ready) * (batches.least - 1) / concurrent
 
 
 def _batch_size(graph: Graph) -> int:
@@ -291,7 +291,7 @@ class _Batches:
         self._count: int | None = None
         self._reader: Iterator[Batch] | None = None
         self._next = 0
-        self._latest: FIFOCache[int, State] = FIFOCache(LANES)
+        self._latest: FIFOCache[int, State] = FIFOCache(MAX_CONCURRENT)
         self._lock = Lock()
 
     def numbers(self) -> Iterator[int]:

@@ -104,7 +104,7 @@ def sections(graph: Graph, topology: Topology, *outputs: str, count: int = COUNT
 def _units(graph: Graph, topology: Topology) -> list[_Unit]:
     found = []
     for node in graph.nodes:
-        if node.name in topology.swallowed:
+        if node.name in topology.fused_into:
             continue
         kernel = topology.kernel_of.get(node.name)
         members = (node, *(graph.by_name[f] for f in (kernel.fused if kernel is not None else ())))

@@ -12,18 +12,18 @@ from quantpipe.types import ChoiceSpace, Point, Score
 
 Measure = Callable[..., Iterable[Score]]
 """The expensive function of the caller, `measure(points)`: one score per point, in the order of the points. An iterator
-measures while it is read. One that can give up (see `Evaluator`) is called with `(points, hopeless)` as well."""
+measures while it is read. One that can give up (see `Evaluator`) is called with `(points, should_prune)` as well."""
 
 
 class Evaluate(Protocol):
     """What an algorithm asks: like `Measure`, but remembered, logged and budgeted (see `Evaluator`)."""
 
-    def __call__(self, points: Sequence[Point], rival: Score | None = None) -> Sequence[Score]:
+    def __call__(self, points: Sequence[Point], incumbent: Score | None = None) -> Sequence[Score]:
         """Return the scores of the points.
 
-        `rival` says that of each point only this matters: is it better than the rival by the objective, and by how
+        `incumbent` says that of each point only this matters: is it better than that score by the objective, and by how
         much. Of one that is not, the measurement may end early; its score is `pruned`, with the exact cost and a value
-        that it would not have exceeded. Without a rival every score is exact.
+        that it would not have exceeded. Without one every score is exact.
         """
         ...
 

@@ -24,18 +24,18 @@ class TargetReached(BudgetExhausted):
 
 
 @dataclass(frozen=True)
-class Hopeless:
-    """Tell whether even the best that a score can still become is not better than a rival.
+class ShouldPrune:
+    """Tell whether even the best that a score can still become is not better than an incumbent.
 
     It travels to other processes.
     """
 
     objective: Objective
-    rival: Score
+    incumbent: Score
 
     def __call__(self, still_possible: Score) -> bool:
-        """Return whether a candidate that can reach `still_possible` at best cannot beat its rival."""
-        return not self.objective.better(still_possible, self.rival)
+        """Return whether a candidate that can reach `still_possible` at best cannot beat the incumbent."""
+        return not self.objective.better(still_possible, self.incumbent)
 
 
 class Evaluator:
@@ -91,7 +91,7 @@ class Evaluator:
         """Return distinct points answered."""
         return len(self._answered)
 
-    def __call__(self, points: Sequence[Point], rival: Score | None = None) -> list[Score]:
+    def __call__(self, points: Sequence[Point], incumbent: Score | None = None) -> list[Score]:
         """Return the scores in the order of the points.
 
         Raises:
@@ -101,40 +101,42 @@ class Evaluator:
         waiting: list[Point] = []
         left = math.inf if (most := self.budget.max_evaluations) is None else most - self.evaluations
         for point in dict.fromkeys(asked):
-            if self._serves(self._answered.get(point), rival):
+            if self._serves(self._answered.get(point), incumbent):
                 continue
             if point not in self._answered:
                 if left <= 0:
-                    self._work(waiting, rival)
+                    self._work(waiting, incumbent)
                     raise BudgetExhausted
                 left -= 1
-            logged = next((trial for trial in self._logged.get(point, ()) if self._serves(trial, rival)), None)
+            logged = next((trial for trial in self._logged.get(point, ()) if self._serves(trial, incumbent)), None)
             if logged is not None:
                 # Trials are answered in the order asked, so that ties and the trace come out as in the first run.
-                self._work(waiting, rival)
+                self._work(waiting, incumbent)
                 waiting = []
                 self._answer(logged)
                 self._refuse_to_go_on()
             else:
                 waiting.append(point)
-        self._work(waiting, rival)
+        self._work(waiting, incumbent)
         return [self._answered[point].score for point in asked]
 
-    def _serves(self, trial: Trial | None, rival: Score | None) -> bool:
-        """Whether a trial is an answer: an exact one always, one that was given up if it cannot beat this rival."""
+    def _serves(self, trial: Trial | None, incumbent: Score | None) -> bool:
+        """Whether a trial is an answer: an exact one always, one that was given up if it cannot beat this incumbent."""
         if trial is None or not trial.score.pruned:
             return trial is not None
-        return rival is not None and not self.objective.better(trial.score, rival)
+        return incumbent is not None and not self.objective.better(trial.score, incumbent)
 
-    def _work(self, points: Sequence[Point], rival: Score | None) -> None:
+    def _work(self, points: Sequence[Point], incumbent: Score | None) -> None:
         """Measure new points, a batch at a time."""
         size = self._batching.size or max(len(points), 1)
-        hopeless = (Hopeless(self.objective, rival),) if rival is not None and self._batching.prunes else ()
+        should_prune = (
+            (ShouldPrune(self.objective, incumbent),) if incumbent is not None and self._batching.prunes else ()
+        )
         for first in range(0, len(points), size):
             self._refuse_overtime()
             batch = points[first : first + size]
             begin = self._clock()
-            scores = self._measure(batch, *hopeless)
+            scores = self._measure(batch, *should_prune)
             if isinstance(scores, Sequence):
                 self._whole(batch, scores, (self._clock() - begin) / len(batch))
             else:
@@ -187,7 +189,7 @@ class Evaluator:
         self._answered[trial.point] = trial
         self.seconds += trial.seconds
         self.pruned += trial.score.pruned
-        # What was given up was not better than its rival: it is never the best, whatever its bound says.
+        # What was given up was not better than the incumbent: it is never the best, whatever its bound says.
         if self.best is None or (not trial.score.pruned and self.objective.better(trial.score, self.best.score)):
             self.best = trial
             self.trace.append(trial)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.search.options import illegal, member, real, whole
+from quantpipe.search.options import check_enum, illegal, real, whole
 from quantpipe.types import Score
 
 _SLACK = 1e-9
@@ -123,9 +123,9 @@ class Objective:
     all_outputs: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metric", member("objective.metric", self.metric, Metric))
-        object.__setattr__(self, "form", member("objective.form", self.form, Form))
-        object.__setattr__(self, "cost", member("objective.cost", self.cost, CostKind))
+        object.__setattr__(self, "metric", check_enum("objective.metric", self.metric, Metric))
+        object.__setattr__(self, "form", check_enum("objective.form", self.form, Form))
+        object.__setattr__(self, "cost", check_enum("objective.cost", self.cost, CostKind))
         object.__setattr__(self, "tolerance", real("objective.tolerance", self.tolerance, least=0.0))
         if self.cost_limit is not None:
             object.__setattr__(self, "cost_limit", real("objective.cost_limit", self.cost_limit, above=0.0))
@@ -161,7 +161,7 @@ class Objective:
         A `cost_limit` of at most 1 is a share of `start_cost`; above 1 it is in units of the cost. A latency counts in
         float models: it is a ratio already, and its unit is 1.
         """
-        kind = member("objective.metric", options.metric, Metric)
+        kind = check_enum("objective.metric", options.metric, Metric)
         reference = 0.0
         if kind is Metric.ACCURACY:
             if figures.accuracy is None:
@@ -181,7 +181,7 @@ class Objective:
             cost_limit = cost_limit * start_cost
         return cls(
             metric=kind,
-            form=member("objective.form", options.form, Form),
+            form=check_enum("objective.form", options.form, Form),
             tolerance=options.tolerance,
             cost=cost_kind(options.cost),
             reference_value=reference,

@@ -16,7 +16,7 @@ def illegal(key: str, value: Any, legal: str) -> ConfigError:
     return ConfigError(f"{value!r} is not legal; give {legal}", stage="search", where=key)
 
 
-def member(key: str, value: Any, kind: type[E]) -> E:
+def check_enum(key: str, value: Any, kind: type[E]) -> E:
     """Return the enum member of a name; ConfigError when there is none."""
     names = [m.value for m in kind]
     if value not in names:

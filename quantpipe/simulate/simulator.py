@@ -19,7 +19,7 @@ from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Session
-from quantpipe.graph.external_weights import copied, hollow, is_heavy
+from quantpipe.graph.external_weights import copied, is_heavy, strip_initializers
 from quantpipe.graph.structure import structure_digest
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered, render
@@ -134,7 +134,7 @@ class Simulator:
             model = bind_in_place(simulation.rendered.model, simulation.weights)
             if is_heavy(model):
                 return load(model)
-            data = self._skeletons[structure] = hollow(model, simulation.weights)
+            data = self._skeletons[structure] = strip_initializers(model, simulation.weights)
         return load(data, weights=simulation.weights)
 
 

@@ -160,7 +160,7 @@ class Topology:
         return {k.node: k for k in self.kernels}
 
     @cached_property
-    def swallowed(self) -> Mapping[str, str]:
+    def fused_into(self) -> Mapping[str, str]:
         """Clamp node -> the kernel node that swallowed it."""
         return {f: k.node for k in self.kernels for f in k.fused}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quantpipe.annotate import conditions
 from quantpipe.annotate.conditions import AnnotateOptions, decide
-from quantpipe.check.fit import check
+from quantpipe.check.compatibility import check
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.view import Graph

@@ -169,7 +169,7 @@ def test_clamps_are_swallowed_in_chains() -> None:
     made = line(graph_of("clamps_in_a_row"), hardware("ort_cpu", fuse=[*data["fuse"], ["Relu", "Clip"]]))
     kernel = made.topology.kernel_of["front"]
     assert (kernel.fused, kernel.bounds, kernel.output) == (("relu1", "mid"), (0.0, 1.0), "mid_out")
-    assert made.topology.swallowed == {"relu1": "front", "mid": "front"}
+    assert made.topology.fused_into == {"relu1": "front", "mid": "front"}
     assert made.topology.node_conds["mid"] is True and not made.topology.float_nodes
     assert made.agree(made.ties(), "qdq").differing == 0
 

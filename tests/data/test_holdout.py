@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from quantpipe.data import CallableDataset, Splits
-from quantpipe.data.carry import carry
 from quantpipe.data.holdout import with_holdout
+from quantpipe.data.recurrent_state import carry
 from quantpipe.data.subset import First
 from quantpipe.pipeline.inputs import load
 from quantpipe.types import Keep, Samples, TensorInfo

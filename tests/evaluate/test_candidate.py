@@ -148,7 +148,7 @@ def test_a_recipe_that_was_sent_gives_the_same() -> None:
     asked = points(r, 2)
     there = pickle.loads(pickle.dumps(r))
     there.graph.__dict__["batch_size"] = 16
-    assert r.travels and list(there.make()(asked)) == list(r.make()(asked))
+    assert r.is_picklable and list(there.make()(asked)) == list(r.make()(asked))
 
 
 def test_auto_simulates_where_the_runtime_has_no_kernels() -> None:
@@ -233,10 +233,10 @@ def test_candidates_are_given_up_after_the_same_batch_however_many_run_at_once(t
     asked = points(r, 6)
     exact = [score.value for score in r.make(1)(asked)]
 
-    def hopeless(best: Score) -> bool:
+    def should_prune(best: Score) -> bool:
         return best.value < sorted(exact)[-2]
 
-    alone, at_once = (list(r.make(count)(asked, hopeless)) for count in (1, threads))
+    alone, at_once = (list(r.make(count)(asked, should_prune)) for count in (1, threads))
     assert at_once == alone
     assert {score.pruned for score in alone} == {True, False}
     early = [score.value > value for score, value in zip(alone, exact, strict=True) if score.pruned]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.evaluate.generalization import generalization
-from quantpipe.graph.execute import LANES, Session
+from quantpipe.graph.execute import MAX_CONCURRENT, Session
 from quantpipe.graph.normalize import with_varying
 from quantpipe.metrics.reference import Reference, output_metrics, outputs_of, reference_of
 from quantpipe.scoring.bound import PartialScoreBound
@@ -126,7 +126,7 @@ def test_losses_on_outputs_of_several_shapes() -> None:
 
 
 def test_a_recipe_stays_here_with_what_cannot_be_pickled(recipe: CandidateRecipe) -> None:
-    assert recipe.travels
+    assert recipe.is_picklable
 
     class Held:
         def __call__(self, *_: Any) -> float:
@@ -135,7 +135,7 @@ def test_a_recipe_stays_here_with_what_cannot_be_pickled(recipe: CandidateRecipe
         def __reduce__(self) -> str:
             raise TypeError("a handle of this process")
 
-    assert not replace(recipe, reference=replace(recipe.reference, value_of=Held())).travels
+    assert not replace(recipe, reference=replace(recipe.reference, value_of=Held())).is_picklable
 
 
 def test_a_function_of_the_users_is_a_candidates_value(recipe: CandidateRecipe) -> None:
@@ -162,4 +162,4 @@ def test_batches_that_are_passed_over_are_not_held() -> None:
 
     asked = _Batches(Watched(tuple(np.zeros((4, 3), np.float32) for _ in range(20))), 1, TensorCache(0))
     asked(19)
-    assert len(held) == 20 and max(held) <= LANES
+    assert len(held) == 20 and max(held) <= MAX_CONCURRENT

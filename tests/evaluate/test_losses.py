@@ -15,7 +15,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.metrics.kinds import automatic, kind_of
 from quantpipe.metrics.losses import LossKind, OutputLoss, differing, joint_loss, only_kl, squared_error
 from quantpipe.metrics.reference import Compared, checked_reference, loss_of, metric_of, output_metrics, reference_of
-from quantpipe.scoring.judge import Judge
+from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.scoring.sections import sections
 from tests.ops.line import ArraySamples, Line, Net, line
 
@@ -151,7 +151,7 @@ def test_a_plan_is_judged_by_the_worse_of_its_outputs() -> None:
     for weights in ({}, {scores: 1e6}, {embedding: 1e6}):
         losses = automatic(found.graph, scores, alone=False, labelled=False, weights=weights)
         reference = reference_of(session, found.samples, 8, Compared(scores, losses))
-        judge = Judge(reference, found.samples)
+        judge = HoldoutScorer(reference, found.samples)
         outputs = judge.outputs(found.graph, found.topology, found.plan())
         assert isinstance(outputs, Mapping) and list(outputs) == [scores, embedding]
         _, each = joint_loss(losses, reference.every(reference.found), outputs)

@@ -24,17 +24,17 @@ class ToyRecipe:
     deaths: int = 1
     illegal: Point | None = None
     seconds: float = 0.0
-    travels: bool = True
+    is_picklable: bool = True
 
     def make(self, threads: int | None = None, share: int = 1) -> Callable[..., Iterator[Score]]:
         (self.folder / f"process-{os.getpid()}-{threads}-{share}").touch()
 
-        def measure(points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
-            return (self._score(point, hopeless) for point in points)
+        def measure(points: Sequence[Point], should_prune: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+            return (self._score(point, should_prune) for point in points)
 
         return measure
 
-    def _score(self, point: Point, hopeless: Callable[[Score], bool] | None) -> Score:
+    def _score(self, point: Point, should_prune: Callable[[Score], bool] | None) -> Score:
         (self.folder / f"measured-{'-'.join(map(str, point))}-{os.getpid()}-{time.monotonic_ns()}").touch()
         time.sleep(self.seconds)
         if point == self.illegal:
@@ -43,7 +43,7 @@ class ToyRecipe:
             (self.folder / f"death-{os.getpid()}").touch()
             os.kill(os.getpid(), 9)
         score = worth(point)
-        if hopeless is not None and hopeless(score):
+        if should_prune is not None and should_prune(score):
             return Score(score.value, score.cost, pruned=True)
         return score
 

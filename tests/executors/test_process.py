@@ -14,7 +14,7 @@ from quantpipe.errors import ConfigError, HardwareError, WorkerError
 from quantpipe.executors import Process, Serial
 from quantpipe.executors.protocol import IN_FLIGHT
 from quantpipe.search import Objective
-from quantpipe.search.evaluator import Hopeless
+from quantpipe.search.evaluator import ShouldPrune
 from tests.executors.recipes import ToyRecipe, worth
 
 POINTS = [(x, y) for y in range(3) for x in range(6)]
@@ -71,7 +71,7 @@ def test_no_process_starts_where_it_would_not_pay(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_sent_is_measured_here(tmp_path: Path) -> None:
-    opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path, travels=False))
+    opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path, is_picklable=False))
     assert list(opened(POINTS)) == [worth(p) for p in POINTS]
     assert ToyRecipe(tmp_path).processes() == {os.getpid()} and opened.count == 1
 
@@ -87,7 +87,7 @@ def test_processes_start_in_a_batch_that_is_long(tmp_path: Path) -> None:
 
 def test_what_is_hopeless_is_told_to_the_workers(tmp_path: Path) -> None:
     opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path))
-    found = list(opened(POINTS, Hopeless(Objective(tolerance=100.0), worth((3, 0)))))
+    found = list(opened(POINTS, ShouldPrune(Objective(tolerance=100.0), worth((3, 0)))))
     opened.close()
     assert [s.pruned for s in found] == [p[0] > 3 or p == (3, 0) or (p[0] == 3) for p in POINTS]
 

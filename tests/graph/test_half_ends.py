@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from quantpipe.data.fit import cast
+from quantpipe.data.input_checks import cast
 from quantpipe.errors import DataError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.half_ends import cast_ends, inside_of

@@ -22,7 +22,15 @@ from quantpipe.errors import ModelError, StorageError
 from quantpipe.graph import external_weights as outside
 from quantpipe.graph import store
 from quantpipe.graph.execute import Kernels, Session
-from quantpipe.graph.external_weights import file_array, is_mapped, is_outside, model_size, place_of, skeleton, turned
+from quantpipe.graph.external_weights import (
+    file_array,
+    is_mapped,
+    is_outside,
+    model_size,
+    place_of,
+    turned,
+    without_large_weights,
+)
 from quantpipe.graph.io import SMALL, model_bytes, read_model
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.store import data_files, is_model_current, write_model
@@ -199,7 +207,7 @@ def test_recovery_walks_the_same_layers(dense: tuple[Graph, Graph]) -> None:
 
 
 def test_a_skeleton_holds_no_weights_and_refers_to_the_users_file(dense: tuple[Graph, Graph], tmp_path: Path) -> None:
-    data, folder = skeleton(dense[1].model, tmp_path)
+    data, folder = without_large_weights(dense[1].model, tmp_path)
     assert len(data) < SMALL and not list(tmp_path.iterdir())
     proto = onnx.ModelProto.FromString(data)
     places = [{e.key: e.value for e in t.external_data} for t in proto.graph.initializer if t.external_data]

@@ -46,7 +46,7 @@ def test_what_follows_value_by_value_works_on_flat_rows() -> None:
     net.output(dense(net, net.node("Clip", hidden, net.constant(np.float32(0.1)), name="clip"), 8, 6, "down"))
     graph = checked(net)
     assert ops(graph) == {"Reshape": 2, "Gemm": 2, "Relu": 1, "Clip": 1}
-    assert line(graph).topology.swallowed["relu"] == "up", "the kernel takes it in"
+    assert line(graph).topology.fused_into["relu"] == "up", "the kernel takes it in"
 
 
 def test_a_view_behind_the_rows_is_taken_of_the_flat_ones() -> None:

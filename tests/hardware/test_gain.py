@@ -200,12 +200,12 @@ def test_only_some_ops_are_quantized() -> None:
     x = net.node("Relu", net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1, name="conv"), name="relu")
     net.output(net.node("GlobalAveragePool", x, name="pool"))
     made = line(net, "ort_cpu", only_ops=("Conv",))
-    assert list(made.topology.kernel_of) == ["conv"] and made.topology.swallowed == {"relu": "conv"}
+    assert list(made.topology.kernel_of) == ["conv"] and made.topology.fused_into == {"relu": "conv"}
     assert {n: r.text for n, r in made.topology.float_nodes.items()} == {
         "pool": "GlobalAveragePool is not among annotate.only_ops"
     }
     apart = line(net, "ort_cpu", only_ops=("Conv",), float_ops=("Relu",)).topology
-    assert apart.swallowed == {} and "float_ops" in apart.float_nodes["relu"].text
+    assert apart.fused_into == {} and "float_ops" in apart.float_nodes["relu"].text
     with pytest.raises(ConfigError, match=r"only_ops.*'Conf' \(did you mean 'Conv'\?\); the model has"):
         _ = line(net, "ort_cpu", only_ops=("Conf",)).topology
     with pytest.raises(ConfigError, match="both name Conv"):

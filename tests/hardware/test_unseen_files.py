@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import yaml
 
-from quantpipe.check.fit import EXIT_CODES, Verdict
-from quantpipe.check.fit import check as fit
+from quantpipe.check.compatibility import EXIT_CODES, Verdict
+from quantpipe.check.compatibility import check as fit
 from quantpipe.errors import HardwareError
 from quantpipe.hardware.cost import cycles
 from quantpipe.hardware.load import _note_align, load_hardware

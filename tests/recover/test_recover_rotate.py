@@ -22,8 +22,8 @@ from quantpipe.recover import (
     overrides_from_arrays,
     rescale_channels,
 )
-from quantpipe.recover.rescale.apply_rotation import faces, mixed
-from quantpipe.recover.rescale.optimize_rotation import Face, _slope, crest, flattest, rotated
+from quantpipe.recover.rescale.apply_rotation import rotate_weights, stream_weights
+from quantpipe.recover.rescale.optimize_rotation import StreamWeight, _slope, crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.residual_streams import streams
 from quantpipe.recover.rescale.rotate import Rotation, rotations
 from tests.ops.line import Line, Net, line
@@ -127,12 +127,12 @@ def test_the_network_computes_what_it_did(net: Any, hw: str) -> None:
     made = line(net(), hw)
     (stream,) = streams(made.graph, made.topology)[0].values()
     matrix = turn(stream.channels, 1)
-    graph = mixed(made.graph, made.topology, {stream.name: matrix})
+    graph = rotate_weights(made.graph, made.topology, {stream.name: matrix})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
     weight = made.topology.kernel_of[stream.makers[0]].weight or ""
     assert not np.allclose(graph.constant(weight), made.graph.constant(weight), atol=1e-2)
     assert made.graph.model is not graph.model
-    again = mixed(graph, made.topology, {stream.name: matrix.T})
+    again = rotate_weights(graph, made.topology, {stream.name: matrix.T})
     np.testing.assert_allclose(again.constant(weight), made.graph.constant(weight), rtol=0, atol=1e-6)
 
 
@@ -177,9 +177,9 @@ def test_what_does_not_fit_is_refused() -> None:
     name = made.graph.by_name["entry"].outputs[0]
     for wrong in ({"nothing": np.eye(6)}, {name: np.eye(5)}):
         with pytest.raises(ArtifactError, match="does not fit"):
-            mixed(made.graph, made.topology, wrong)
+            rotate_weights(made.graph, made.topology, wrong)
     with pytest.raises(ArtifactError, match="no rotation"):
-        mixed(made.graph, made.topology, {name: 1.01 * np.eye(6)})
+        rotate_weights(made.graph, made.topology, {name: 1.01 * np.eye(6)})
 
 
 def test_what_is_stored_is_read_again() -> None:
@@ -194,14 +194,14 @@ def test_faces_hold_what_shares_a_scale() -> None:
     """Per channel: rows of makers lie across the stream, rows of readers along it; per tensor: all is one."""
     made = line(bottlenecks(), "ort_cpu")
     (stream,) = streams(made.graph, made.topology)[0].values()
-    found = faces(made.graph, made.topology, stream)
+    found = stream_weights(made.graph, made.topology, stream)
     assert [f.values.shape for f in found] == [(1, 8, 6), (1, 8, 6), (1, 8, 6), (8, 9, 6), (8, 9, 6), (4, 1, 6)]
     assert [f.shared for f in found] == [(0, 1)] * 3 + [(1, 2)] * 3
     weight = made.graph.constant(made.topology.kernel_of["expand1"].weight or "")
     np.testing.assert_array_equal(found[3].values, weight.reshape(8, 6, 9).transpose(0, 2, 1))
     whole = line(bottlenecks(), "vta")
     (stream,) = streams(whole.graph, whole.topology)[0].values()
-    assert {f.shared for f in faces(whole.graph, whole.topology, stream)} == {(0, 1, 2)}
+    assert {f.shared for f in stream_weights(whole.graph, whole.topology, stream)} == {(0, 1, 2)}
 
 
 @pytest.mark.parametrize("shared", [(0, 1), (1, 2), (0, 1, 2)])
@@ -213,22 +213,22 @@ def test_crest_by_hand(shared: tuple[int, ...]) -> None:
         (0, 1, 2): [values.ravel()],
     }[shared]
     expected = sum(max(abs(float(v)) for v in part) ** 2 * len(part) for part in parts) / float((values**2).sum())
-    assert crest([Face(values, shared)]) == pytest.approx(expected, rel=1e-12)
+    assert crest_factor([StreamWeight(values, shared)]) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("shared", [(0, 1), (1, 2), (0, 1, 2)])
 def test_the_slope_is_that_of_small_rotations(shared: tuple[int, ...]) -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=(3, 4, 5))
-    face, matrix = Face(values / np.linalg.norm(values), shared), turn(5, 3)
-    _, slope = _slope(face, matrix)
+    weight, matrix = StreamWeight(values / np.linalg.norm(values), shared), turn(5, 3)
+    _, slope = _slope(weight, matrix)
     for i, j in ((0, 1), (2, 4), (1, 3)):
         found = []
         for angle in (1e-5, -1e-5):
             small = np.eye(5)
             small[i, i] = small[j, j] = np.cos(angle)
             small[i, j], small[j, i] = np.sin(angle), -np.sin(angle)
-            found.append(_slope(face, small @ matrix)[0])
+            found.append(_slope(weight, small @ matrix)[0])
         assert (found[0] - found[1]) / 2e-5 == pytest.approx(slope[i, j] - slope[j, i], rel=1e-4, abs=1e-6)
 
 
@@ -236,12 +236,12 @@ def test_the_slope_is_that_of_small_rotations(shared: tuple[int, ...]) -> None:
 def test_planted_evenness_is_found(seed: int) -> None:
     """Weights of one magnitude, hidden by a rotation: most of what it spoiled comes back. What comes is a rotation."""
     signs = np.where(np.random.default_rng(seed).random((4, 1, 16)) < 0.5, -1.0, 1.0)
-    hidden = [Face(signs @ turn(16, seed), (1, 2))]
-    matrix = flattest(hidden, 16, 200)
+    hidden = [StreamWeight(signs @ turn(16, seed), (1, 2))]
+    matrix = optimize_rotation(hidden, 16, 200)
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(16), atol=1e-12)
-    found = crest(rotated(face, matrix) for face in hidden)
-    assert crest(hidden) > 2.5 and 1.0 <= found < 1.5
-    np.testing.assert_array_equal(matrix, flattest(hidden, 16, 200))
+    found = crest_factor(rotated(weight, matrix) for weight in hidden)
+    assert crest_factor(hidden) > 2.5 and 1.0 <= found < 1.5
+    np.testing.assert_array_equal(matrix, optimize_rotation(hidden, 16, 200))
 
 
 @pytest.mark.parametrize(("hw", "backend"), [("int4_weights", "qdq"), ("vta", "integer")])
@@ -277,7 +277,7 @@ def test_a_second_rotation_comes_behind_the_first() -> None:
     work, first, second = work_on(made), turn(6, 1), turn(6, 2)
     state = work.rotated(work.rotated(work.start(), {name: first}), {name: second})
     once, _ = rescale_channels(made.graph, made.topology, {}, {name: first})
-    twice = mixed(once, made.topology, {name: second})
+    twice = rotate_weights(once, made.topology, {name: second})
     np.testing.assert_allclose(state.overrides.rotations[name], second @ first, atol=1e-12)
     weight = made.topology.kernel_of["project1"].weight or ""
     np.testing.assert_allclose(state.graph.constant(weight), twice.constant(weight), rtol=0, atol=1e-6)
@@ -293,16 +293,16 @@ def test_a_layer_that_reads_and_makes_the_stream() -> None:
     (stream,) = streams(made.graph, made.topology)[0].values()
     assert "both" in stream.makers and "both" in stream.readers
     matrix = turn(6, 5)
-    graph = mixed(made.graph, made.topology, {stream.name: matrix})
+    graph = rotate_weights(made.graph, made.topology, {stream.name: matrix})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
     weight = made.topology.kernel_of["both"].weight or ""
     wanted = np.einsum("po,oikl,qi->pqkl", matrix, made.graph.constant(weight), matrix)
     np.testing.assert_allclose(graph.constant(weight), wanted, atol=1e-6)
     (turned,) = rotations(made.graph, made.topology, [stream], Rotation()).values()
-    after = mixed(made.graph, made.topology, {stream.name: turned.matrix})
-    assert turned.crest == (
-        pytest.approx(crest(faces(made.graph, made.topology, stream))),
-        pytest.approx(crest(faces(after, made.topology, stream))),
+    after = rotate_weights(made.graph, made.topology, {stream.name: turned.matrix})
+    assert turned.crest_factor == (
+        pytest.approx(crest_factor(stream_weights(made.graph, made.topology, stream))),
+        pytest.approx(crest_factor(stream_weights(after, made.topology, stream))),
     )
 
 
@@ -311,19 +311,19 @@ def test_pruned_channels_hold_nothing_up() -> None:
     rng = np.random.default_rng(4)
     values, maker = rng.standard_t(2, (8, 1, 12)), rng.standard_t(2, (1, 20, 12))
     values[3], maker[..., 5] = 0.0, 0.0
-    around = [Face(values, (1, 2)), Face(maker, (0, 1)), Face(np.zeros((2, 3, 12)), (0, 1, 2))]
+    around = [StreamWeight(values, (1, 2)), StreamWeight(maker, (0, 1)), StreamWeight(np.zeros((2, 3, 12)), (0, 1, 2))]
     with np.errstate(divide="raise", invalid="raise", over="raise"):
-        matrix = flattest(around, 12, 60)
-    assert crest(rotated(face, matrix) for face in around) < 0.6 * crest(around)
-    np.testing.assert_array_equal(flattest(around[2:], 12, 5), np.eye(12))
-    assert crest(around[2:]) == 1.0
+        matrix = optimize_rotation(around, 12, 60)
+    assert crest_factor(rotated(weight, matrix) for weight in around) < 0.6 * crest_factor(around)
+    np.testing.assert_array_equal(optimize_rotation(around[2:], 12, 5), np.eye(12))
+    assert crest_factor(around[2:]) == 1.0
 
 
 def test_states_of_a_streaming_model_stay_states() -> None:
     made = line(bottlenecks(), "vta")
     (name,) = streams(made.graph, made.topology)[0]
     graph = replace(made.graph, states=frozenset({"s"}))
-    assert mixed(graph, made.topology, {name: turn(6, 1)}).states == {"s"}
+    assert rotate_weights(graph, made.topology, {name: turn(6, 1)}).states == {"s"}
 
 
 def hidden_signs(seed: int) -> Net:

@@ -23,7 +23,7 @@ from quantpipe.recover.rescale.channel_regions import links
 from quantpipe.recover.rescale.channel_stats import channel_extremes
 from quantpipe.recover.rescale.equalize import Equalization, equalized
 from quantpipe.recover.rescale.smooth import smoothed
-from quantpipe.scoring.judge import Judge
+from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.types import Profile, Range, Strategy
 from tests.ops.line import ArraySamples, Line, Net, line, load, set_threshold
 from tests.recover.test_recover_channels import blocks, norm, on, outputs
@@ -278,13 +278,13 @@ def test_extremes_of_channels_with_and_without_moments() -> None:
 def test_each_state_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = line(uneven(), "vta")
     calls: list[object] = []
-    outputs_of = Judge.outputs
+    outputs_of = HoldoutScorer.outputs
 
-    def counted(self: Judge, *rest: Any) -> Any:
+    def counted(self: HoldoutScorer, *rest: Any) -> Any:
         calls.append(rest)
         return outputs_of(self, *rest)
 
-    monkeypatch.setattr(Judge, "outputs", counted)
+    monkeypatch.setattr(HoldoutScorer, "outputs", counted)
     found = climbed(made, ["equalize", "gptq_compensated"])
     assert len(calls) == 3 and any(row["kept"] for row in found.steps)
     assert found.metrics["kl"] == min([row["kl_after"] for row in found.steps if row["kept"]])

@@ -10,7 +10,7 @@ import pytest
 from search_toys import ALGORITHMS, TOYS, Counting, ListLog, Toy, search
 
 from quantpipe.search import Batching, Budget, Evaluator, JsonlLog
-from quantpipe.search.evaluator import Hopeless
+from quantpipe.search.evaluator import ShouldPrune
 from quantpipe.types import Point, Score
 
 A, B, C, D = (0, 0, 0, 0, 0), (1, 0, 0, 0, 0), (0, 1, 0, 0, 0), (0, 2, 0, 0, 0)
@@ -27,19 +27,19 @@ class GivingUp:
     points: list[tuple[Point, bool]] = field(default_factory=list)
     looks: int = 0
 
-    def __call__(self, points: Sequence[Point], hopeless: Callable[[Score], bool] | None = None) -> Iterator[Score]:
+    def __call__(self, points: Sequence[Point], should_prune: Callable[[Score], bool] | None = None) -> Iterator[Score]:
         for point in points:
             if len(self.points) == self.fail_at:
                 raise KeyboardInterrupt
-            score = self._measure(point, hopeless)
+            score = self._measure(point, should_prune)
             self.points.append((point, score.pruned))
             yield score
 
-    def _measure(self, point: Point, hopeless: Callable[[Score], bool] | None) -> Score:
+    def _measure(self, point: Point, should_prune: Callable[[Score], bool] | None) -> Score:
         exact = self.toy.score(point)
         for part in range(self.parts):
             bound = Score(0.9 - (0.9 - exact.value) * part / self.parts, exact.cost, pruned=True)
-            if hopeless is not None and hopeless(bound):
+            if should_prune is not None and should_prune(bound):
                 return bound
             self.looks += 1
         return exact
@@ -69,7 +69,7 @@ def test_greedy_saves_looks() -> None:
 def test_without_prunes_the_rival_is_kept_from_the_measure() -> None:
     counting = Counting(TOY)
     evaluate = Evaluator(counting, TOY.objective)
-    assert evaluate([A, B], rival=TOY.score(A)) == TOY.measure([A, B])
+    assert evaluate([A, B], incumbent=TOY.score(A)) == TOY.measure([A, B])
 
 
 def test_what_was_given_up_is_measured_again_where_it_matters() -> None:
@@ -77,18 +77,18 @@ def test_what_was_given_up_is_measured_again_where_it_matters() -> None:
     log = ListLog()
     evaluate = Evaluator(measure, TOY.objective, batching=Batching(prunes=True, size=None), log=log)
     start = evaluate([A])[0]
-    (pruned,) = evaluate([D], rival=start)  # loses 0.04 of the 0.01 allowed
+    (pruned,) = evaluate([D], incumbent=start)  # loses 0.04 of the 0.01 allowed
     assert pruned.pruned and pruned.cost == TOY.score(D).cost and pruned.value >= TOY.score(D).value
     assert not TOY.objective.better(pruned, start)
-    assert evaluate([D], rival=start) == [pruned], "the same question has an answer"
+    assert evaluate([D], incumbent=start) == [pruned], "the same question has an answer"
     assert len(measure.points) == 2
     assert evaluate([D]) == [TOY.score(D)]
-    assert evaluate([D], rival=start) == [TOY.score(D)], "an exact score answers everything"
+    assert evaluate([D], incumbent=start) == [TOY.score(D)], "an exact score answers everything"
     assert [t.point for t in log.trials] == [A, D, D] and [t.score.pruned for t in log.trials] == [False, True, False]
     assert evaluate.evaluations == 2 and evaluate.best is not None and evaluate.best.point == A
     again = Evaluator(GivingUp(TOY, fail_at=0), TOY.objective, batching=Batching(prunes=True, size=None), log=log)
     assert again([A]) == [start]
-    assert again([D], rival=start) == [pruned], "as in the first run"
+    assert again([D], incumbent=start) == [pruned], "as in the first run"
     assert again([D]) == [TOY.score(D)]
 
 
@@ -97,8 +97,8 @@ def test_a_rival_that_is_worse_than_the_bound_asks_for_more() -> None:
     evaluate = Evaluator(measure, TOY.objective, batching=Batching(prunes=True, size=None))
     worst = (2, 2, 2, 2, 2)
     start = evaluate([A])[0]
-    assert evaluate([D], rival=start)[0].pruned
-    assert evaluate([D], rival=TOY.score(worst)) == [TOY.score(D)]
+    assert evaluate([D], incumbent=start)[0].pruned
+    assert evaluate([D], incumbent=TOY.score(worst)) == [TOY.score(D)]
 
 
 @pytest.mark.parametrize("name", ["greedy", "greedy_topological", "greedy_edge", "knapsack"])
@@ -119,9 +119,9 @@ def test_a_resumed_search_is_the_uninterrupted_one(name: str, toy: str, tmp_path
 
 
 def test_hopeless_is_exactly_not_better() -> None:
-    hopeless = Hopeless(TOY.objective, TOY.score(B))
+    should_prune = ShouldPrune(TOY.objective, TOY.score(B))
     for point in (A, B, C, D):
-        assert hopeless(TOY.score(point)) is not TOY.objective.better(TOY.score(point), TOY.score(B))
+        assert should_prune(TOY.score(point)) is not TOY.objective.better(TOY.score(point), TOY.score(B))
 
 
 def test_a_stream_is_closed_when_the_budget_of_seconds_ends() -> None:

@@ -20,9 +20,9 @@ from quantpipe.data.duplicates import UNKNOWN, fingerprints
 from quantpipe.data.functions import arrays_of, called, checked_function, name_of
 from quantpipe.data.options import Options
 from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.source import Hasher, Rows, hash_arrays
 from quantpipe.data.splits import DEFAULT_SAMPLES, Splits
-from quantpipe.data.spool import SampleSpool
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
@@ -40,7 +40,7 @@ class IterableSource:
     def __init__(self, items: Any, where: str, limit: int | None, sequence: str | None = None) -> None:
         self.where = where
         self._sequence = sequence
-        self._spool = SampleSpool()
+        self._spool = SampleStore()
         self._broken: dict[int, DataError] = {}
         self._names: tuple[str, ...] | None = None
         self._labelled: bool | None = None

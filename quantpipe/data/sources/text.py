@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from quantpipe.data.functions import arrays_of, called, checked_function
 from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.sample_store import SampleCache, SampleStore
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
 from quantpipe.data.sources.table import LABEL, integers
 from quantpipe.data.sources.tablefile import SUFFIXES, TableFile
 from quantpipe.data.splits import Splits
-from quantpipe.data.spool import SampleCache, SampleSpool
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.types import TensorInfo
 
@@ -74,7 +74,7 @@ class TextSource:
     ) -> None:
         self.where = str(path)
         self._tokenizer, self._lengths = tokenizer, lengths
-        self._texts = SampleSpool()
+        self._texts = SampleStore()
         self.labels: NDArray[np.int64] | None = None
         if path.suffix.lower() in SUFFIXES:
             self._read_table(path, column, label, classes)

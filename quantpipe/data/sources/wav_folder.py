@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from quantpipe.data.functions import arrays_of, called
 from quantpipe.data.options import FileOptions
 from quantpipe.data.preprocess import Preprocess, SourceLayout
+from quantpipe.data.sample_store import SampleCache
 from quantpipe.data.source import SINGLE, Hasher, Rows, hash_arrays
 from quantpipe.data.sources.folder import ClassFolder, classes_of
 from quantpipe.data.splits import Splits
-from quantpipe.data.spool import SampleCache
 from quantpipe.errors import ConfigError, DataError, brief
 from quantpipe.types import TensorInfo
 

@@ -147,7 +147,7 @@ class Walk:
 
     def _refuse_islands(self) -> None:
         """HardwareError for nodes that compute real numbers; shapes are no numbers of the data."""
-        inside = {*self.topology.kernel_of, *self.topology.swallowed}
+        inside = {*self.topology.kernel_of, *self.topology.fused_into}
         floats = [n for n in self.graph.nodes if n.name not in inside and not of_shapes(self.graph, n)]
         if not floats:
             return

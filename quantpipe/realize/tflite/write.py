@@ -76,7 +76,7 @@ def write_model(
     walk = Walk(graph, topology, plan, whole=whole)
     refused: list[str] = []
     for node in graph.nodes:
-        if node.name in topology.swallowed:
+        if node.name in topology.fused_into:
             continue
         kernel = topology.kernel_of.get(node.name)
         try:

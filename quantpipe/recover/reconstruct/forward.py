@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.execute import Session, release_memory, side_by_side
+from quantpipe.graph.execute import Session, concurrency, release_memory
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
@@ -50,8 +50,8 @@ class Forward:
             for name, array in batch.inputs.items():
                 self._real.put(name, number, array)
                 self._stored.put(name, number, array)
-        lanes, self._threads = side_by_side(len(self.sizes))
-        self._pool = ThreadPoolExecutor(lanes)
+        concurrent, self._threads = concurrency(len(self.sizes))
+        self._pool = ThreadPoolExecutor(concurrent)
 
     def __enter__(self) -> Self:
         return self

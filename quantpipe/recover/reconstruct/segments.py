@@ -33,7 +33,7 @@ def segments(graph: Graph, topology: Topology) -> list[Segment]:
     found: list[Segment] = []
     pending: dict[str, list[str]] = {}
     for node in graph.nodes:
-        if node.name in topology.swallowed:
+        if node.name in topology.fused_into:
             continue
         kernel = topology.kernel_of.get(node.name)
         members = [node.name, *(kernel.fused if kernel is not None else ())]

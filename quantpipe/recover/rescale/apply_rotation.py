@@ -15,7 +15,7 @@ from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS
-from quantpipe.recover.rescale.optimize_rotation import Face
+from quantpipe.recover.rescale.optimize_rotation import StreamWeight
 from quantpipe.recover.rescale.residual_streams import Stream, streams
 from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import Topology
@@ -25,7 +25,7 @@ ORTHOGONAL = 1e-6
 """Most deviation of M Mᵀ from the identity: the function would be another one."""
 
 
-def mixed(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> Graph:
+def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> Graph:
     """Return the graph with rotations by stream; the topology stays as it is.
 
     Args:
@@ -53,7 +53,7 @@ def mixed(graph: Graph, topology: Topology, rotations: Mapping[str, Floats]) -> 
     return writer.graph()
 
 
-def faces(graph: Graph, topology: Topology, stream: Stream) -> list[Face]:
+def stream_weights(graph: Graph, topology: Topology, stream: Stream) -> list[StreamWeight]:
     """Return the weights around a stream as its channels meet them, with the scales that the device gives them."""
     found = []
     for names, is_maker in ((stream.makers, True), (stream.readers, False)):
@@ -62,12 +62,12 @@ def faces(graph: Graph, topology: Topology, stream: Stream) -> list[Face]:
             axis = _output_axis(graph, node) if is_maker else _input_axis(node)
             weight = np.moveaxis(graph.constant(site.tensor).astype(np.float64), axis, -1)
             if site.axis is None:
-                found.append(Face(weight.reshape(1, -1, stream.channels), (0, 1, 2)))
+                found.append(StreamWeight(weight.reshape(1, -1, stream.channels), (0, 1, 2)))
             elif is_maker:
-                found.append(Face(weight.reshape(1, -1, stream.channels), (0, 1)))
+                found.append(StreamWeight(weight.reshape(1, -1, stream.channels), (0, 1)))
             else:
                 rows = np.moveaxis(weight, site.axis - (axis < site.axis), 0)
-                found.append(Face(rows.reshape(len(rows), -1, stream.channels), (1, 2)))
+                found.append(StreamWeight(rows.reshape(len(rows), -1, stream.channels), (1, 2)))
     return found
 
 

@@ -6,7 +6,7 @@ and behind them may be as even as they can be made: rotations against outliers a
 2024), learned ones those of SpinQuant (Liu et al. 2024), both for language models. Here the crest factor itself is
 made least, from the weights alone.
 
-Takes faces (weights as a stream's channels meet them); gives an orthogonal matrix. Pure linear algebra.
+Takes weights of streams (weights as a stream's channels meet them); gives an orthogonal matrix. Pure linear algebra.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STILL = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Face:
+class StreamWeight:
     """Hold a weight as the channels of a stream meet it.
 
     `values` is `[S, T, C]`, the last axis being the stream's channels; those along the axes `shared` have one scale.
@@ -44,62 +44,62 @@ class Face:
     shared: tuple[int, ...]
 
 
-def crest(faces: Iterable[Face]) -> float:
-    """Return the mean over the faces of the squared crest factor.
+def crest_factor(stream_weights: Iterable[StreamWeight]) -> float:
+    """Return the mean over the weights of the squared crest factor.
 
     Each scale's is weighted by the squares that it holds; 1 where all weights are 0.
     """
     found = [1.0]
-    for face in faces:
-        squares = face.values**2
+    for weight in stream_weights:
+        squares = weight.values**2
         if not squares.any():
             continue
-        held = squares.size / max(squares.max(axis=face.shared, keepdims=True).size, 1)
-        found.append(float(squares.max(axis=face.shared).sum() * held / squares.sum()))
+        held = squares.size / max(squares.max(axis=weight.shared, keepdims=True).size, 1)
+        found.append(float(squares.max(axis=weight.shared).sum() * held / squares.sum()))
     return float(np.mean(found[1:] or found))
 
 
-def rotated(face: Face, matrix: Floats) -> Face:
-    """Return the face behind a rotation of the channels, T' = M T.
+def rotated(weight: StreamWeight, matrix: Floats) -> StreamWeight:
+    """Return the weight behind a rotation of the channels, T' = M T.
 
     Args:
-        face: the weight as the channels meet it.
+        weight: the weight as the channels meet it.
         matrix: M, `[C, C]`.
 
     Returns:
-        The rotated face.
+        The rotated weight.
     """
-    return Face(face.values @ matrix.T, face.shared)
+    return StreamWeight(weight.values @ matrix.T, weight.shared)
 
 
-def flattest(
-    faces: Sequence[Face],
+def optimize_rotation(
+    stream_weights: Sequence[StreamWeight],
     channels: int,
     iterations: int,
     apply: Callable[..., Iterable[Any]] = map,
 ) -> Floats:
-    """Return an orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the faces small.
+    """Return an orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the weights small.
 
     It takes steps against the gradient along the rotations, of the length of Barzilai and Borwein (1988), by Cayley's
-    transform, from the identity on; so the same faces give the same matrix.
+    transform, from the identity on; so the same weights give the same matrix.
 
     Args:
-        faces: the weights around the stream.
+        stream_weights: the weights around the stream.
         channels: C.
         iterations: most steps.
-        apply: shares the work on single faces among threads, as `map` would do it.
+        apply: shares the work on single weights among threads, as `map` would do it.
 
     Returns:
         M, float64.
     """
-    alive = [(f, np.linalg.norm(f.values)) for f in faces]
-    scaled = [Face((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]
+    alive = [(f, np.linalg.norm(f.values)) for f in stream_weights]
+    scaled = [StreamWeight((f.values / norm).astype(np.float32), f.shared) for f, norm in alive if norm > 0]
     if not scaled:
         return np.eye(channels)
     identity = np.eye(channels, dtype=np.float32)
 
     def at(matrix: Rows) -> tuple[float, Rows]:
-        parts = list(apply(lambda face: _slope(face, matrix), scaled))
+        parts = list(apply(lambda weight: _slope(weight, matrix), scaled))
         slope = np.sum([s for _, s in parts], axis=0)
         return sum(value for value, _ in parts), slope - slope.T
 
@@ -131,20 +131,20 @@ def flattest(
     return np.asarray(left @ right)
 
 
-def _slope(face: Face, matrix: Rows) -> tuple[float, Rows]:
-    """Return the smoothed crest factor of a rotated face, and its slope by infinitesimal rotations.
+def _slope(weight: StreamWeight, matrix: Rows) -> tuple[float, Rows]:
+    """Return the smoothed crest factor of a rotated weight, and its slope by infinitesimal rotations.
 
-    The squares of the face sum to 1. Of the slope the skew part counts. With n values y to a scale, its share is
+    The squares of the weight sum to 1. Of the slope the skew part counts. With n values y to a scale, its share is
     n·(mean y^2p)^(1/p); the slope by y is 2·(mean y^2p)^(1/p - 1)·y^(2p - 1).
     """
-    turned = face.values @ matrix.T
+    turned = weight.values @ matrix.T
     squares = turned * turned
-    most = squares.max(axis=face.shared, keepdims=True)
+    most = squares.max(axis=weight.shared, keepdims=True)
     dead = most == 0  # all weights of a scale, as those of a pruned channel: they weigh nothing
     squares /= most + dead
     twice = squares * squares
     powers = twice * twice * twice * squares  # to the POWER - 1; numpy's own power takes many times as long
-    means = (powers * squares).mean(axis=face.shared, keepdims=True) + dead
+    means = (powers * squares).mean(axis=weight.shared, keepdims=True) + dead
     held = turned.size // most.size
     value = held * float(np.sum(most * means ** (1 / POWER), dtype=np.float64))
     slope = (2 * means ** (1 / POWER - 1) * powers * turned).reshape(-1, turned.shape[-1])

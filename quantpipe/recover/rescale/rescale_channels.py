@@ -24,7 +24,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
 from quantpipe.oprules.channels import AFFINE, COLUMNS, along
 from quantpipe.plan import ChannelChange
-from quantpipe.recover.rescale.apply_rotation import mixed
+from quantpipe.recover.rescale.apply_rotation import rotate_weights
 from quantpipe.recover.rescale.channel_regions import Link, links
 from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import Kernel, Topology
@@ -53,7 +53,7 @@ def rescale_channels(
         ArtifactError: for what the network has no place for.
     """
     if rotations:
-        graph = mixed(graph, topology, rotations)
+        graph = rotate_weights(graph, topology, rotations)
     if not changes:
         return graph, topology
     known, _ = links(graph, topology)
@@ -156,7 +156,7 @@ def _change_clamps(
     if change.limits is not None:
         limits = np.full(len(factor), change.limits[0]), np.full(len(factor), change.limits[1])
     same = all(np.all(bound == bound[0]) for bound in limits)
-    owner = topology.swallowed.get(node.name, node.name)
+    owner = topology.fused_into.get(node.name, node.name)
     if owner not in kernels:
         writer.clamp(node, limits, None if same else link.axis)
         return

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph
 from quantpipe.recover.parameters import whole
-from quantpipe.recover.rescale.apply_rotation import faces, mixed
-from quantpipe.recover.rescale.optimize_rotation import crest, flattest, rotated
+from quantpipe.recover.rescale.apply_rotation import rotate_weights, stream_weights
+from quantpipe.recover.rescale.optimize_rotation import crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.residual_streams import Stream
 from quantpipe.types import Topology
 
@@ -24,16 +24,16 @@ Floats = NDArray[np.float64]
 class RotationResult:
     """Hold the `matrix` `[C, C]` of one stream.
 
-    `crest`: the mean squared crest factor of the weights around it, before and after.
+    `crest_factor`: the mean squared crest factor of the weights around it, before and after.
     """
 
     matrix: Floats = field(repr=False)
-    crest: tuple[float, float]
+    crest_factor: tuple[float, float]
 
     @property
     def gain_db(self) -> float:
         """Return by how much the rounding of these weights loses less, as far as their ranges decide."""
-        return 10 * math.log10(self.crest[0] / self.crest[1])
+        return 10 * math.log10(self.crest_factor[0] / self.crest_factor[1])
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,21 @@ def rotations(
         topology: what of it runs in integers.
         found: the streams.
         options: how a rotation is found.
-        apply: shares the work on single faces among threads, as `map` would do it.
+        apply: shares the work on single weights among threads, as `map` would do it.
 
     Returns:
         Stream -> its rotation.
     """
-    around = {stream: faces(graph, topology, stream) for stream in found}
+    around = {stream: stream_weights(graph, topology, stream) for stream in found}
     made: dict[Stream, Floats] = {}
     for stream, weights in around.items():
-        matrix = flattest(weights, stream.channels, options.iterations, apply)
-        if crest(rotated(face, matrix) for face in weights) < crest(weights):
+        matrix = optimize_rotation(weights, stream.channels, options.iterations, apply)
+        if crest_factor(rotated(weight, matrix) for weight in weights) < crest_factor(weights):
             made[stream] = matrix
-    turned = mixed(graph, topology, {stream.name: matrix for stream, matrix in made.items()})
+    turned = rotate_weights(graph, topology, {stream.name: matrix for stream, matrix in made.items()})
     return {
-        stream.name: RotationResult(matrix, (crest(around[stream]), crest(faces(turned, topology, stream))))
+        stream.name: RotationResult(
+            matrix, (crest_factor(around[stream]), crest_factor(stream_weights(turned, topology, stream)))
+        )
         for stream, matrix in made.items()
     }

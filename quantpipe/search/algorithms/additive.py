@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quantpipe.search.algorithms.quiet import quiet
+from quantpipe.search.algorithms.silence import silence_stdout
 from quantpipe.types import ChoiceSpace, Point, Score
 
 FLOOR = 0.01
@@ -224,7 +224,7 @@ def _solve(prices: np.ndarray, uses: np.ndarray, choices: np.ndarray) -> list[in
         return []
     columns = np.arange(len(prices))
     one_each = sparse.csr_array((np.ones(len(prices)), (choices, columns)))
-    with quiet():  # HiGHS prints a line where it has to repair a solution, though it is told not to print
+    with silence_stdout():  # HiGHS prints a line where it has to repair a solution, though it is told not to print
         found = optimize.milp(
             prices / (np.abs(prices).max() or 1.0),
             integrality=np.ones(len(prices)),

@@ -28,7 +28,7 @@ Values = Callable[[Score], Sequence[float]]
 
 
 @contextmanager
-def quiet() -> Iterator[Any]:
+def optuna_quietly() -> Iterator[Any]:
     """Yield optuna without its log lines and its warnings about experimental options."""
     import optuna
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
-from quantpipe.search.algorithms.ask_tell import Proposals, distributions, losses, quiet
+from quantpipe.search.algorithms.ask_tell import Proposals, distributions, losses, optuna_quietly
 from quantpipe.search.objective import Objective
 from quantpipe.search.options import real, whole
 from quantpipe.types import ChoiceSpace
@@ -40,7 +40,7 @@ class Evolutionary:
         (start,) = evaluate([space.start])
         best, score = space.start, start
         movable = [i for i, c in enumerate(space) if len(c.options) > 1]
-        with quiet() as optuna:
+        with optuna_quietly() as optuna:
             study = self._study(optuna, objective, len(movable), rng)
             every = distributions(optuna, space, movable)
             proposals = Proposals(space, rng)

@@ -17,7 +17,7 @@ import numpy as np
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.objective import Form, Objective
-from quantpipe.search.options import member
+from quantpipe.search.options import check_enum
 from quantpipe.types import ChoiceSpace, Point, Score
 
 
@@ -45,7 +45,7 @@ class Greedy:
     order: Order = Order.SENSITIVITY
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "order", member("search.algorithm.order", self.order, Order))
+        object.__setattr__(self, "order", check_enum("search.algorithm.order", self.order, Order))
 
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""
@@ -91,7 +91,7 @@ class Greedy:
         lowered = {i: p for i in idle if (p := _lowered(space, point, i)) is not None}
         if point == space.start:
             return []
-        scores = dict(zip(lowered, evaluate(list(lowered.values()), rival=score), strict=True))
+        scores = dict(zip(lowered, evaluate(list(lowered.values()), incumbent=score), strict=True))
         ranks = {i: _sensitivity(score, found) for i, found in scores.items() if found.cost < score.cost}
         return sorted(ranks, key=ranks.__getitem__)
 
@@ -113,7 +113,7 @@ class Greedy:
         while fruitless < len(turns):
             choice = turns.popleft()
             while (lower := _lowered(space, point, choice)) is not None:
-                (attempt,) = evaluate([lower], rival=score)
+                (attempt,) = evaluate([lower], incumbent=score)
                 if attempt.cost >= score.cost:
                     dropped.append(choice)
                     break

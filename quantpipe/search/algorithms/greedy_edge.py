@@ -25,6 +25,6 @@ class GreedyEdge:
         for i, choice in enumerate(space):
             options = [option for option in range(len(choice.options)) if option != point[i]]
             others = [(*point[:i], option, *point[i + 1 :]) for option in options]
-            for other, attempt in zip(others, evaluate(others, rival=score), strict=True):
+            for other, attempt in zip(others, evaluate(others, incumbent=score), strict=True):
                 if objective.better(attempt, score):
                     point, score = other, attempt

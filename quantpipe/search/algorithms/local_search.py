@@ -34,7 +34,7 @@ def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, obj
             continue
         choice, option = steps[0]
         step = (*point[:choice], option, *point[choice + 1 :])
-        (attempt,) = evaluate([step], rival=score)
+        (attempt,) = evaluate([step], incumbent=score)
         if objective.better(attempt, score):
             point, score, went = step, attempt, True
         else:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
-from quantpipe.search.algorithms.ask_tell import Proposals, distributions, quiet
+from quantpipe.search.algorithms.ask_tell import Proposals, distributions, optuna_quietly
 from quantpipe.search.objective import Objective
 from quantpipe.search.options import whole
 from quantpipe.types import ChoiceSpace, Point
@@ -40,7 +40,7 @@ class Tpe:
         (start,) = evaluate([space.start])
         best, score = space.start, start
         movable = [i for i, c in enumerate(space) if len(c.options) > 1]
-        with quiet() as optuna:
+        with optuna_quietly() as optuna:
             study = self._study(optuna, rng)
             every = distributions(optuna, space, movable)
             proposals = Proposals(space, rng)

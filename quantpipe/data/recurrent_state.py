@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.data.fit import shape_text
+from quantpipe.data.input_checks import shape_text
+from quantpipe.data.sample_store import SampleStore
 from quantpipe.data.samples import SourceSamples
 from quantpipe.data.splits import Splits
-from quantpipe.data.spool import SampleSpool
 from quantpipe.errors import ConfigError, DataError, nearest
 from quantpipe.types import Batch, TensorInfo
 
@@ -25,7 +25,7 @@ Run = Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]
 """A model: feeds to outputs, by name."""
 
 
-class Carried:
+class StatefulSamples:
     """The samples of a split with the state inputs filled in. Implements `types.Samples`.
 
     `state` maps outputs to inputs. A sequence begins with zeros, or with what the data hold under the input's name.
@@ -38,7 +38,7 @@ class Carried:
         self._samples, self._state, self._run = samples, dict(state), run
         self._ports = {i.name: i for i in inputs if i.name in self._state.values()}
         self._stackable = all(i.shape and i.shape[0] is None for i in inputs)
-        self._states: SampleSpool | None = None
+        self._states: SampleStore | None = None
 
     @property
     def digest(self) -> str:
@@ -81,9 +81,9 @@ class Carried:
         for _, outputs in self._steps(run):
             yield outputs
 
-    def _follow(self) -> SampleSpool:
+    def _follow(self) -> SampleStore:
         """The states that go into each sample."""
-        spool = SampleSpool()
+        spool = SampleStore()
         for states, _ in self._steps(self._run):
             spool.append(states)
         return spool
@@ -154,5 +154,5 @@ def carry(splits: Splits, inputs: Sequence[TensorInfo], run: Run) -> Splits:
                 f"is not supported by this data set, whose samples are {type(samples).__name__}.",
                 where="dataset.state",
             )
-        found[role] = Carried(samples, splits.state, inputs, run)
+        found[role] = StatefulSamples(samples, splits.state, inputs, run)
     return splits.with_roles(found)

@@ -11,7 +11,7 @@ _STDOUT = 1
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_stdout() -> Iterator[None]:
     """Drop what C code or other threads write to standard output's descriptor meanwhile; for short calls only.
 
     Python's own text and what C code wrote before are not lost. Nothing is done where the descriptor is closed.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quantpipe.search.algorithms.additive import _solve
-from quantpipe.search.algorithms.quiet import quiet
+from quantpipe.search.algorithms.silence import silence_stdout
 
 C = ctypes.CDLL(None)
 
@@ -24,7 +24,7 @@ def written(capfd: pytest.CaptureFixture[str]) -> str:
 
 def test_only_what_is_written_meanwhile_is_dropped(capfd: pytest.CaptureFixture[str]) -> None:
     C.puts(b"before")
-    with quiet():
+    with silence_stdout():
         C.puts(b"from C")
         os.write(1, b"to the descriptor\n")
     C.puts(b"after")
@@ -33,7 +33,7 @@ def test_only_what_is_written_meanwhile_is_dropped(capfd: pytest.CaptureFixture[
 
 def test_the_output_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) -> None:
     open_files = sorted(Path("/dev/fd").iterdir())
-    with pytest.raises(ZeroDivisionError), quiet():
+    with pytest.raises(ZeroDivisionError), silence_stdout():
         C.puts(b"lost")
         raise ZeroDivisionError
     C.puts(b"after")
@@ -42,8 +42,8 @@ def test_the_output_is_back_after_an_error(capfd: pytest.CaptureFixture[str]) ->
 
 
 def test_a_closed_output_is_left_alone() -> None:
-    code = "import os; from quantpipe.search.algorithms.quiet import quiet; os.close(1)\n"
-    code += "with quiet(): os.write(2, b'done')"
+    code = "import os; from quantpipe.search.algorithms.silence import silence_stdout; os.close(1)\n"
+    code += "with silence_stdout(): os.write(2, b'done')"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert (found.stdout, found.stderr) == (b"", b"done")
 

@@ -8,7 +8,7 @@ from quantpipe.simulate.simulator import Simulator
 from quantpipe.types import QuantPlan, Samples, Topology
 
 
-class Judge:
+class HoldoutScorer:
     """Measure simulated outputs and what they lose against the reference's.
 
     Sessions are kept for the graph that was measured last. `evaluations`: how many plans were run.

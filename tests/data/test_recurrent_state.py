@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantpipe.data import CallableDataset, NpzDataset
-from quantpipe.data.carry import Carried, carry
+from quantpipe.data.recurrent_state import StatefulSamples, carry
 from quantpipe.errors import ConfigError, QuantpipeError
 from quantpipe.types import TensorInfo
 
@@ -118,7 +118,7 @@ def test_states_whose_batch_axis_is_not_the_first(tmp_path: Path) -> None:
     batches = list(splits.evaluate.batches(8))
     assert [len(b) for b in batches] == [1] * 12
     assert all(b.inputs["h"].shape == (2, 1, 3) for b in batches)
-    assert isinstance(splits.evaluate, Carried)
+    assert isinstance(splits.evaluate, StatefulSamples)
 
 
 def test_digest_names_the_carried_state(tmp_path: Path) -> None:

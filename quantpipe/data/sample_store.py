@@ -15,7 +15,7 @@ from quantpipe.errors import StorageError
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class SampleSpool:
+class SampleStore:
     """Any number of samples, each some named arrays of any shape. The file goes with the object."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class SampleCache:
     """Samples by index, made by `make` when first asked for. What `make` raises is raised again each time."""
 
     def __init__(self, make: Callable[[int], Arrays]) -> None:
-        self._make, self._spool = make, SampleSpool()
+        self._make, self._spool = make, SampleStore()
         self._known: dict[int, int] = {}
 
     def __call__(self, index: int) -> dict[str, NDArray[Any]]:
