@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 from onnx import helper
 
@@ -92,6 +96,66 @@ def test_a_shape_is_read_from_integers_where_these_are_there() -> None:
         read = next(n.input[0] for n in model.graph.node if n.op_type == "Shape")
         assert "DequantizeLinear" not in {n.op_type for n in model.graph.node if read in n.output}
     assert made.agree(made.plan(), "qdq").differing == 0
+
+
+SPELLINGS = {"row": (1, 5), "rows": (1, 1, 5), "one number": (), "one in a row": (1, 1)}
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_a_bias_is_one_however_it_is_spelled(spelling: str, rank: int) -> None:
+    net, shape = Net(), SPELLINGS[spelling]
+    if len(shape) > rank:
+        pytest.skip("the result would have more axes than the data")
+    product = net.node("MatMul", net.input(None, 3, 6) if rank == 3 else net.input(None, 6), net.floats(6, 5), name="d")
+    net.output(net.node("Add", net.constant(net.rng.standard_normal(shape).astype(np.float32)), product))
+    graph = checked(net)
+    assert ops(graph) == ({"Reshape": 2, "Gemm": 1} if rank == 3 else {"Gemm": 1})
+    made = line(graph)
+    for form in ("qdq", "qoperator", "integer"):
+        assert made.agree(made.plan(), form).differing == 0, form
+
+
+def test_a_bias_behind_the_view_as_heads_goes_in_front_of_it() -> None:
+    """As flax writes DenseGeneral: the product, parted into heads, and a bias of [heads, size]."""
+    net = Net()
+    product = net.node("MatMul", net.input(None, 4, 6), net.floats(6, 6), name="query")
+    heads = net.node("Reshape", product, net.constant(np.int64([-1, 4, 2, 3])))
+    net.output(net.node("Transpose", net.node("Add", heads, net.floats(2, 3)), perm=[0, 2, 1, 3]))
+    graph = checked(net)
+    assert ops(graph) == {"Reshape": 2, "Gemm": 1, "Transpose": 1}
+    made = line(graph)
+    assert made.agree(made.plan(), "qdq").differing == 0
+
+
+@pytest.mark.parametrize("bias", [(2, 3), (4, 2, 3), (3,), (2, 1)])
+def test_only_a_bias_of_all_features_goes_in_front_of_the_heads(bias: tuple[int, ...]) -> None:
+    net = Net()
+    product = net.node("MatMul", net.input(None, 4, 6), net.floats(6, 6), name="query")
+    net.output(
+        net.node("Add", net.node("Reshape", product, net.constant(np.int64([-1, 4, 2, 3]))), net.floats(*bias))
+    )
+    assert ("Gemm" in ops(checked(net))) == (bias == (2, 3))
+
+
+def test_a_matrix_with_leading_axes_of_one_is_a_matrix() -> None:
+    net = Net()
+    product = net.node("MatMul", net.input(None, 3, 6), net.floats(1, 6, 5), name="dense")
+    net.output(net.node("Add", product, net.floats(5)))
+    assert ops(checked(net)) == {"Reshape": 2, "Gemm": 1}
+
+
+def test_onnxruntime_fuses_the_layer_and_its_bias_into_one_integer_kernel(tmp_path: Path) -> None:
+    """QGemm holds the bias in its accumulator: nothing is rounded between the product and the addition."""
+    net = Net()
+    hidden = net.node("Relu", dense(net, net.input(None, 3, 6), 6, 8, "up"))
+    net.output(dense(net, hidden, 8, 6, "down"))
+    made = line(checked(net))
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(model_proto(made.realize(made.plan(), "qdq").model).SerializeToString(), options)
+    kernels = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert kernels.count("QGemm") == 2 and not {"Gemm", "MatMul", "Add", "FusedGemm"} & set(kernels), kernels
 
 
 @pytest.mark.parametrize("case", ["no bias", "two vectors", "read twice", "an output"])

@@ -5,6 +5,10 @@ tensor rounded between them. The rows are laid flat before it and put back behin
 
     [B, S, K] -> Reshape [B·S, K] -> Gemm [B·S, N] -> Reshape [B, S, N]
 
+Exporters write the bias in many ways: as a vector, as [1, N] or [1, 1, N], as one number, or as [heads, size] behind the
+Reshape that parts the result into heads. A constant matrix may have leading axes of length one. All of these are brought
+to the same form first.
+
 Functions of single values behind a layer (Relu, Gelu) work on the flat rows, so that a kernel can take them in, and a
 layer that reads the rows of another takes them as they are.
 """
@@ -42,6 +46,8 @@ def flatten_rows(graph: ir.Graph) -> None:
     rows = _Rows(graph)
     for node in list(graph):
         if node.graph is graph:
+            _weight_of_two_axes(graph, node)
+            _bias_before_heads(graph, node)
             rows.rewrite(node)
 
 
@@ -63,6 +69,10 @@ class _Rows:
         data, weight, result = node.inputs[0], node.inputs[1], add.outputs[0]
         assert data is not None and weight is not None and weight.shape is not None  # noqa: S101
         features = int(weight.shape[1])  # type: ignore[arg-type]
+        if rank(data) == 2:
+            take_place(result, new_node(self.graph, add, "Gemm", [data, weight, bias], name=node.name))
+            self.graph.remove([node, add], safe=True)
+            return
         back = self._shape_behind(node, data, features)
         flat = self._flat(node, data, int(weight.shape[0]))  # type: ignore[arg-type]
         made = new_node(self.graph, add, "Gemm", [flat, weight, bias], name=node.name)
@@ -139,19 +149,67 @@ class _Rows:
 
 
 def _dense(graph: ir.Graph, node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
-    """(the Add, the bias) of a MatMul that begins a dense layer on more than two axes; None where it does not."""
+    """(the Add, the bias as a vector) of a MatMul that begins a dense layer; None where it does not."""
     if not is_op(node, "MatMul") or node.inputs[0] is None or node.inputs[1] is None:
         return None
     weight, add = node.inputs[1], only_user(node.outputs[0], graph)
-    if (rank(node.inputs[0]) or 0) < 3 or weight.const_value is None or rank(weight) != 2 or not is_op(add, "Add"):
+    axes = rank(node.inputs[0]) or 0
+    if axes < 2 or weight.const_value is None or rank(weight) != 2 or not is_op(add, "Add"):
         return None
     assert add is not None  # noqa: S101
-    port = list(add.inputs).index(node.outputs[0])
-    bias = add.inputs[1 - port]
+    bias = _added(add, node.outputs[0])
     array = constant(bias)
-    if bias is None or array is None or array.shape != (weight.const_value.shape[1],):
+    features = int(weight.const_value.shape[1])
+    if bias is None or array is None or array.ndim > axes or array.size not in (1, features):
         return None
-    return add, bias
+    if array.shape == (features,):
+        return add, bias
+    if array.size != array.reshape(-1, array.shape[-1] if array.ndim else 1).shape[1]:
+        return None  # it differs from row to row
+    vector = np.broadcast_to(array.reshape(-1), (features,))
+    return add, new_constant(graph, f"{bias.name}_vector", vector)
+
+
+def _added(add: ir.Node, value: ir.Value) -> ir.Value | None:
+    """What an Add adds to a value."""
+    return add.inputs[1 - list(add.inputs).index(value)]
+
+
+def _weight_of_two_axes(graph: ir.Graph, node: ir.Node) -> None:
+    """Take leading axes of length one off the constant matrix of a MatMul whose data have as many axes."""
+    weight = node.inputs[1] if is_op(node, "MatMul") else None
+    if weight is None or weight.const_value is None or not 2 < (rank(weight) or 0) <= (rank(node.inputs[0]) or 0):
+        return
+    shape = tuple(weight.const_value.shape.numpy())
+    if all(n == 1 for n in shape[:-2]):
+        matrix = np.asarray(weight.const_value.numpy()).reshape(shape[-2:])
+        node.replace_input_with(1, new_constant(graph, f"{weight.name}_matrix", matrix))
+
+
+def _bias_before_heads(graph: ir.Graph, node: ir.Node) -> None:
+    """Move a bias [heads, size] in front of the Reshape that parts the result of a MatMul into heads."""
+    if not is_op(node, "MatMul") or node.inputs[1] is None or node.inputs[1].const_value is None:
+        return
+    heads = only_user(node.outputs[0], graph)
+    if not is_op(heads, "Reshape") or heads is None or heads.inputs[0] is not node.outputs[0]:
+        return
+    add = only_user(heads.outputs[0], graph)
+    if not is_op(add, "Add") or add is None:
+        return
+    bias, parted, whole = _added(add, heads.outputs[0]), heads.outputs[0].shape, node.inputs[1].shape
+    array = constant(bias)
+    if bias is None or array is None or parted is None or whole is None or rank(node.inputs[0]) is None:
+        return
+    shape = tuple(n for i, n in enumerate(array.shape) if n != 1 or any(m != 1 for m in array.shape[:i]))
+    if len(shape) < 2 or array.ndim > len(parted) or tuple(parted)[-len(shape) :] != shape or array.size != whole[-1]:
+        return
+    vector = new_constant(graph, f"{bias.name}_vector", array.reshape(-1))
+    moved = new_node(graph, heads, "Add", [node.outputs[0], vector], name=add.name)
+    kind = heads.outputs[0].type or ir.TensorType(ir.DataType.FLOAT)
+    moved.name, moved.shape, moved.type = f"{add.outputs[0].name}_whole", node.outputs[0].shape, kind
+    heads.replace_input_with(0, moved)
+    take_place(add.outputs[0], heads.outputs[0])
+    graph.remove(add, safe=True)
 
 
 def _says_all(shape: ir.Value | None) -> bool:
