@@ -82,7 +82,7 @@ def ours(name: str, dataset: Any) -> tuple[Any, Any, bytes]:
     profile = measure(graph, topology.measured, made[0].calibrate, 1024)
     table = ThresholdTable(graph, topology, schema, profile, estimator=MSE(), weight_method="mse")
     plan = Planner(graph, topology, spec, schema).plan(table.strategy(space.decode(space.start)))
-    return graph, made[0], model_bytes(realize(graph, topology, plan, "qdq").model)
+    return graph, made[0], model_bytes(realize(graph, topology, plan, "qdq", here=True).model)
 
 
 class Reader(CalibrationDataReader):

@@ -84,7 +84,7 @@ def write_forms(job: RunContext, plan: QuantPlan, strategy: str) -> Forms:
     backend, others = settings.backend, settings.forms
     start = time.perf_counter()
     try:
-        first = stages.realize(job.graph, job.topology, plan, backend, made=made)
+        first = stages.realize(job.graph, job.topology, plan, backend, made=made, here=settings.spec.runs_here)
     except HardwareError as error:
         if backend not in VENDOR:
             raise
@@ -119,7 +119,7 @@ def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Wr
 def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
     """An ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
     try:
-        return stages.realize(job.graph, job.topology, plan, form, made=made)
+        return stages.realize(job.graph, job.topology, plan, form, made=made, here=job.settings.spec.runs_here)
     except HardwareError:
         if form not in VENDOR:
             raise

@@ -309,13 +309,13 @@ def judged_by_report(found: SearchDecision) -> SearchDecision:
 
 def _timed(job: RunContext, candidates: Measure, table: ThresholdTable, planner: Planner) -> Measure:
     """Candidates whose cost is their latency, realized as the run's own result will be."""
-    objective = job.settings.objective
+    settings, objective = job.settings, job.settings.objective
 
     def realized(point: Point) -> Rendered:
         strategy = table.strategy(job.space.decode(point))
         topology = job.variants.at(strategy.structure)
         plan = planner.on(topology).plan(strategy)
-        return stages.realize(job.graph, topology, plan, job.settings.backend)
+        return stages.realize(job.graph, topology, plan, settings.backend, here=settings.spec.runs_here)
 
     session = Session(job.graph.model, where=job.graph.source)
     feeds = next(iter(job.inputs.search.batches(job.graph.fixed_batch or 1))).inputs

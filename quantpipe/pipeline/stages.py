@@ -208,6 +208,7 @@ def realize(
     *,
     made: Provenance | None = None,
     vendor: bool = False,
+    here: bool = False,
 ) -> Rendered:
     """Return the integer model in one of the ONNX forms.
 
@@ -218,11 +219,15 @@ def realize(
         backend: the name of the form.
         made: what the file is made of, to be written into it; None for a model that is not kept.
         vendor: write the form for other tools, also where onnxruntime computes something else than the plan says.
+        here: write the form for onnxruntime alone: the device is onnxruntime itself.
 
     Returns:
         The model. Inputs and outputs have the types that they have in the user's file, also in half precision.
     """
-    rendered = render(graph, topology, plan, VENDOR[backend]()) if vendor else write(backend, graph, topology, plan)
+    if vendor:
+        rendered = render(graph, topology, plan, VENDOR[backend]())
+    else:
+        rendered = write(backend, graph, topology, plan, here=here)
     kinds = {name: ir.DataType[kind.upper()] for name, kind in graph.given.items()}
     model = with_least_opset(cast_ends(rendered.model, kinds))
     if made is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 
 from quantpipe import extend
 from quantpipe.errors import QuantpipeError, brief
@@ -15,6 +16,9 @@ from quantpipe.types import QuantPlan, Topology
 
 OWN: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
 """Name in the configuration -> dialect."""
+
+HERE: Mapping[str, Callable[[], Dialect]] = {"qdq": partial(Qdq, here=True)}
+"""Form -> how it is written for a device that is onnxruntime itself (`runs_here`), and for no other tool."""
 
 
 class _Backends(Mapping[str, Callable[[], Dialect]]):
@@ -34,7 +38,15 @@ class _Backends(Mapping[str, Callable[[], Dialect]]):
 BACKENDS: Mapping[str, Callable[[], Dialect]] = _Backends()
 
 
-def write(form: str, graph: Graph, topology: Topology, plan: QuantPlan, *, stored: Collection[str] = ()) -> Rendered:
+def write(
+    form: str,
+    graph: Graph,
+    topology: Topology,
+    plan: QuantPlan,
+    *,
+    stored: Collection[str] = (),
+    here: bool = False,
+) -> Rendered:
     """Return the integer model in a form by its name.
 
     Args:
@@ -43,6 +55,7 @@ def write(form: str, graph: Graph, topology: Topology, plan: QuantPlan, *, store
         topology: what of it runs in integers.
         plan: every number of the integer model.
         stored: ports (of a section of a graph) that carry integers.
+        here: the device is onnxruntime itself.
 
     Returns:
         The model.
@@ -51,7 +64,7 @@ def write(form: str, graph: Graph, topology: Topology, plan: QuantPlan, *, store
         ConfigError: naming the package, where the form of a plug-in package raises.
     """
     if form in OWN:
-        return render(graph, topology, plan, OWN[form](), stored=stored)
+        return render(graph, topology, plan, (HERE if here and form in HERE else OWN)[form](), stored=stored)
     try:
         return render(graph, topology, plan, extend.forms()[form](), stored=stored)
     except QuantpipeError:

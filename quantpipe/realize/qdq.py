@@ -23,13 +23,23 @@ from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup, Requantize, Sum
 
 
+UNFUSED_MOVES = ("Pad",)
+"""Ops that move values and that onnxruntime 1.32 leaves in float between DequantizeLinear and QuantizeLinear, though it
+has a kernel for bytes. (Max and Min it leaves there, too, but has no kernel for bytes.)"""
+
+
 class Qdq(Stored):
-    """Write the QDQ form, which needs float multipliers: the fused kernels requantize in float32."""
+    """Write the QDQ form, which needs float multipliers: the fused kernels requantize in float32.
+
+    Attributes:
+        here: The file is for onnxruntime alone, so ops that it would not fuse stand on the integers themselves. Other
+            tools look for real ops between the two and load no such file.
+    """
 
     name = "qdq"
     integer_accumulators = False
 
-    def __init__(self) -> None:
+    def __init__(self, here: bool = False) -> None:
         super().__init__()
         self._entered: dict[str, ir.Value] = {}
         self.ops: Mapping[str, Lowering] = {
@@ -43,6 +53,7 @@ class Qdq(Stored):
             **dict.fromkeys(fr.ops_of(Family.AVERAGE), self._average),
             **dict.fromkeys(fr.ops_of(Family.CLAMP), self.clamp),
             **dict.fromkeys(fr.ops_of(Family.MOVE), self._move),
+            **(dict.fromkeys(UNFUSED_MOVES, self.move) if here else {}),
         }
 
     def session_options(self, context: Context) -> Mapping[str, str]:
