@@ -22,7 +22,6 @@ from quantpipe.realize import functions
 from quantpipe.realize.stored import Stored, exact_pairs_only, kernels_only, no_accumulators, refuse_without_kernel
 from quantpipe.types import Accumulate, Average, Contract, Form, Kernel, Lookup, Requantize, Sum
 
-
 UNFUSED_MOVES = ("Pad",)
 """Ops that move values and that onnxruntime 1.32 leaves in float between DequantizeLinear and QuantizeLinear, though it
 has a kernel for bytes. (Max and Min it leaves there, too, but has no kernel for bytes.)"""

@@ -132,9 +132,7 @@ def test_a_bias_behind_the_view_as_heads_goes_in_front_of_it() -> None:
 def test_only_a_bias_of_all_features_goes_in_front_of_the_heads(bias: tuple[int, ...]) -> None:
     net = Net()
     product = net.node("MatMul", net.input(None, 4, 6), net.floats(6, 6), name="query")
-    net.output(
-        net.node("Add", net.node("Reshape", product, net.constant(np.int64([-1, 4, 2, 3]))), net.floats(*bias))
-    )
+    net.output(net.node("Add", net.node("Reshape", product, net.constant(np.int64([-1, 4, 2, 3]))), net.floats(*bias)))
     assert ("Gemm" in ops(checked(net))) == (bias == (2, 3))
 
 

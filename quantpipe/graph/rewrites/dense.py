@@ -5,9 +5,9 @@ tensor rounded between them. The rows are laid flat before it and put back behin
 
     [B, S, K] -> Reshape [B·S, K] -> Gemm [B·S, N] -> Reshape [B, S, N]
 
-Exporters write the bias in many ways: as a vector, as [1, N] or [1, 1, N], as one number, or as [heads, size] behind the
-Reshape that parts the result into heads. A constant matrix may have leading axes of length one. All of these are brought
-to the same form first.
+Exporters write the bias in many ways: as a vector, as [1, N] or [1, 1, N], as one number, or as [heads, size] behind
+the Reshape that parts the result into heads. A constant matrix may have leading axes of length one. All of these are
+brought to the same form first.
 
 Functions of single values behind a layer (Relu, Gelu) work on the flat rows, so that a kernel can take them in, and a
 layer that reads the rows of another takes them as they are.
@@ -159,7 +159,7 @@ def _dense(graph: ir.Graph, node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
     assert add is not None  # noqa: S101
     bias = _added(add, node.outputs[0])
     array = constant(bias)
-    features = int(weight.const_value.shape[1])
+    features = weight.const_value.shape.numpy()[1]
     if bias is None or array is None or array.ndim > axes or array.size not in (1, features):
         return None
     if array.shape == (features,):
