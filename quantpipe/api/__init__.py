@@ -1,4 +1,6 @@
-"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`, `explain`. Each is loaded at first use.
+"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`, `explain`, `explain_file`.
+
+Each is loaded at first use.
 
 It stands above the command line's package, whose way from configuration to settings it takes; the stages are those of
 `quantpipe.pipeline`.
@@ -6,7 +8,17 @@ It stands above the command line's package, whose way from configuration to sett
 
 import logging
 
-from quantpipe.api.look import CheckResult, ExplainResult, LintResult, check, example_model, explain, lint, verify
+from quantpipe.api.look import (
+    CheckResult,
+    ExplainResult,
+    LintResult,
+    check,
+    example_model,
+    explain,
+    explain_file,
+    lint,
+    verify,
+)
 from quantpipe.api.options import Options
 from quantpipe.api.pipeline import Pipeline, quantize
 from quantpipe.api.progress import ProgressEvent, QuantpipeWarning
@@ -31,6 +43,7 @@ __all__ = [
     "check",
     "example_model",
     "explain",
+    "explain_file",
     "lint",
     "quantize",
     "verify",

@@ -23,6 +23,7 @@ from quantpipe.app.files import asset
 from quantpipe.check import Fit
 from quantpipe.lint import Findings
 from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.explain_file import explain_file as explain_foreign
 from quantpipe.pipeline.settings import ExplainSettings
 from quantpipe.report import explained, fit_tables, lint_table
 from quantpipe.verify import Verdict, verify_folder
@@ -191,6 +192,50 @@ def explain(
     settings = settings_of_run(path, plugins=list(plugins), given=given)
     options = ExplainSettings(run=path, culprits=culprits)
     return ExplainResult(explain_run(settings, Listening(progress), shipped(), options))
+
+
+def explain_file(
+    file: str | PathLike[str],
+    model: Model,
+    samples: Any,
+    *,
+    culprits: int = 10,
+    folder: str | PathLike[str] | None = None,
+    progress: Listener | bool | None = None,
+    **options: Any,
+) -> ExplainResult:
+    """Say what is wrong with a quantized file of any tool, beside the float model that it was made from.
+
+    Args:
+        file: The quantized ONNX file: QDQ, QOperator, dynamically quantized, or QONNX.
+        model: The float model: its path, its content as bytes, or an `onnx.ModelProto`.
+        samples: Samples, in any form that `quantize` takes.
+        culprits: For how many of the places that cost most changes are measured.
+        folder: Where explain.json is written; None: nowhere that stays.
+        progress: As for `quantize`.
+        options: Those of `quantize` that say how samples are divided and what is compared, such as `objective`.
+
+    Returns:
+        What explain.json holds. As text, the table of the command line.
+
+    Raises:
+        ModelError: The file holds no integers, or is of another float model.
+
+    Examples:
+        >>> import quantpipe
+        >>> from quantpipe.data import DigitsDataset
+        >>> model, samples = quantpipe.example_model(), DigitsDataset()
+        >>> result = quantpipe.quantize(model, samples, evaluate={"latency_runs": 1})
+        >>> answer = quantpipe.explain_file(result.model_path, model, samples, culprits=1)
+        >>> answer["hardware"], answer["causes"][0]["alone"] > 0
+        ('QDQ', True)
+    """
+    workspace = Workspace(folder)
+    settings = settings_for(model_file(model, workspace.path), samples, "ort_cpu", workspace, options=options)
+    found = explain_foreign(settings, Path(file).expanduser().absolute(), Listening(progress), ExplainSettings(
+        culprits=culprits
+    ))  # fmt: skip
+    return ExplainResult(found)
 
 
 def example_model() -> Path:

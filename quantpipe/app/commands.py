@@ -26,6 +26,7 @@ from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.compare import found_in
 from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.explain_file import explain_file
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.sync import sync as sync_run
@@ -84,12 +85,14 @@ def verify(settings: Settings) -> int:
 
 def explain(settings: Settings) -> int:
     """Run `command=explain`."""
-    folder, plugins = settings.explain.run, list(settings.config.get("plugins") or ())
-    if folder is None:
-        raise ConfigError("needs explain.run=FOLDER", where="command")
+    options, plugins = settings.explain, list(settings.config.get("plugins") or ())
+    folder = options.run or settings.folder
     console = RichConsole()
     try:
-        found = explain_run(settings_of_run(folder, plugins=plugins), console, shipped(), settings.explain)
+        if options.file is not None:
+            found = explain_file(settings, options.file, console, options)
+        else:
+            found = explain_run(settings_of_run(folder, plugins=plugins), console, shipped(), options)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; nothing was written. Run the same command again", stage="explain") from None
     finally:
@@ -97,7 +100,7 @@ def explain(settings: Settings) -> int:
     _answer(settings, found, explained)
     if settings.check.format == "text":
         plain().print(f"files   {RunFolder(folder).explained}", soft_wrap=True)
-    return _applied(settings, folder, found["advice"]) if settings.explain.apply else 0
+    return _applied(settings, folder, found["advice"]) if options.apply else 0
 
 
 def _applied(settings: Settings, folder: Path, advice: Sequence[Mapping[str, Any]]) -> int:

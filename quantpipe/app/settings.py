@@ -150,10 +150,11 @@ def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     """ConfigError for what `command=explain` would not heed: the run's own configuration is in its folder."""
     legal = ("command", "explain.", "check.format", "plugins", "hydra.")
     other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
-    if command == "explain" and other:
+    of_file = any(text.lstrip("+").startswith("explain.file=") for text in overrides)
+    if command == "explain" and other and not of_file:
         raise ConfigError(
-            "has no meaning with command=explain, which takes the configuration from the folder of the run; legal are "
-            "explain.run, explain.culprits, explain.samples, explain.apply, check.format and plugins",
+            "has no meaning with explain.run=FOLDER, as command=explain takes the configuration from the folder of the "
+            "run; legal are explain.run, explain.culprits, explain.samples, explain.apply, check.format and plugins",
             where=other[0].lstrip("+~").partition("=")[0],
         )
 
@@ -349,8 +350,10 @@ def _path(value: Any, key: str, launch: Path) -> Path:
 
 
 def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
-    found: ExplainSettings = _options(ExplainSettings, {k: v for k, v in given.items() if k != "run"}, "explain")
-    return replace(found, run=_path(given["run"], "explain.run", launch) if given.get("run") else None)
+    own = {k: v for k, v in given.items() if k not in ("run", "file")}
+    found: ExplainSettings = _options(ExplainSettings, own, "explain")
+    places: dict[str, Any] = {k: _path(given[k], f"explain.{k}", launch) for k in ("run", "file") if given.get(k)}
+    return replace(found, **places)
 
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:

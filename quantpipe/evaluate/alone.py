@@ -1,11 +1,12 @@
 """What each stored tensor, weight and bias costs alone: the float model with nothing but this one quantized.
 
-One session serves all of them (`graph.switches`), over the same few samples: a cause is one float pass over these.
+All are measured over the same few samples. A cause is at most one float pass over these: from the last cut before it
+to the outputs (`stretches`), by sessions in which single tensors are switched (`graph.switches`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 
 from quantpipe.evaluate.layers import Moments
 from quantpipe.evaluate.nearness import nearness_of
+from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.execute import Session, joined
-from quantpipe.graph.switches import with_switches
+from quantpipe.graph.extract import part_of
+from quantpipe.graph.switches import Switched, with_switches
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import round_real
 from quantpipe.metrics.reference import Compared, Found, loss_of, reference_of
@@ -24,6 +27,7 @@ from quantpipe.types import (
     AloneRow,
     Kernel,
     MomentsRow,
+    Quantizer,
     QuantPlan,
     Samples,
     Topology,
@@ -31,6 +35,9 @@ from quantpipe.types import (
 )
 
 Array = NDArray[Any]
+
+KEPT_BYTES = 1 << 29
+"""Of the tensors that pass a cut, over all samples."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,49 +67,120 @@ class Alone:
     outputs: tuple[AloneRow, ...]
 
 
-class AloneMeasure:
-    """Measure causes one by one. `evaluations` counts float passes over the samples."""
+@dataclass(frozen=True)
+class Wanted:
+    """One thing that is to be quantized alone: a tensor, or one of the two parts of its error, or a constant."""
 
-    def __init__(
-        self, graph: Graph, topology: Topology, plan: QuantPlan, samples: Samples, *, compared: Compared
-    ) -> None:
+    name: str
+    clip: bool = True
+    round: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """What is quantized of a float model: how its tensors are stored, and what its constants become."""
+
+    quantizers: Mapping[str, Quantizer]
+    constants: Mapping[str, Exchanged]
+
+    @classmethod
+    def of(cls, graph: Graph, topology: Topology, plan: QuantPlan) -> Numbers:
+        """Return those of a plan, as far as the float model knows their tensors."""
         real = {"float32", "float64"}
         known = {*graph.producers, *graph.input_names}
         quantizers = {t: q for t, q in plan.quantizers.items() if t in known and graph.dtypes.get(t, "float32") in real}
-        self.evaluations = 0
-        self.tensors = tuple(quantizers)
-        self.constants = {e.tensor: e for e in _exchanged(graph, topology, plan)}
-        self._size = graph.batch_size
-        self._batches = [batch.inputs for batch in samples.batches(self._size)]
+        return cls(quantizers, {e.tensor: e for e in _exchanged(graph, topology, plan)})
+
+
+class AloneMeasure:
+    """Measure causes one by one, each from the last cut before it (`stretches`).
+
+    `evaluations` counts runs over the samples, `passes` what they come to in whole passes of the float model, by its
+    multiply-accumulates.
+    """
+
+    def __init__(self, graph: Graph, numbers: Numbers, samples: Samples, *, compared: Compared) -> None:
+        self.evaluations, self.passes = 0, 0.0
+        self._graph, self.constants = graph, dict(numbers.constants)
+        self._quantizers = dict(numbers.quantizers)
+        self.tensors = tuple(self._quantizers)
+        size = graph.batch_size
         session = Session(graph.model, where=graph.source)
-        self.reference = reference_of(session, samples, self._size, compared)
-        switched = with_switches(graph.model, quantizers, self.constants)
-        self._switches = switched
-        self._session = Session(switched.model, where="float model with switches")
-        self._off = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
+        self.reference = reference_of(session, samples, size, compared)
+        del session
+        self.passes += 1.0
+        self._own = self.reference.every(self.reference.found)
+        self._parts = stretches(graph, self.reference.names, KEPT_BYTES // max(len(samples), 1))
+        batches = [{i.name: batch.inputs[i.name] for i in graph.inputs} for batch in samples.batches(size)]
+        self._states = States(graph, self._parts, batches)
+        self._place = self._places()
+        self._open: tuple[int, Switched, Session] | None = None
 
-    def tensor(self, name: str, *, clip: bool = True, round_: bool = True) -> Alone:
-        """Return what a stored tensor costs, or one of the two parts of its error."""
-        on = {self._switches.clips[name]: np.asarray(clip), self._switches.rounds[name]: np.asarray(round_)}
-        return self._run(on)
+    def measure(self, wanted: Sequence[Wanted], show: Callable[[int, int, str], None] | None = None) -> list[Alone]:
+        """Return what each costs, in the order of `wanted`; they are measured in the order of the model."""
+        found: dict[int, Alone] = {}
+        for number in sorted(range(len(wanted)), key=lambda n: self._place.get(wanted[n].name, -1)):
+            found[number] = self._one(wanted[number])
+            if show is not None:
+                show(len(found), len(wanted), wanted[number].name)
+        self._open = None  # it holds a copy of the weights
+        return [found[number] for number in range(len(wanted))]
 
-    def constant(self, name: str) -> Alone:
-        """Return what a weight or a bias costs."""
-        return self._run({name: self.constants[name].held})
-
-    def _run(self, feeds: Mapping[str, Array]) -> Alone:
-        self.evaluations += 1
+    def _one(self, wanted: Wanted) -> Alone:
+        part = self._place.get(wanted.name)
+        if part is None:  # no output that is compared depends on it
+            return Alone(0.0, tuple({"output": name, "sqnr_db": None} for name in self.reference.names))
+        switched, session = self._opened(part)
+        off = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
+        if wanted.name in self.constants:
+            on: dict[str, Array] = {wanted.name: self.constants[wanted.name].held}
+        else:
+            on = {switched.clips[wanted.name]: np.asarray(wanted.clip)}
+            on |= {switched.rounds[wanted.name]: np.asarray(wanted.round)}
+        feeds = {**off, **on}  # of inputs with a default, such as constants, a session tells nothing
         names = self.reference.names
-        here = [self._switches.outputs[name] for name in names]
-        parts = [self._session.run({**self._off, **feeds, **batch}, here) for batch in self._batches]
-        found = {name: joined([part[h] for part in parts]) for name, h in zip(names, here, strict=True)}
+        here = [switched.outputs[name] for name in names]
+        known = set(session.inputs)
+        states = self._states.at(part)
+        parts = [session.run({**{t: a for t, a in s.items() if t in known}, **feeds}, here) for s in states]
+        self.evaluations += 1
+        self.passes += self._parts[part].rest
+        found = {name: joined([one[h] for one in parts]) for name, h in zip(names, here, strict=True)}
         outputs: Found = found if len(found) > 1 else found[names[0]]
-        own = self.reference.every(self.reference.found)
-        rows = [nearness_of(name, own[name], found[name]) for name in names]
+        rows = [nearness_of(name, self._own[name], found[name]) for name in names]
         return Alone(
             loss_of(self.reference, outputs),
             tuple({"output": row["output"], "sqnr_db": row["sqnr_db"]} for row in rows),
         )
+
+    def _opened(self, part: int) -> tuple[Switched, Session]:
+        """The model from the beginning of a stretch on, with switches for what is in that stretch."""
+        if self._open is None or self._open[0] != part:
+            self._open = None
+            model = part_of(self._graph, self._parts[part].reads, self.reference.names).model
+            here = [name for name, place in self._place.items() if place == part]
+            quantizers = {name: self._quantizers[name] for name in here if name in self._quantizers}
+            switched = with_switches(model, quantizers, [name for name in here if name in self.constants])
+            self._open = part, switched, Session(switched.model, where="float model with switches")
+        return self._open[1], self._open[2]
+
+    def _places(self) -> dict[str, int]:
+        """The stretch of everything that some compared output depends on."""
+        model = part_of(self._graph, [i.name for i in self._graph.inputs], self.reference.names).model
+        made = {v.name or "" for node in model.graph for v in node.outputs} | {v.name or "" for v in model.graph.inputs}
+        made |= set(model.graph.initializers)
+        node_of = {node.name: number for number, node in enumerate(self._graph.nodes)}
+        found = {}
+        for name in (*self._quantizers, *self.constants):
+            maker = self._graph.producers.get(name)
+            readers = [node_of[node.name] for node, _ in self._graph.consumers.get(name, ()) if node.outputs[0] in made]
+            if name in self.constants:
+                number = min(readers, default=-1)
+            else:
+                number = node_of[maker.name] if maker is not None else 0
+            if name in made and number >= 0:
+                found[name] = next(n for n, part in enumerate(self._parts) if number < part.stop)
+        return found
 
 
 def _exchanged(graph: Graph, topology: Topology, plan: QuantPlan) -> list[Exchanged]:

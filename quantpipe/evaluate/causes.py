@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
-from quantpipe.evaluate.alone import Alone, AloneMeasure, worst_first
+import numpy as np
+
+from quantpipe.evaluate.alone import Alone, AloneMeasure, Exchanged, Numbers, Wanted, worst_first
 from quantpipe.evaluate.layers import layer_row, layer_sums
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named
 from quantpipe.simulate.simulator import simulate
-from quantpipe.types import CauseRow, QuantPlan, Samples, Topology
+from quantpipe.types import (
+    Accumulate,
+    AccumulatorRow,
+    CauseKind,
+    CauseRow,
+    DType,
+    QuantPlan,
+    Samples,
+    Sum,
+    Topology,
+)
 
 INPUT = "input"
 """The role of the model's own inputs."""
@@ -29,13 +40,19 @@ class Causes:
         self._sums = layer_sums(graph, plan, simulation, samples)
         found = overflow_report(graph, topology, plan, simulation, samples=samples)
         self._overflow = {row["tensor"]: row["share"] for row in found}
-        self._measure = AloneMeasure(graph, topology, plan, samples, compared=compared)
+        self.accumulators = accumulator_rows(topology, plan, self._overflow)
+        self._measure = AloneMeasure(graph, Numbers.of(graph, topology, plan), samples, compared=compared)
         self._roles = roles_of(graph, [kernel.node for kernel in topology.kernels])
 
     @property
-    def passes(self) -> int:
-        """Return how many float passes over the samples were made."""
+    def evaluations(self) -> int:
+        """Return how many times the float model was run, in whole or in part, over the samples."""
         return self._measure.evaluations
+
+    @property
+    def passes(self) -> float:
+        """Return what these runs come to in whole passes over the samples."""
+        return self._measure.passes
 
     def rows(self, split: int, show: Callable[[int, int, str], None]) -> list[CauseRow]:
         """Return a row for everything that is quantized, worst first.
@@ -44,30 +61,26 @@ class Causes:
             split: For so many of the worst tensors, rounding and clipping are measured apart.
             show: Is told how far the work is.
         """
-        measure, alone = self._measure, dict[str, Alone]()
-        total = len(measure.tensors) + len(measure.constants)
-        for name in (*measure.tensors, *measure.constants):
-            alone[name] = measure.tensor(name) if name in measure.tensors else measure.constant(name)
-            show(len(alone), total, name)
+        measure = self._measure
+        every = [Wanted(name) for name in (*measure.tensors, *measure.constants)]
+        alone = {one.name: found for one, found in zip(every, measure.measure(every, show), strict=True)}
         order = worst_first({name: one.loss for name, one in alone.items()})
         # Few nodes fall into finer roles than all of them do.
         self._roles |= roles_of(self._graph, [node for name in order[:split] if (node := self._node(name))])
         rows = {name: self._row(name, alone[name]) for name in order}
-        for name in [n for n in order if n in measure.tensors][:split]:
-            rows[name]["rounding"] = measure.tensor(name, clip=False).loss
-            rows[name]["clipping"] = measure.tensor(name, round_=False).loss
+        split_halves(rows, [n for n in order if n in measure.tensors][:split], measure)
         return list(rows.values())
 
     def _row(self, name: str, alone: Alone) -> CauseRow:
         one = self._measure.constants.get(name)
         if one is not None:
-            kind: Literal["weight", "bias"] = "bias" if one.kind == "bias" else "weight"
-            row = _row(name, kind, one.node, alone)
+            kind: CauseKind = "bias" if one.kind == "bias" else "weight"
+            row = cause_row(name, kind, one.node, alone)
             row["role"], row["bits"] = self._roles.get(one.node, one.node), one.bits
             row["before"], row["after"] = one.moments()
             return row
         node = self._node(name)
-        row = _row(name, "tensor", node, alone)
+        row = cause_row(name, "tensor", node, alone)
         row["role"] = self._roles.get(node, node) if node else INPUT
         row["bits"], row["overflow"] = self._plan.quantizers[name].bits, self._overflow.get(name, 0.0)
         if (sums := self._sums.get(name)) is not None:
@@ -79,13 +92,57 @@ class Causes:
 
     def _node(self, name: str) -> str:
         """The kernel's node that makes a tensor, or reads a constant; empty for an input of the model."""
-        if (one := self._measure.constants.get(name)) is not None:
-            return one.node
-        maker = self._graph.producers.get(name)
-        return "" if maker is None else self._topology.fused_into.get(maker.name, maker.name)
+        node = node_of(self._graph, name, self._measure.constants)
+        return self._topology.fused_into.get(node, node)
 
 
-def _row(name: str, kind: Literal["tensor", "weight", "bias"], node: str, alone: Alone) -> CauseRow:
+def accumulator_rows(topology: Topology, plan: QuantPlan, overflowed: Mapping[str, float]) -> list[AccumulatorRow]:
+    """Return how far each sum of products, or of two tensors, may come in its accumulator.
+
+    Args:
+        topology: What runs in integers.
+        plan: Every number.
+        overflowed: The share of sums that overflowed on samples, by result, where some input can do that.
+    """
+    rows: list[AccumulatorRow] = []
+    for kernel in topology.kernels:
+        numbers = plan.kernels.get(kernel.node)
+        if not isinstance(numbers, Accumulate | Sum):
+            continue
+        dtype = numbers.limit.dtype if numbers.limit is not None else DType.INT32
+        bias = numbers.bias if isinstance(numbers, Accumulate) else None
+        top = float(2 ** (dtype.bits - 1) - 1)
+        rows.append(
+            {
+                "node": kernel.node,
+                "tensor": kernel.output,
+                "accumulator": dtype.value,
+                "bound": float(numbers.bound),
+                "used": float(numbers.bound) / top,
+                "bias": None if bias is None else float(np.abs(np.asarray(bias, np.float64)).max(initial=0.0)) / top,
+                "overflowed": overflowed.get(kernel.output),
+            }
+        )
+    return rows
+
+
+def node_of(graph: Graph, name: str, constants: Mapping[str, Exchanged]) -> str:
+    """Return the node that makes a tensor, or reads a constant; empty for an input of the model."""
+    if (one := constants.get(name)) is not None:
+        return one.node
+    maker = graph.producers.get(name)
+    return "" if maker is None else maker.name
+
+
+def split_halves(rows: Mapping[str, CauseRow], tensors: Sequence[str], measure: AloneMeasure) -> None:
+    """Measure rounding and clipping of some tensors apart, and enter them into their rows."""
+    halves = [Wanted(name, clip=not half, round=half) for name in tensors for half in (True, False)]
+    for one, found in zip(halves, measure.measure(halves), strict=True):
+        rows[one.name]["rounding" if one.round else "clipping"] = found.loss
+
+
+def cause_row(name: str, kind: CauseKind, node: str, alone: Alone) -> CauseRow:
+    """Return the row of something that is quantized, as far as its error alone says it."""
     return {
         "tensor": name,
         "kind": kind,

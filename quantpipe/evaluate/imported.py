@@ -149,9 +149,7 @@ def _compare(run: _Run, samples: Samples) -> None:
     ports = {p.name for p in model.graph.inputs}
     plain = Session(given.runnable, where="imported model")
     for batch in samples.batches(model.graph.batch_size):
-        feeds = {
-            name: _fed(given, given.runnable, name, array) for name, array in batch.inputs.items() if name in ports
-        }
+        feeds = {name: fed(given, name, array) for name, array in batch.inputs.items() if name in ports}
         wanted, found = theirs.run(feeds), here.run(batch.inputs)
         for tensor, name in pairs.items():
             grid, own = given.tensor[tensor].grid, model.plan.quantizers[tensor]
@@ -160,14 +158,23 @@ def _compare(run: _Run, samples: Samples) -> None:
             )
         results = plain.run(feeds)
         for port in model.graph.outputs:
-            real = _real_output(given, port.name, results[port.name])
+            real = real_output(given, port.name, results[port.name])
             run.outputs.setdefault(port.name, _Pair()).add(real, found[port.name], same=True)
         run.samples += len(batch.indices)
 
 
-def _fed(given: Imported, model: Any, name: str, array: Array) -> Array:
-    """What an input of the file is fed: integers, where it takes integers."""
-    port = next(v for v in model.graph.inputs if v.name == name)
+def fed(given: Imported, name: str, array: Array) -> Array:
+    """Return what an input of the file is fed with: integers, where it takes integers.
+
+    Args:
+        given: what the file gives, with its own model.
+        name: the input.
+        array: real numbers.
+
+    Returns:
+        The real numbers, or the integers that stand for them.
+    """
+    port = next(v for v in given.runnable.graph.inputs if v.name == name)
     found = given.tensor.get(name)
     if found is None or port.dtype is None or np.dtype(port.dtype.numpy()).kind == "f":
         return array
@@ -175,7 +182,17 @@ def _fed(given: Imported, model: Any, name: str, array: Array) -> Array:
     return quantize(array, grid.scale, grid.zero, qmin=grid.low, qmax=grid.high, dtype=grid.dtype)
 
 
-def _real_output(given: Imported, name: str, array: Array) -> Array:
+def real_output(given: Imported, name: str, array: Array) -> Array:
+    """Return an output of the file as real numbers.
+
+    Args:
+        given: what the file gives.
+        name: the output.
+        array: what the file gives there.
+
+    Returns:
+        The real numbers.
+    """
     found = given.tensor.get(name)
     if array.dtype.kind == "f" or found is None:
         return array

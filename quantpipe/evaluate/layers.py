@@ -114,11 +114,19 @@ def layer_sums(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: S
         x = {**batch.inputs, **real.run(batch.inputs, made)}
         q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
         for tensor, name in stored.items():
-            _add(sums[tensor], x[tensor], q[name], plan.quantizers[tensor])
+            add_layer(sums[tensor], x[tensor], q[name], plan.quantizers[tensor])
     return sums
 
 
-def _add(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
+def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
+    """Include one batch.
+
+    Args:
+        sums: What is added to.
+        x: The float model's values, `[n, ...]`.
+        q: The integers less their zero point, in the same shape.
+        quantizer: How they are stored.
+    """
     scale = float(quantizer.scale)
     real, held = x.astype(np.float64), q.astype(np.float64) * scale
     sums.real.add(real)

@@ -15,14 +15,12 @@ from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.advice import Advisor
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.inputs import load
+from quantpipe.pipeline.ordered import SPLIT, ordered
 from quantpipe.pipeline.proposals import Culprit, Proposals, Shipped
 from quantpipe.pipeline.replay import finished_strategy
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
 from quantpipe.plan import Problem
 from quantpipe.types import AdviceRow, CauseRow, ExplainReport, Profile, TensorStats, Topology
-
-SPLIT = 2
-"""So many times the culprits are split into rounding and clipping."""
 
 
 def explain(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
@@ -102,16 +100,20 @@ def _explained(
     return {
         "version": __version__,
         "model": job.graph.source,
+        "file": None,
         "hardware": spec.name,
         "shortfall": found.report.get("shortfall"),
         "loss": now.loss,
         "loss_before_recovery": before.loss if recovered else None,
+        "loss_by_scales": None,
         "accuracy": {"float": advisor.float_accuracy, "run": now.accuracy},
         "samples": len(few),
         "doubts": list(job.inputs.doubts),
         "causes": rows,
-        "advice": _ordered(advice),
-        "evaluations": causes.passes + advisor.evaluations,
+        "accumulators": causes.accumulators,
+        "advice": ordered(advice),
+        "evaluations": causes.evaluations + advisor.evaluations,
+        "passes": causes.passes,
         "seconds": time.perf_counter() - began,
     }
 
@@ -146,11 +148,3 @@ def _culprits(causes: Sequence[CauseRow], topology: Topology) -> list[Culprit]:
         for (role, is_weight), rows in found.items()
     ]
     return sorted(culprits, key=lambda one: -one.loss)
-
-
-def _ordered(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """The best first. Of those that gain alike, what is about the worst culprit, and costs least, comes first.
-
-    The rows come in the order of the culprits, changes of the whole run last.
-    """
-    return sorted(rows, key=lambda row: (-round(row["gain"], 1), row["cost_after"] > row["cost_before"]))

@@ -175,14 +175,15 @@ class CheckSettings:
 
 @dataclass(frozen=True)
 class ExplainSettings:
-    """State which run is explained, and how closely.
+    """State which run, or which file, is explained, and how closely.
 
-    `run`: its folder. `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how
-    many samples of the search errors alone are measured. `apply`: so many of the best changes are made
-    in a further run.
+    `run`: its folder. `file`: a quantized file, whose float model and samples the rest of the configuration names.
+    `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how many samples of
+    the search errors alone are measured. `apply`: so many of the best changes are made in a further run.
     """
 
     run: Path | None = None
+    file: Path | None = None
     culprits: int = 10
     samples: int = 64
     apply: int = 0
@@ -353,8 +354,14 @@ class Settings:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
-        if self.command == "explain" and self.explain.run is None:
-            raise ConfigError("command=explain needs explain.run=FOLDER, that of a finished run", where="explain.run")
+        if self.command == "explain" and (self.explain.run is None) == (self.explain.file is None):
+            raise ConfigError(
+                "command=explain needs explain.run=FOLDER, that of a finished run, or explain.file=FILE, a quantized "
+                "model whose float one is model.path",
+                where="explain.run",
+            )
+        if self.explain.file is not None and self.explain.apply:
+            raise ConfigError("goes with explain.run alone: a file is of another tool", where="explain.apply")
 
     def _refuse_idle_keys(self) -> None:
         """ConfigError for keys that say something and would change nothing."""
@@ -362,6 +369,7 @@ class Settings:
             "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
             "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
+            "explain.file": (self.explain.file is not None, "command=explain", self.command == "explain"),
             "runs": (bool(self.runs), "command=compare or command=sync", self.command in OF_RUNS),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (

@@ -32,6 +32,12 @@ def _head(report: Mapping[str, Any]) -> Text:
     if accuracy["run"] is not None:
         right = f", accuracy {text.percent(accuracy['run'])} of {text.percent(accuracy['float'])} in float"
     name, loss, before = PurePath(report["model"]).name, text.number(report["loss"]), report["loss_before_recovery"]
+    if (file := report.get("file")) is not None:
+        alone = text.number(report["loss_by_scales"])
+        return Text(
+            f"{PurePath(file).name} ({report['hardware']}) beside {name}: loss {loss}{right}\n"
+            f"Its scales and integers in the float model: loss {alone}; what follows is about these.\n"
+        )
     said = f"{name} on {report['hardware']}: loss {loss}{right}\n"
     said += "It meets its objective.\n" if report["shortfall"] is None else f"{report['shortfall']}\n"
     if before is not None:
@@ -84,12 +90,17 @@ def _advice(report: Mapping[str, Any]) -> list[Text]:
     for number, row in enumerate(list(best.values())[:SHOWN], 1):
         said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))
         said.append(Text(f"    {_figures(row)}"))
-        said.append(Text(f"    {shlex.join(row['overrides'])}", style="green"))
+        said += [Text(f"    {shlex.join(row['overrides'])}", style="green")] if row["overrides"] else []
     return said
 
 
 def _figures(row: Mapping[str, Any]) -> str:
-    before, after = row["cost_before"], row["cost_after"]
-    cost = "costs nothing" if after <= before else f"costs {100 * (after / before - 1):.1f} % more" if before else ""
     right = "" if row["accuracy_after"] is None else f", accuracy {text.percent(row['accuracy_after'])}"
-    return f"loss {text.number(row['loss_after'])} ({100 * row['gain']:.0f} % less){right}; {cost}"
+    return f"loss {text.number(row['loss_after'])} ({100 * row['gain']:.0f} % less){right}{_cost(row)}"
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    before, after = row["cost_before"], row["cost_after"]
+    if before is None or after is None or not before:
+        return ""
+    return "; costs nothing" if after <= before else f"; costs {100 * (after / before - 1):.1f} % more"

@@ -4,7 +4,15 @@ from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Sco
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
-from quantpipe.types.explained import AdviceRow, AloneRow, CauseRow, ExplainReport, MomentsRow
+from quantpipe.types.explained import (
+    AccumulatorRow,
+    AdviceRow,
+    AloneRow,
+    CauseKind,
+    CauseRow,
+    ExplainReport,
+    MomentsRow,
+)
 from quantpipe.types.hardware import (
     Accumulator,
     ActivationLimits,
@@ -124,6 +132,7 @@ from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, To
 __all__ = [
     "Accumulate",
     "Accumulator",
+    "AccumulatorRow",
     "ActivationLimits",
     "AddInputs",
     "AdviceRow",
@@ -133,6 +142,7 @@ __all__ = [
     "Batch",
     "BiasScale",
     "CalibratePart",
+    "CauseKind",
     "CauseRow",
     "ChannelStats",
     "Choice",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-CauseKind = Literal["tensor", "weight", "bias"]
+CauseKind = Literal["tensor", "weight", "bias", "raw", "float"]
 
 
 class MomentsRow(TypedDict):
@@ -44,6 +44,18 @@ class CauseRow(TypedDict):
     after: MomentsRow | None
 
 
+class AccumulatorRow(TypedDict):
+    """How far a sum of products comes: its static bound, and that and the greatest bias as shares of what it holds."""
+
+    node: str
+    tensor: str
+    accumulator: str
+    bound: float
+    used: float
+    bias: float | None
+    overflowed: float | None
+
+
 class AdviceRow(TypedDict):
     """What a change of the configuration gains and costs, measured."""
 
@@ -55,8 +67,8 @@ class AdviceRow(TypedDict):
     loss_after: float
     gain: float
     accuracy_after: float | None
-    cost_before: float
-    cost_after: float
+    cost_before: float | None
+    cost_after: float | None
 
 
 class AccuracyPart(TypedDict):
@@ -71,14 +83,18 @@ class ExplainReport(TypedDict):
 
     version: str
     model: str
+    file: str | None
     hardware: str
     shortfall: str | None
     loss: float
     loss_before_recovery: float | None
+    loss_by_scales: float | None
     accuracy: AccuracyPart
     samples: int
     doubts: list[str]
     causes: list[CauseRow]
+    accumulators: list[AccumulatorRow]
     advice: list[AdviceRow]
     evaluations: int
+    passes: float
     seconds: float

@@ -7,8 +7,12 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from quantpipe.evaluate.alone import AloneMeasure, Numbers, Wanted
+from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.switches import with_switches
-from quantpipe.types import DType, Quantizer
+from quantpipe.graph.view import Graph
+from quantpipe.metrics.reference import Compared
+from quantpipe.types import DType, Quantizer, Samples
 from tests.ops.line import Net, line
 
 
@@ -43,6 +47,37 @@ def test_a_switch_changes_one_tensor_and_nothing_else(clip: bool, rounds: bool) 
     expected = np.einsum("nchw,oc->nohw", held, weight[:, :, 0, 0]) + bias[None, :, None, None]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert before == {n.name for n in graph.model.graph}  # the model itself is as it was
+
+
+def test_errors_alone_are_those_of_whole_runs() -> None:
+    """Behind a cut the rest of the model runs from kept tensors: each loss is that of a run of the whole model."""
+    graph, numbers, samples = planned()
+    cut, whole = (AloneMeasure(graph, numbers, samples, compared=Compared()) for _ in range(2))
+    assert len(cut._parts) > 3
+    whole._parts = stretches(graph, whole.reference.names, 0)
+    assert len(whole._parts) == 1
+    whole._states, whole._place = States(graph, whole._parts, whole._states.at(0)), dict.fromkeys(whole._place, 0)
+    wanted = [Wanted(name) for name in (*cut.tensors, *cut.constants)]
+    kinds = {one.kind for one in numbers.constants.values()}
+    assert kinds == {"weight", "bias"}
+    found = cut.measure(wanted)
+    for one, here, there in zip(wanted, found, whole.measure(wanted), strict=True):
+        assert here.loss == pytest.approx(there.loss, rel=1e-3, abs=1e-9), one.name
+    assert cut.passes < 0.75 * whole.passes
+    weights = [a.loss for a, one in zip(found, wanted, strict=True) if one.name in numbers.constants]
+    assert len(set(weights)) == len(weights) and max(weights) > 1e-6  # each is another error
+
+
+def planned() -> tuple[Graph, Numbers, Samples]:
+    """A net of six convolutions with a shortcut, everything in few bits, and images."""
+    net = Net()
+    x = net.node("Relu", net.conv(net.input(None, 3, 16, 16), 3, 8, 3, 3))
+    for _ in range(4):
+        x = net.node("Relu", net.conv(x, 8, 8, 3, 3, pads=[1, 1, 1, 1]))
+    x = net.node("Add", x, net.conv(x, 8, 8, 1, 1))
+    net.output(net.dense(net.node("Flatten", net.node("GlobalAveragePool", x)), 8, 5))
+    made = line(net, "ort_cpu")
+    return made.graph, Numbers.of(made.graph, made.topology, made.plan(5)), made.samples
 
 
 def test_a_constant_can_be_exchanged_for_one_run() -> None:

@@ -1,0 +1,273 @@
+"""A quantized file, of whatever tool, in the terms of the float model that it was made from.
+
+Takes the float original and the file, both cleaned alike; gives the file's scales as quantizers of the original's
+tensors, and its integers as other values of the original's constants. So what each of them costs can be measured in the
+original, one by one, as for a plan of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.errors import ModelError
+from quantpipe.evaluate.alone import Exchanged, Numbers
+from quantpipe.evaluate.imported import fed, real_output
+from quantpipe.evaluate.paired import Pairing, paired
+from quantpipe.graph.execute import Kernels, Session
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.session_options import INT8_KERNELS
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import AccumulatorRow, DType, GivenWeight, Grid, Imported, Quantizer
+
+Array = NDArray[Any]
+
+SHORT_BITS = 16
+"""Integers of more bits, such as biases, are no weights."""
+
+BIAS_BITS = 32
+
+OTHER_DB = 3.0
+"""SQNR of constants in dB: where the median of a file's is below, it is of another float model."""
+
+LEAST_PLACED = 0.5
+"""Of a file's integer weights: where fewer have a place in the float model, it is of another one."""
+
+STAGE = "explain"
+
+
+@dataclass(frozen=True, eq=False)
+class Foreign:
+    """Hold a file in the terms of its original.
+
+    Attributes:
+        given: What the file gives, by its own names.
+        numbers: What is quantized, by the original's names.
+        stored: Tensor of the original -> the file's value that holds its integers.
+        real: Tensor of the original that the file computes in float -> the file's value.
+        weights: Constant of the original -> the file's integers.
+        biases: Constant of the original -> the file's integers, of more than 16 bits.
+        unread: Scales of the file that no tensor of the original belongs to.
+    """
+
+    given: Imported
+    numbers: Numbers
+    stored: Mapping[str, str]
+    real: Mapping[str, str]
+    weights: Mapping[str, GivenWeight]
+    biases: Mapping[str, GivenWeight]
+    unread: tuple[str, ...]
+
+
+def foreign(original: Graph, other: Graph, raw: Imported | None) -> Foreign:
+    """Return a file in the terms of its float original.
+
+    Args:
+        original: The float model, clean.
+        other: The float model behind the file, clean; `imported` says what the file gives of it.
+        raw: What the file gives before the clean-up, which has the integers of biases.
+
+    Raises:
+        ModelError: Where the file is of another float model.
+    """
+    given = other.imported
+    if given is None or raw is None:
+        raise ModelError(
+            "holds no integers that stand for real numbers, so there is nothing to explain; legal are QDQ, QOperator, "
+            "dynamically quantized and QONNX files",
+            stage=STAGE,
+            where=other.source,
+        )
+    pairs = paired(original, other)
+    exchanged, weights, biases = _constants(original, other, given, raw=raw, pairs=pairs)
+    _refuse_other_constants(original, other, exchanged, len(given.weights))
+    quantizers, stored, unread = dict[str, Quantizer](), dict[str, str](), []
+    made = {v.name for n in given.runnable.graph for v in n.outputs} if given.runnable is not None else set()
+    for tensor in given.tensors:
+        if other.is_constant(tensor.tensor):
+            continue
+        name = pairs.tensors.get(tensor.tensor)
+        if name is None or not tensor.grid.single:
+            unread.append(tensor.tensor)
+        elif name not in quantizers:
+            quantizers[name] = _quantizer(name, tensor.grid)
+            if tensor.stored and tensor.stored[-1] in made:
+                stored[name] = tensor.stored[-1]
+    real = {
+        name: tensor
+        for tensor, name in pairs.tensors.items()
+        if tensor in made and name not in quantizers and name in original.producers
+    }
+    numbers = Numbers(quantizers, {one.tensor: one for one in exchanged})
+    return Foreign(given, numbers, stored, real, weights, biases, tuple(unread))
+
+
+class ForeignRun:
+    """Run the file itself as onnxruntime does, by the original's names of inputs and outputs."""
+
+    def __init__(
+        self, original: Graph, other: Graph, found: Foreign, inner: Mapping[str, str], *, as_written: bool = False
+    ) -> None:
+        given = found.given
+        if given.runnable is None:
+            raise ModelError("its weights lie in files, so that it is not run beside its original", where=other.source)
+        self._found, self._inner = found, dict(inner)
+        self._inputs = dict(zip([i.name for i in original.inputs], [i.name for i in other.inputs], strict=True))
+        self._outputs = dict(zip([o.name for o in original.outputs], [o.name for o in other.outputs], strict=True))
+        model = expose(given.runnable, list(self._inner.values()))
+        kernels = Kernels.AS_WRITTEN if as_written else Kernels.EXACT
+        self._session = Session(model, kernels=kernels, options=INT8_KERNELS, where=other.source)
+
+    def run(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return (outputs, inner values) of a batch, both by the original's names; outputs are real."""
+        given = self._found.given
+        feeds = {self._inputs[n]: fed(given, self._inputs[n], a) for n, a in inputs.items() if n in self._inputs}
+        values = self._session.run(feeds)
+        outputs = {own: real_output(given, name, values[name]) for own, name in self._outputs.items()}
+        return outputs, {own: values[name] for own, name in self._inner.items()}
+
+
+def accumulators(original: Graph, found: Foreign) -> list[AccumulatorRow]:
+    """Return how far the sums of products of the file may come, of all inputs that its integers can hold."""
+    rows: list[AccumulatorRow] = []
+    limit = 2**31 - 1
+    for node in original.nodes:
+        weight = next((found.weights[t] for t in node.inputs if t in found.weights), None)
+        data = next((found.numbers.quantizers[t] for t in node.inputs if t in found.numbers.quantizers), None)
+        if weight is None or data is None or weight.block is not None:
+            continue
+        axis = next(iter(_channel_axis(original, node, weight)), None)
+        sums = np.abs(_centred(weight)).astype(np.float64)
+        per_channel = sums.sum(axis=tuple(a for a in range(sums.ndim) if a != axis)) if axis is not None else sums.sum()
+        bound = per_channel * max(-data.low, data.high)
+        bias = next((np.abs(found.biases[t].values.astype(np.float64)) for t in node.inputs if t in found.biases), None)
+        if bias is not None:
+            bound = bound + bias.reshape(-1)[: np.size(bound)] if bias.size in (1, np.size(bound)) else bound
+        greatest = float(np.max(bound)) if np.size(bound) else 0.0
+        rows.append(
+            {
+                "node": node.name,
+                "tensor": node.outputs[0],
+                "accumulator": DType.INT32.value,
+                "bound": greatest,
+                "used": greatest / limit,
+                "bias": None if bias is None else float(bias.max(initial=0.0)) / limit,
+                "overflowed": None,
+            }
+        )
+    return rows
+
+
+def _channel_axis(original: Graph, node: Node, weight: GivenWeight) -> Iterator[int]:
+    """The axis of a weight along which its output channels lie: that of its scales, or of the result's channels."""
+    if weight.grid.axis is not None:
+        yield weight.grid.axis % weight.values.ndim
+    shape, channels = weight.values.shape, original.shapes.get(node.outputs[0], ())
+    yield from (axis for axis in range(len(shape)) if len(channels) > 1 and shape[axis] in (channels[1], channels[-1]))
+
+
+def _centred(weight: GivenWeight) -> Array:
+    grid, values = weight.grid, weight.values.astype(np.int64)
+    if grid.single or grid.scale.ndim > 1:
+        return values - (grid.zero if grid.single else 0)
+    along = [1] * values.ndim
+    along[grid.axis or 0] = grid.scale.size
+    return np.asarray(values - grid.zero.reshape(along))
+
+
+def _quantizer(tensor: str, grid: Grid) -> Quantizer:
+    scale = np.asarray(grid.scale, np.float32)
+    return Quantizer(tensor, scale, int(grid.zero), grid.dtype, grid.bits, grid.low, grid.high)
+
+
+def _constants(
+    original: Graph, other: Graph, given: Imported, *, raw: Imported, pairs: Pairing
+) -> tuple[list[Exchanged], dict[str, GivenWeight], dict[str, GivenWeight]]:
+    """Constants of the original with what the file has in their place, and the integers that this is made of."""
+    exchanged: dict[str, Exchanged] = {}
+    weights, biases = dict[str, GivenWeight](), dict[str, GivenWeight]()
+    loose: dict[str, tuple[str, Array, Array]] = {}
+    for node in other.nodes:
+        mate = original.by_name.get(pairs.nodes.get(node.name, ""))
+        if mate is None:
+            continue
+        for theirs, own in zip(node.inputs, mate.inputs, strict=False):
+            if not (theirs and own and other.is_constant(theirs) and original.is_constant(own)) or own in exchanged:
+                continue
+            real, held = original.constant(own), other.constant(theirs)
+            if real.dtype.kind != "f" or real.shape != held.shape:
+                continue
+            integers = given.weight.get(theirs) or _long(raw, theirs, held)
+            if integers is None:
+                loose |= {own: (mate.name, real, held)} if real.ndim == 1 else {}
+                continue
+            short = integers.grid.dtype.bits <= SHORT_BITS
+            (weights if short else biases)[own] = integers
+            kind, bits = ("weight", integers.grid.bits) if short else ("bias", integers.grid.dtype.bits)
+            exchanged[own] = Exchanged(own, kind, mate.name, bits, real, np.asarray(held, real.dtype))
+    quantized = {one.node for one in exchanged.values()}
+    for own, (node_name, real, held) in loose.items():  # beside integer weights it is their bias, in 32 bits
+        if node_name in quantized and own not in exchanged and not np.array_equal(real, held):
+            exchanged[own] = Exchanged(own, "bias", node_name, BIAS_BITS, real, np.asarray(held, real.dtype))
+    return list(exchanged.values()), weights, biases
+
+
+def _long(raw: Imported, name: str, held: Array) -> GivenWeight | None:
+    """The integers of a bias: by its name, or by its values, as the clean-up renames constants."""
+    known = [w for w in raw.weights if w.grid.dtype.bits > SHORT_BITS and w.values.size == held.size]
+    named = [w for w in known if w.tensor == name]
+    for weight in (*named, *known):
+        real = _centred(weight) * np.asarray(weight.grid.scale, np.float64)
+        if np.allclose(real.reshape(-1), held.reshape(-1), rtol=1e-5, atol=0.0):
+            return weight
+    return None
+
+
+def refuse_other_ports(original: Graph, other: Graph) -> None:
+    """Raise ModelError where the ports of a file are not those of the float model."""
+    ports = [[(p.shape[1:] if p.shape else ()) for p in found] for found in (original.inputs, other.inputs)]
+    if len(ports[0]) != len(ports[1]) or any(_unlike(a, b) for a, b in zip(*ports, strict=True)):
+        _refuse(original, other, f"its inputs are {_ports(other)}, those of the float model {_ports(original)}")
+    if len(original.outputs) != len(other.outputs):
+        _refuse(original, other, f"it has {len(other.outputs)} outputs, and the float model {len(original.outputs)}")
+
+
+def _refuse_other_constants(original: Graph, other: Graph, exchanged: list[Exchanged], known: int) -> None:
+    """ModelError where constants say that the file is of another float model."""
+    near = [_decibels(one.real, one.held) for one in exchanged if one.kind == "weight"]
+    if len(near) < known * LEAST_PLACED:
+        _refuse(
+            original, other, f"{len(near)} of its {known} integer weights stand in the place of a weight of that model"
+        )
+    if near and float(np.median(near)) < OTHER_DB:
+        _refuse(original, other, f"its weights are {float(np.median(near)):.1f} dB from those of it (median)")
+
+
+def _refuse(original: Graph, other: Graph, why: str) -> None:
+    raise ModelError(
+        f"is not made from {original.source}: {why}; give the float model that it was made from as model.path",
+        stage=STAGE,
+        where=other.source,
+    )
+
+
+def _unlike(one: tuple[int | None, ...], two: tuple[int | None, ...]) -> bool:
+    return len(one) != len(two) or any(
+        a is not None and b is not None and a != b for a, b in zip(one, two, strict=True)
+    )
+
+
+def _ports(graph: Graph) -> str:
+    return ", ".join(f"{i.name} {list(i.shape)}" for i in graph.inputs)
+
+
+def _decibels(real: Array, held: Array) -> float:
+    noise = float(np.sum((real.astype(np.float64) - held) ** 2))
+    signal = float(np.sum(real.astype(np.float64) ** 2))
+    if noise == 0:
+        return float("inf")
+    return 10.0 * float(np.log10(signal / noise)) if signal > 0 else float("-inf")

@@ -1,0 +1,170 @@
+"""`command=explain explain.file=FILE`: what is wrong with a quantized file of any tool, beside its float original."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantpipe import __version__
+from quantpipe.calibrate.measure import measure
+from quantpipe.data.subset import First
+from quantpipe.errors import ConfigError
+from quantpipe.evaluate.alone import AloneMeasure
+from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.evaluate.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
+from quantpipe.evaluate.foreign_rows import foreign_rows, sums_of
+from quantpipe.graph.execute import joined
+from quantpipe.graph.load import clean_graph, read_graph
+from quantpipe.graph.view import Graph
+from quantpipe.lowering import opset_for
+from quantpipe.metrics.outputs import top1
+from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, Measured, culprits_of
+from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
+from quantpipe.pipeline.ordered import SPLIT, ordered
+from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
+from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples
+
+BY_ARITHMETIC = 0.2
+"""Of the loss: where the file loses so much more than its scales and integers do, it is its arithmetic."""
+
+
+LEAST_LOSS = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """The original with its samples, and the file beside it."""
+
+    inputs: Inputs
+    other: Graph
+    found: Foreign
+
+
+def explain_file(settings: Settings, file: Path, console: Console, options: ExplainSettings) -> ExplainReport:
+    """Return what is wrong with a quantized file.
+
+    Args:
+        settings: Of the float model and its samples.
+        file: The quantized file.
+        console: Where progress is told.
+        options: How closely is looked.
+
+    Raises:
+        ModelError: The file holds no integers, or is of another float model.
+    """
+    console.stage("model", f"{file} beside {settings.model}")
+    read = _read(settings, file)
+    job = RunContext.of(settings, read.inputs, console)
+    with job.files.lock():
+        report = _explained(settings, read, file, console, options=options)
+        job.files.write_explained(report, job.origin("explain", {"file": read.other.model_hash}, ()))
+    return report
+
+
+def _explained(
+    settings: Settings, read: _Read, file: Path, console: Console, *, options: ExplainSettings
+) -> ExplainReport:
+    began = time.perf_counter()
+    inputs, graph, found = read.inputs, read.inputs.graph, read.found
+    few = First(inputs.search, whole_batches(graph, options.samples))
+    console.stage("alone", f"every tensor, weight and bias, on {len(few)} samples")
+    alone = AloneMeasure(graph, found.numbers, few, compared=inputs.compared)
+    compared = [t for t in found.numbers.quantizers if t in found.stored]
+    run = ForeignRun(graph, read.other, found, {t: found.stored[t] for t in compared})
+    rows = foreign_rows(
+        graph, found, alone, SPLIT * options.culprits, sums=sums_of(graph, found, run, few, tensors=compared),
+        show=console.progress("alone"),
+    )  # fmt: skip
+    judge = FakeQuantized(graph, inputs.search, inputs.compared)
+    now, before = _as_it_runs(judge, run, inputs.search, graph), judge.measured(found.numbers)
+    culprits = culprits_of(rows)[: options.culprits]
+    wanted = [t for one in culprits if not one.is_weight for t in one.members]
+    statistics = measure(graph, wanted, inputs.calibrate, settings.calibrate.memory_mb).tensors if wanted else {}
+    proposals = ForeignProposals(graph, found, statistics, settings.schema.activations)
+    changes = [change for one in culprits for change in proposals.of(one)]
+    console.stage("advice", f"{len(changes)} changes, each on {len(inputs.search)} samples")
+    show, advice = console.progress("advice"), list[AdviceRow]()
+    for number, change in enumerate(changes):
+        advice.append(judge.row(change, before))
+        show(number + 1, len(changes), change.words)
+    return {
+        "version": __version__,
+        "model": graph.source,
+        "file": str(file),
+        "hardware": ", ".join(found.given.forms),
+        "shortfall": None,
+        "loss": now.loss,
+        "loss_before_recovery": None,
+        "loss_by_scales": before.loss,
+        "accuracy": {"float": top1(judge.reference.outputs, judge.reference.labels), "run": now.accuracy},
+        "samples": len(few),
+        "doubts": [*inputs.doubts, *_doubts(read, judge, now, before)],
+        "causes": rows,
+        "accumulators": accumulators(graph, found),
+        "advice": ordered(advice),
+        "evaluations": alone.evaluations + judge.evaluations,
+        "passes": alone.passes,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _read(settings: Settings, file: Path) -> _Read:
+    inputs = load(settings)
+    if inputs.graph.imported is not None:
+        raise ConfigError(
+            f"{settings.model} is quantized itself; give the float model that {file.name} was made from",
+            where="model.path",
+        )
+    raw = read_graph(file, settings.resident_mb, settings.fixed, Keep.ALL)
+    refuse_other_ports(inputs.graph, raw.graph)
+    first = next(iter(inputs.calibrate.batches(inputs.graph.fixed_batch or CHECK_SAMPLES))).inputs
+    names = zip([i.name for i in raw.graph.inputs], [i.name for i in inputs.graph.inputs], strict=True)
+    other = clean_graph(
+        raw,
+        {theirs: first[own] for theirs, own in names},
+        least_opset=opset_for(settings.spec),
+        isolate=settings.isolate,
+        declared=settings.spec.ops,
+    )
+    return _Read(inputs, other, foreign(inputs.graph, other, raw.real.given))
+
+
+def _as_it_runs(judge: FakeQuantized, run: ForeignRun, samples: Samples, graph: Graph) -> Measured:
+    """What the file loses as onnxruntime runs it."""
+    parts = [run.run(batch.inputs)[0] for batch in samples.batches(graph.batch_size)]
+    names = judge.reference.names
+    outputs = {name: joined([part[name] for part in parts]) for name in names}
+    return judge.of(outputs if len(names) > 1 else outputs[names[0]])
+
+
+def _more(one: Measured, other: Measured) -> bool:
+    """Whether one loses more than the other by a share that rounding does not explain."""
+    return one.loss - other.loss > BY_ARITHMETIC * one.loss and one.loss > LEAST_LOSS
+
+
+def _doubts(read: _Read, judge: FakeQuantized, now: Measured, before: Measured) -> list[str]:
+    """What speaks against taking the file by its scales and integers alone."""
+    found, said = read.found, []
+    if _more(now, before):
+        graph = read.inputs.graph
+        plain = ForeignRun(graph, read.other, found, {}, as_written=True)
+        written = _as_it_runs(judge, plain, read.inputs.search, graph)
+        why = (
+            "its arithmetic (accumulators that overflow, kernels that saturate, an op that is another one than in the "
+            "float model)"
+            if _more(written, before)
+            else f"onnxruntime's optimizations, without which it loses {written.loss:.4g}"
+        )
+        said.append(
+            f"as onnxruntime runs the file it loses {now.loss:.4g}, and its scales and integers alone lose "
+            f"{before.loss:.4g}: the rest comes of {why}, which no other scale mends"
+        )
+    if found.unread:
+        shown = ", ".join(found.unread[:3]) + (f" and {len(found.unread) - 3} more" if len(found.unread) > 3 else "")
+        said.append(
+            f"{len(found.unread)} scales of the file belong to no tensor of the float model, or are of single channels "
+            f"of an activation, and are not measured: {shown}"
+        )
+    return said
