@@ -49,7 +49,8 @@ def settled(
 
 
 def _with(site: WeightSite, found: FittedWeight) -> WeightSite:
-    return replace(site, axis=found.axis, max_bits=found.bits, min_bits=found.bits, fixed=found.thresholds)
+    bits = found.bits
+    return replace(site, axis=found.axis, max_bits=bits, min_bits=bits, fixed=found.thresholds, block=None)
 
 
 def _stated(site: WeightSite, stated: Constraint, graph: Graph) -> GivenWeight:

@@ -190,7 +190,7 @@ def weight_sites(
             raise ConfigError(
                 f"{tensor!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE
             )
-        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest))
+        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=spec.weights.block))
     return tuple(sites)
 
 

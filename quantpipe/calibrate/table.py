@@ -110,7 +110,7 @@ class ThresholdTable:
             return site.fixed
         key = (site.tensor, site.axis, bits)
         if key not in self._weights:
-            found = self._weight_ranges(site.tensor, site.axis, bits)
+            found = self._weight_ranges(site, bits)
             if self._schema.weights.symmetry is Symmetry.ASYMMETRIC:
                 self._weights[key] = np.asarray([(r.low, r.high) for r in found], np.float64)
             else:
@@ -118,8 +118,11 @@ class ThresholdTable:
                 self._weights[key] = thresholds if site.axis is not None else thresholds[0]
         return self._weights[key]
 
-    def _weight_ranges(self, tensor: str, axis: int | None, bits: int) -> list[Range]:
+    def _weight_ranges(self, site: WeightSite, bits: int) -> list[Range]:
+        tensor, axis = site.tensor, site.axis
         weight, schema = self._graph.constant(tensor), self._schema.weights
+        if site.block is not None:  # each block is fitted by itself, within the whole range of its channel
+            return weight_ranges(weight, axis, bits, schema, method="max_range")
         method = weight_method_of(self._estimator, tensor, self._weight_method)
         if method != "estimator":
             return weight_ranges(weight, axis, bits, schema, method=method)

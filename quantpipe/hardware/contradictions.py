@@ -22,6 +22,7 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
     """Raise HardwareError naming one field, and what it must be beside the others."""
     _requantization(spec, reader)
     _storage(spec, reader)
+    _blocks(spec, reader)
     if AddInputs.RESIDUAL_ONLY in spec.add_variants and spec.realize != "integer":
         raise reader.error(
             "add_inputs",
@@ -112,3 +113,27 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
             wider = [d for d in (*types, *signature.outputs) if not d.is_float and d.bits > acc.bits]
             if wider:
                 raise reader.error(f"ops.{op}", f"uses {wider[0]}, wider than accumulator.dtype, which is {acc}")
+
+
+def _blocks(spec: HardwareSpec, reader: Reader) -> None:
+    """What is multiplied, block by block, must fit the type of the weights."""
+    blocks = spec.weights.block
+    if blocks is None:
+        return
+    types = {
+        s.input(weight)
+        for op, signatures in spec.ops.items()
+        if op in OP_RULES and (weight := OP_RULES[op].weight) is not None
+        for s in signatures
+        if s.is_integer and dict(s.when).get("operands") != "activations"
+    }
+    needed = spec.weights.bits + blocks.multiplier_bits
+    for dtype in sorted(types, key=lambda d: d.bits):
+        if not dtype.signed or dtype.bits < needed:
+            raise reader.error(
+                "weights.block.multiplier_bits",
+                f"is {blocks.multiplier_bits} beside weights.bits={spec.weights.bits}, and ops multiply by {dtype}; "
+                f"legal are signed types of at least {needed} bits, or fewer bits",
+            )
+    if not types:
+        raise reader.error("weights.block", "has no effect, since no op multiplies by integer weights; legal is null")

@@ -14,7 +14,7 @@ from quantpipe.hardware.gain import rate
 from quantpipe.hardware.storage import storage_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
-from quantpipe.types import Form, HardwareSpec, Kernel, Topology
+from quantpipe.types import Form, HardwareSpec, Kernel, Topology, WeightSite
 
 Bits = Mapping[str, int]
 CostFunction = Callable[[Topology, Graph, HardwareSpec, Bits], float]
@@ -73,10 +73,21 @@ def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
         The number of bytes.
     """
     types = storage_types(topology).at(bits)
-    return _bytes_of_weights(topology, graph, {tensor: dtype.bits for tensor, dtype in types.items()})
+    widths = {w.tensor: _stored_width(w, graph, bits[w.tensor], types[w.tensor].bits) for w in topology.weights}
+    return _bytes_of_weights(topology, graph, widths)
 
 
-def _bytes_of_weights(topology: Topology, graph: Graph, bits: Bits) -> float:
+def _stored_width(site: WeightSite, graph: Graph, bits: int, width: int) -> float:
+    """Bits that a value of a weight takes, of `width` bits: in blocks, those of its code and its share of a multiplier."""
+    if site.block is None:
+        return width
+    shape = graph.shapes[site.tensor]
+    elements = shape[1 - site.channel_axis] * prod(shape[2:])
+    count = ceil(shape[1 - site.channel_axis] / site.block.size)
+    return (4 if bits <= 4 else 8) + site.block.multiplier_bits * count / max(elements, 1)
+
+
+def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float]) -> float:
     """All weights with so many bits a value, and those that are left in float by choice."""
     stored = [prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights]
     return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
@@ -146,7 +157,8 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
         total += work * alignment(node, graph, spec) / rate(spec, widest)
         site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
         scales = 1 if site.axis is None else shape[site.axis]
-        loaded = prod(shape) * types[kernel.weight].bits / 8 + scales * spec.cost.scale_bytes
+        width = _stored_width(site, graph, bits[site.tensor], types[site.tensor].bits)
+        loaded = prod(shape) * width / 8 + scales * spec.cost.scale_bytes
         total += loaded / spec.cost.bytes_per_cycle
     return total
 

@@ -20,6 +20,7 @@ from quantpipe.types import (
     ActivationLimits,
     AddInputs,
     BiasScale,
+    Blocks,
     Cost,
     DType,
     FloatOn,
@@ -43,7 +44,7 @@ FIELDS: Mapping[str, str] = {
     "source": "text that says where the facts come from",
     "preferred_schema": "the name of a schema, such as symmetric or asymmetric",
     "ops": "{Conv: [{in: [int8, int8], out: [int8]}], …}",
-    "weights": "{symmetric, granularity, bits, narrow, reduce_range}",
+    "weights": "{symmetric, granularity, bits, narrow, reduce_range, block}",
     "activations": "{symmetric, signed, granularity, bits, narrow}",
     "scales": ", ".join(Scales),
     "unify": ", ".join(Unify),
@@ -71,6 +72,7 @@ OPTIONAL = (
 LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
 
@@ -222,7 +224,7 @@ def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:
-    part = reader.part(data, "weights", ("symmetric", "granularity", "bits", "narrow", "reduce_range"))
+    part = reader.part(data, "weights", ("symmetric", "granularity", "bits", "narrow", "reduce_range", "block"))
     granularity = tuple(
         reader.choice(Granularity, g, "weights.granularity") for g in listed(part.get("granularity") or ())
     )
@@ -238,7 +240,19 @@ def _weights(reader: Reader, data: Data) -> WeightLimits:
         bits - reduced,
         reader.flag(part, "weights", "narrow"),
         reduced,
+        _blocks(reader, part),
     )
+
+
+def _blocks(reader: Reader, part: Data) -> Blocks | None:
+    if part.get("block") is None:
+        return None
+    given = reader.mapping(part["block"], "weights.block", "size and multiplier_bits")
+    reader.keys(given, ("size", "multiplier_bits"), "weights.block")
+    size = given.get("size")
+    if size not in BLOCK_SIZES or isinstance(size, bool):
+        raise reader.error("weights.block.size", f"is {size!r}; legal are {', '.join(map(str, BLOCK_SIZES))}")
+    return Blocks(size, reader.whole(given.get("multiplier_bits"), "weights.block.multiplier_bits", 2))
 
 
 def _activations(reader: Reader, data: Data) -> ActivationLimits:

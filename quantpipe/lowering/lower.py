@@ -34,7 +34,8 @@ def opset_for(spec: HardwareSpec) -> int:
     """
     types = {t for signatures in spec.ops.values() for s in signatures for t in (*s.inputs, *s.outputs)}
     stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
-    return NEWER_OPSET if stored & {4, 16} else OPSET
+    coded = spec.weights.block is not None
+    return NEWER_OPSET if coded or stored & {4, 16} else OPSET
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Context:
         names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
         self.graph, self.topology, self.plan = graph, topology, plan
         newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
-        newer = newer or any(w.dtype.bits == 4 for w in plan.weights.values())
+        newer = newer or any(w.stored_bits == 4 for w in plan.weights.values())
         opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
         self.opset = max(opset, graph.opset)
         self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)

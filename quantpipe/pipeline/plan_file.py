@@ -32,6 +32,7 @@ from quantpipe.types import (
     Sum,
     Term,
     Topology,
+    WeightTensor,
 )
 
 
@@ -58,6 +59,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
                 "bits": w.bits,
                 "values": digest_array(w.values),
             }
+            | _blocks(w)
             for t, w in plan.weights.items()
         },
         "constants": {t: digest_array(values) for t, values in plan.constants.items()},
@@ -67,6 +69,16 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
+
+
+def _blocks(weight: WeightTensor) -> dict[str, Any]:
+    """What the blocks of a weight have, where it is divided into some."""
+    grid = weight.block
+    if grid is None:
+        return {}
+    zero = grid.zero_point.tolist() if np.any(grid.zero_point) else 0
+    codes = [grid.low, grid.high]
+    return {"block": {"size": grid.size, "multiplier": grid.multiplier.tolist(), "zero_point": zero, "codes": codes}}
 
 
 def _placed(kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:

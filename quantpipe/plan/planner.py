@@ -14,12 +14,14 @@ from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import Types, storage_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
+from quantpipe.plan import blocks
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.weights import choose_weight, ends
 from quantpipe.types import (
+    Blocks,
     DType,
     Form,
     HardwareSpec,
@@ -29,6 +31,7 @@ from quantpipe.types import (
     Schema,
     Strategy,
     Topology,
+    WeightSite,
     WeightTensor,
 )
 
@@ -115,6 +118,8 @@ class Planner:
         site = self._topology.weight_of[tensor]
         dtype = dtype or site.dtype
         key = (tensor, bits, site.axis, dtype, np.asarray(thresholds, np.float64).tobytes())
+        if key not in self._weights and site.block is not None:
+            self._weights[key] = self._in_blocks(site, site.block, bits, dtype, ends(thresholds))
         if key not in self._weights:
             low, high = ends(thresholds)
             scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, dtype, schema=self._schema.weights)
@@ -123,6 +128,21 @@ class Planner:
             values = self._integers(tensor, scale, zero, (qmin, qmax), dtype=dtype)
             self._weights[key] = WeightTensor(tensor, values, scale, site.axis, dtype, bits, zero)
         return self._weights[key]
+
+    def _in_blocks(
+        self,
+        site: WeightSite,
+        block: Blocks,
+        bits: int,
+        dtype: DType,
+        limits: tuple[NDArray[np.float64], NDArray[np.float64]],
+    ) -> WeightTensor:
+        weight = self._graph.constant(site.tensor)
+        rows = blocks.rows_of(weight.astype(np.float32, copy=False), site.channel_axis)
+        made, scale, grid = blocks.in_blocks(rows, limits, bits, dtype, blocks=block, schema=self._schema.weights)
+        values = blocks.as_weight(made, weight.shape, site.channel_axis).astype(dtype.numpy)
+        scale = scale.reshape(()) if site.axis is None else scale
+        return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)
 
     def _integers(
         self,

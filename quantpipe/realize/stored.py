@@ -15,6 +15,7 @@ from quantpipe.graph.external_weights import is_mapped
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
+from quantpipe.realize.blocks import expanded, is_turned
 from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
 
 
@@ -188,6 +189,8 @@ class Stored:
         Weights that lie in a file stay there, a byte each.
         """
         array = weight.values if values is None else values
+        if weight.block is not None and (turned := is_turned(array, weight)) is not None:
+            return self._in_blocks(context, weight, turned)
         if weight.dtype.bits > 4 or is_mapped(array):
             return self.constant(context, f"{weight.tensor}_q", array)
         key = (weight.tensor, array.shape, array.tobytes())  # tied weights may be wanted in two layouts
@@ -198,6 +201,17 @@ class Stored:
             self._packed[key] = self._cast(
                 context, stored, byte, f"{weight.tensor}/unpack", output=f"{weight.tensor}_q"
             )
+        return self._packed[key]
+
+    def _in_blocks(self, context: Context, weight: WeightTensor, turned: bool) -> ir.Value:
+        key = (weight.tensor, weight.values.shape, bytes([turned]))
+        if key not in self._packed:
+            axis = context.topology.weight_of[weight.tensor].channel_axis
+
+            def write(name: str, value: Any) -> ir.Value:
+                return self.constant(context, name, value)
+
+            self._packed[key] = expanded(context, write, weight, channel_axis=axis, turned=turned)
         return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ArtifactError
 from quantpipe.plan import ChannelChange, Overrides
-from quantpipe.types import Range, Topology, WeightTensor
+from quantpipe.types import BlockGrid, Range, Topology, WeightTensor
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -18,8 +18,9 @@ Arrays = dict[str, NDArray[Any]]
 def overrides_arrays(overrides: Overrides) -> Arrays:
     """Return overrides as named arrays.
 
-    Per weight tensor T these are `weight/T`, `scale/T`, `bits/T`, and `zero/T` where some zero point is not 0; `bias/N`
-    per node N; `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where
+    Per weight tensor T these are `weight/T`, `scale/T`, `bits/T`, and `zero/T` where some zero point is not 0; of one in
+    blocks `multiplier/T`, `block_zero/T` and `blocks/T` (size, greatest multiplier, bounds of the codes); `bias/N` per
+    node N; `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where
     they are the change's own, `limits/T` per tensor whose channels are changed; `rotation/T` per stream that begins
     with T.
     """
@@ -30,6 +31,7 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
             f"scale/{tensor}": weight.scale,
             f"bits/{tensor}": np.asarray(weight.bits),
             **({f"zero/{tensor}": weight.zero_point} if weight.has_zero_point else {}),
+            **({} if weight.block is None else _blocks(tensor, weight.block)),
         }
     found |= {f"bias/{node}": bias for node, bias in overrides.biases.items()}
     found |= {f"range/{group}": np.asarray([r.low, r.high]) for group, r in overrides.ranges.items()}
@@ -73,7 +75,10 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
                 raise ArtifactError(f"holds the weight {name}, which does not fit this model", where=where)
             scale, bits = np.asarray(arrays[f"scale/{name}"], np.float32), int(arrays[f"bits/{name}"])
             zero = np.asarray(arrays.get(f"zero/{name}", np.zeros(())), np.int64)
-            found.weights[name] = WeightTensor(name, array, scale, site.axis, site.dtype, bits, zero)
+            grid = _read_blocks(arrays, name)
+            if (grid is None) != (site.block is None):
+                raise ArtifactError(f"holds the weight {name} in other blocks than it has here", where=where)
+            found.weights[name] = WeightTensor(name, array, scale, site.axis, site.dtype, bits, zero, grid)
         elif kind == "range":
             if name not in groups or array.shape != (2,):
                 raise ArtifactError(f"holds a range of {name}, which does not fit this model", where=where)
@@ -91,3 +96,19 @@ def overrides_from_arrays(arrays: Mapping[str, NDArray[Any]], topology: Topology
         elif kind == "rotation":
             rotations[name] = array
     return found
+
+
+def _blocks(tensor: str, grid: BlockGrid) -> Arrays:
+    return {
+        f"multiplier/{tensor}": grid.multiplier,
+        f"block_zero/{tensor}": grid.zero_point,
+        f"blocks/{tensor}": np.asarray([grid.size, grid.most, grid.low, grid.high]),
+    }
+
+
+def _read_blocks(arrays: Mapping[str, NDArray[Any]], tensor: str) -> BlockGrid | None:
+    multiplier, zero, numbers = (arrays.get(f"{kind}/{tensor}") for kind in ("multiplier", "block_zero", "blocks"))
+    if multiplier is None or zero is None or numbers is None or numbers.shape != (4,):
+        return None
+    size, most, low, high = (int(v) for v in numbers)
+    return BlockGrid(size, multiplier.astype(np.int64), zero.astype(np.int64), most, low, high)

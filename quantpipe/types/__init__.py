@@ -40,6 +40,7 @@ from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, K
 from quantpipe.types.plan import (
     Accumulate,
     Average,
+    BlockGrid,
     Contract,
     Device,
     FixedPoint,
@@ -115,7 +116,7 @@ from quantpipe.types.reports import (
     StartPart,
     by_model,
 )
-from quantpipe.types.schema import Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
+from quantpipe.types.schema import Blocks, Denominator, Granularity, PowerOfTwo, Schema, Symmetry, TensorSchema
 from quantpipe.types.statistics import ChannelStats, Profile, Range, TensorStats
 from quantpipe.types.strategy import Strategy
 from quantpipe.types.strategy_file import (
@@ -141,6 +142,8 @@ __all__ = [
     "Average",
     "Batch",
     "BiasScale",
+    "BlockGrid",
+    "Blocks",
     "CalibratePart",
     "CauseKind",
     "CauseRow",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.schema import Granularity
+from quantpipe.types.schema import Blocks, Granularity
 
 
 class Scales(StrEnum):
@@ -190,6 +190,8 @@ class WeightLimits:
     narrow: bool = True
     reduce_range: bool = False
     """`bits` is one fewer than the file says, so that pairs of products fit int16."""
+    block: Blocks | None = None
+    """None: no two parts of a channel have scales of their own."""
 
 
 @dataclass(frozen=True)

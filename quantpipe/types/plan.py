@@ -48,11 +48,28 @@ class Quantizer:
 
 
 @dataclass(frozen=True, eq=False)
+class BlockGrid:
+    """State how the blocks of a weight make its integers: v = multiplier · (code - zero_point).
+
+    `size` input channels make a block. `multiplier` (1 to `most`) and `zero_point` are int64 `[C, B]`, B blocks for
+    each of C output channels; `low`, `high` bound the codes.
+    """
+
+    size: int
+    multiplier: NDArray[np.int64]
+    zero_point: NDArray[np.int64]
+    most: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, eq=False)
 class WeightTensor:
     """Hold the integers of a weight: real = scale · (q - zero_point).
 
     `values` are q, in the float weight's shape and the NumPy type of `dtype`; `zero_point` is int64, in the shape of
-    `scale` or `()`.
+    `scale` or `()`. `block`: where channels are divided into blocks, q is what kernels multiply by, and `bits` those of
+    the codes that q is made of.
     """
 
     tensor: str
@@ -62,11 +79,17 @@ class WeightTensor:
     dtype: DType
     bits: int
     zero_point: NDArray[np.int64] = field(default_factory=lambda: np.zeros((), np.int64))
+    block: BlockGrid | None = None
 
     @property
     def has_zero_point(self) -> bool:
         """Return whether some zero point is not 0."""
         return bool(np.any(self.zero_point))
+
+    @property
+    def stored_bits(self) -> int:
+        """Return as how many bits each integer, or the code that it is made of, is stored."""
+        return self.dtype.bits if self.block is None else 4 if self.bits <= 4 else 8
 
     @property
     def zero(self) -> NDArray[Any]:
@@ -81,7 +104,8 @@ class WeightTensor:
         """
         names = repr((self.tensor, self.values.shape, self.axis, self.dtype, self.bits))
         digest = hashlib.blake2b(names.encode(), digest_size=16)
-        for numbers in (self.values, self.scale, self.zero_point):
+        blocks = () if self.block is None else (self.block.multiplier, self.block.zero_point)
+        for numbers in (self.values, self.scale, self.zero_point, *blocks):
             digest.update(np.ascontiguousarray(numbers).data)
         return digest.digest()
 

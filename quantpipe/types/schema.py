@@ -44,6 +44,18 @@ class Granularity(StrEnum):
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """State which weights of an output channel share a multiplier beside the channel's scale.
+
+    `size` input channels make a block, with all of their taps; the last block may be shorter. `multiplier_bits`: a
+    block's multiplier is an unsigned integer of so many bits, from 1 on.
+    """
+
+    size: int
+    multiplier_bits: int
+
+
+@dataclass(frozen=True)
 class TensorSchema:
     """State how one kind of tensor (activations or weights) is quantized.
 

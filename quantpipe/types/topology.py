@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import OpSignature
 from quantpipe.types.reason import Reason
+from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
 
 
@@ -103,7 +104,7 @@ class WeightSite:
 
     `channel_axis` is the axis of output channels; `axis` is the one along which the weight has scales of its own (None:
     one scale for the tensor). `fixed` are its thresholds, as in a `Strategy`, where they are known beforehand;
-    `frozen`: its integers are, too, so recovery leaves it alone.
+    `frozen`: its integers are, too, so recovery leaves it alone. `block`: how its channels are divided, if they are.
     """
 
     tensor: str
@@ -116,6 +117,7 @@ class WeightSite:
     min_bits: int = 2
     fixed: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     frozen: bool = False
+    block: Blocks | None = None
 
 
 @dataclass(frozen=True)

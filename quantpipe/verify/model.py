@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.half import without_end_casts
-from quantpipe.verify.ops import apply, is_elementwise
+from quantpipe.verify.ops import apply, attribute, is_elementwise
 
 Array = NDArray[Any]
 ALL = slice(None)
@@ -79,6 +79,8 @@ class Model:
         inputs = [self.constant(i) if i else None for i in node.input]
         if node.op_type == FURTHER and inputs[0] is not None and inputs[1] is not None:
             return np.reshape(inputs[0], tuple(inputs[1]))
+        if node.op_type == "Gather" and inputs[0] is not None and inputs[1] is not None:
+            return np.take(inputs[0], inputs[1], axis=attribute(node, "axis", 0))
         return apply(node, inputs)
 
     def see(self, node: onnx.NodeProto) -> None:

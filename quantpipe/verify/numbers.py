@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.verify.blocks import expect_blocks
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.model import Model
 
@@ -128,6 +129,7 @@ def checked_weight(numbers: Numbers, name: str, where: str, centred: Array | Non
         if array_digest(q.astype(storage(entry["dtype"]))) == entry["values"] and np.all(
             q == q.astype(storage(entry["dtype"]))
         ):
+            expect_blocks(entry, q, name)
             return np.asarray(q - zero)
     raise Wrong(where, f"its weights are not those that plan.json names ({name})")
 

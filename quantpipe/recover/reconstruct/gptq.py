@@ -1,8 +1,8 @@
 """Rounding a layer's weights so that its output error is small: E[(ŵ - w) H (ŵ - w)ᵀ] for several scales at once.
 
 Shapes: targets `[G, O, K]`, scales `[S, G, O]`, least and greatest integers `[G, O]`, H `[G, K, K]`; integers and
-errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Inside, columns stand first: `[K, G, S·O]`, all rows of
-weights at once.
+errors come back per scale, `[S, G, O, K]` and `[S, G, O]`. Scales may be those of single weights, `[S, G, O, K]`, as in
+blocks, and bounds likewise, `[G, O, K]`. Inside, columns stand first: `[K, G, S·O]`, all rows of weights at once.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ def nearest(hessian: Floats) -> Rounding:
     """
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
-        integers = intmath.nearest_step(target / scales[..., None], *(b[..., None] for b in bounds))
-        return integers, row_errors(integers * scales[..., None] - target, hessian)
+        each, (low, high) = _each(scales, 3), (_each(b, 2) for b in bounds)
+        integers = intmath.nearest_step(target / each, low, high)
+        return integers, row_errors(integers * each - target, hessian)
 
     return rounded
 
@@ -61,15 +62,15 @@ def gptq(hessian: Floats) -> Rounding:
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         groups, outs, width = target.shape
-        work, wide = _columns(target, order, len(scales)), _flat(scales)
-        low, high = (np.tile(b, len(scales)) for b in bounds)
+        work, steps = _columns(target, order, len(scales)), _flat(scales, order)
+        lows, highs = (_flat(np.broadcast_to(b, (len(scales), *b.shape)), order) for b in bounds)
         found, errors = np.empty_like(work), np.empty_like(work)
-        loss = np.zeros_like(wide)
+        loss = np.zeros(work.shape[1:])
         for first in range(0, width, BLOCK):
             last = min(first + BLOCK, width)
             moved = work[first:last] + _carried(upper[:, :first, first:last], errors[:first])
             for k in range(first, last):
-                here = moved[k - first]
+                here, (wide, low, high) = moved[k - first], (a[k % len(a)] for a in (steps, lows, highs))
                 found[k] = intmath.nearest_step(here / wide, low, high)
                 real = found[k] * wide
                 loss += weights[:, k, None] * (here - real) ** 2
@@ -98,27 +99,28 @@ def coordinate_descent(hessian: Floats) -> Rounding:
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         outs, width = target.shape[1:]
-        work, wide = _columns(target, order, len(scales)), _flat(scales)
-        low, high = (np.tile(b, len(scales)) for b in bounds)
-        found = intmath.nearest_step(work / wide, low, high)
+        work, steps = _columns(target, order, len(scales)), _flat(scales, order)
+        lows, highs = (_flat(np.broadcast_to(b, (len(scales), *b.shape)), order) for b in bounds)
+        found = intmath.nearest_step(work / steps, lows, highs)
         for _ in range(SWEEPS):
             before = found.copy()
-            pull = _carried(ordered, work - found * wide)
+            pull = _carried(ordered, work - found * steps)
             for first in range(0, width, BLOCK):
                 last = min(first + BLOCK, width)
                 here, old = pull[first:last], found[first:last].copy()
                 for k in range(first, last):
-                    each = diagonal[:, k, None]
+                    each, (wide, low, high) = diagonal[:, k, None], (a[k % len(a)] for a in (steps, lows, highs))
                     best = intmath.nearest_step(found[k] + here[k - first] / (wide * each), low, high)
                     moved = np.where(_gains(best - found[k], here[k - first], wide, each), best, found[k])
                     step = (moved - found[k]) * wide
                     found[k] = moved
                     here[k - first + 1 :] -= ordered[:, k, k + 1 : last].T[:, :, None] * step
-                pull[last:] -= _carried(ordered[:, first:last, last:], (found[first:last] - old) * wide)
+                part = steps[first:last] if len(steps) > 1 else steps
+                pull[last:] -= _carried(ordered[:, first:last, last:], (found[first:last] - old) * part)
             if np.array_equal(found, before):
                 break
-        integers = _rows(found, order, len(scales), outs)
-        return integers, row_errors(integers * scales[..., None] - target, hessian)
+        real = _rows(found * steps, order, len(scales), outs)
+        return _rows(found, order, len(scales), outs), row_errors(real - target, hessian)
 
     return rounded
 
@@ -142,6 +144,11 @@ def row_errors(difference: Floats, hessian: Floats) -> Floats:
         The errors `[…, G, O]`.
     """
     return np.asarray(np.einsum("...gok,...gok->...go", difference @ hessian, difference))
+
+
+def _each(values: Floats, axes: int) -> Floats:
+    """Numbers of rows of weights, with an axis for the weights; those of single weights as they are."""
+    return values if values.ndim > axes else values[..., None]
 
 
 def _gains(steps: Floats, pull: Floats, scale: Floats, diagonal: Floats) -> NDArray[np.bool_]:
@@ -193,9 +200,11 @@ def _rows(columns: Floats, order: NDArray[np.int64], count: int, outs: int) -> F
     return np.ascontiguousarray(found.reshape(width, groups, count, outs).transpose(2, 1, 3, 0))
 
 
-def _flat(scales: Floats) -> Floats:
-    """`[S, G, O]` -> `[G, S·O]`."""
-    return np.ascontiguousarray(scales.transpose(1, 0, 2)).reshape(scales.shape[1], -1)
+def _flat(values: Floats, order: NDArray[np.int64]) -> Floats:
+    """`[S, G, O]` -> `[1, G, S·O]`; of single weights, `[S, G, O, K]` -> `[K, G, S·O]` in order."""
+    if values.ndim == 4:
+        return np.concatenate([_columns(part, order, 1) for part in values], axis=2)
+    return np.ascontiguousarray(values.transpose(1, 0, 2)).reshape(1, values.shape[1], -1)
 
 
 def _unflat(values: Floats, count: int, groups: int, outs: int) -> Floats:

@@ -120,20 +120,20 @@ def solve(
     Returns:
         The integers, scales, the shift of the bias, and the errors.
     """
-    unit = _mean_diagonal(moments.hessian) * max(1.0, options.shrinkage_factor * moments.uncertainty)
+    unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
     target = regression(weight, about, options.ridge * unit) if options.propagate else weight
     grid = grid.spread(start.shape)
     low, high = bounds = grid.bounds
     found = _candidates(target, about.hessian, start, grid) if options.scale_search else [start]
     scales = np.stack([_at_least(s, floor, grid.schema) for s in found])
-    rounded = ROUNDINGS[options.rounding](_damped(about.hessian, options.damping * unit))
+    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit))
     integers, best = _best(target, scales.astype(np.float64), bounds, rounded, per_channel=grid.per_channel)
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
-    shift = _mean_output(weight, moments, options).copy()
+    shift = mean_output(weight, moments, options).copy()
     before, after = np.empty(start.shape), np.empty(start.shape)
     plain = ROUNDINGS["nearest"](about.hessian)
-    for rows in _parts(weight.shape):
+    for rows in parts(weight.shape):
         real = integers[:, rows] * scale[:, rows, None].astype(np.float64)
         shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
         after[:, rows] = row_errors(real - target[:, rows], about.hessian)
@@ -156,7 +156,7 @@ def _best(
     The scale is chosen for each channel, or for the tensor.
     """
     integers, errors = [], np.empty(scales.shape)
-    for rows in _parts(target.shape, len(scales)):
+    for rows in parts(target.shape, len(scales)):
         found, errors[:, :, rows] = rounded(
             target[:, rows], scales[:, :, rows], (bounds[0][:, rows], bounds[1][:, rows])
         )
@@ -172,8 +172,8 @@ def _at(integers: Floats, best: NDArray[np.int64]) -> Floats:
     return np.asarray(np.take_along_axis(integers, best[None, ..., None], axis=0)[0])
 
 
-def _parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
-    """Output rows of weights `[G, O, K]`, as many at a time as `TOGETHER` allows at so many scales."""
+def parts(shape: tuple[int, ...], scales: int = 1) -> Iterator[slice]:
+    """Return slices of the output rows of weights `[G, O, K]`, as many as `TOGETHER` allows at so many scales."""
     groups, outs, width = shape
     step = max(1, TOGETHER // max(1, scales * groups * width))
     return (slice(first, min(first + step, outs)) for first in range(0, outs, step))
@@ -193,12 +193,12 @@ def regression(weight: Floats, moments: Moments, ridge: Floats) -> Floats:
     if moments.output is None:
         return weight  # x̂ is the float input itself
     left = moments.output.cross + ridge[:, None, None] * weight
-    right = _damped(moments.hessian, ridge)
+    right = damped(moments.hessian, ridge)
     return np.asarray(np.linalg.solve(right, left.transpose(0, 2, 1)).transpose(0, 2, 1))
 
 
-def _mean_output(weight: Floats, moments: Moments, options: LayerOptions) -> Floats:
-    """What the layer gives on average, `[G, O]`: of its float input, or of the one that it has."""
+def mean_output(weight: Floats, moments: Moments, options: LayerOptions) -> Floats:
+    """Return what the layer gives on average, `[G, O]`: of its float input, or of the one that it has."""
     if moments.output is None or options.own_bias:
         return np.asarray(np.einsum("gok,gk->go", weight, moments.mean))
     return moments.output.mean
@@ -233,7 +233,7 @@ def _candidates(
     chosen = full.copy()
     for share in SHARES:
         scale, error = full * share, np.empty(full.shape)
-        for rows in _parts(target.shape):
+        for rows in parts(target.shape):
             part, at = target[:, rows], scale[:, rows, None]
             steps = intmath.nearest_step(part / at, low[:, rows, None], high[:, rows, None])
             error[:, rows] = np.sum(diagonal * (steps * at - part) ** 2, axis=2)
@@ -263,12 +263,17 @@ def _at_least(scale: NDArray[np.float32], floor: Floats, schema: TensorSchema) -
     return np.maximum(scale, floor).astype(np.float32)
 
 
-def _damped(hessian: Floats, amount: Floats) -> Floats:
-    """H + amount · I, one amount per group `[G]`."""
+def damped(hessian: Floats, amount: Floats) -> Floats:
+    """Return H + amount · I, one amount per group `[G]`."""
     found = hessian.copy()
     width = hessian.shape[1]
     found[:, np.arange(width), np.arange(width)] += amount[:, None]
     return found
+
+
+def unit_of(moments: Moments, options: LayerOptions) -> Floats:
+    """Return what `ridge` and `damping` are shares of, per group `[G]`."""
+    return _mean_diagonal(moments.hessian) * max(1.0, options.shrinkage_factor * moments.uncertainty)
 
 
 def _mean_diagonal(hessian: Floats) -> Floats:

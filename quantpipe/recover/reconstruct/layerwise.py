@@ -133,7 +133,8 @@ class _Walk:
             return  # a weight with several users keeps what its first user was given
         before = self.plan.weights[layer.site.tensor]
         bias = np.zeros(layer.channels) if layer.bias is None and layer.takes_bias else layer.bias
-        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits))
+        blocks = () if before.block is None else (before.block.multiplier, before.block.zero_point)
+        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits), *blocks)
         key = self.chain.key(kernel.node, *arrays)
         found = self.kept.read(key)
         if found is None:
@@ -147,8 +148,8 @@ class _Walk:
     ) -> Mapping[str, Array]:
         """Return what a layer's solution consists of, as named arrays.
 
-        They are `values` and `scale` of the weight, `bias` (real values) where there is one, `errors` before and after,
-        and the `uncertainty` of the moments.
+        They are `values` and `scale` of the weight (`multiplier` and `block_zero` of its blocks), `bias` (real values)
+        where there is one, `errors` before and after, and the `uncertainty` of the moments.
         """
         moments = self._moments(kernel, layer)
         input_scale = float(self.plan.quantizers[kernel.operands[0].tensor].scale)
@@ -164,6 +165,8 @@ class _Walk:
         errors = np.array([solved.error_before, solved.error_after])
         unsure = np.array(moments.uncertainty)
         found = {"values": made.values, "scale": made.scale, "errors": errors, "uncertainty": unsure}
+        if made.block is not None:
+            found |= {"multiplier": made.block.multiplier, "block_zero": made.block.zero_point}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
 
     def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
@@ -222,7 +225,10 @@ class _Walk:
 
     def _keep(self, kernel: Kernel, before: WeightTensor, found: Mapping[str, Array]) -> None:
         values = beside(found["values"], before.values)
-        self.overrides.weights[before.tensor] = replace(before, values=values, scale=found["scale"])
+        grid = before.block
+        if grid is not None:
+            grid = replace(grid, multiplier=found["multiplier"], zero_point=found["block_zero"])
+        self.overrides.weights[before.tensor] = replace(before, values=values, scale=found["scale"], block=grid)
         if "bias" in found:
             self.overrides.biases[kernel.node] = found["bias"]
         nearest, recovered = (float(e) for e in found["errors"])

@@ -14,6 +14,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
 from quantpipe.plan import MOST_BIAS_STEPS
+from quantpipe.recover.reconstruct.blocks import Layout, solve_blocks
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import Kernel, Schema, Topology, WeightSite, WeightTensor
@@ -79,6 +80,13 @@ class Layer:
         Returns:
             The weight and the solution.
         """
+        options = replace(
+            options,
+            correct_bias=options.correct_bias and self.takes_bias,
+            scale_search=options.scale_search and self.site.fixed is None,
+        )
+        if before.block is not None:
+            return self._in_blocks(before, moments, floor, schema, options=options)
         groups, outs, _ = self.matrix.shape
 
         def spread(array: Array) -> Array:
@@ -94,16 +102,29 @@ class Layer:
             spread(before.scale).astype(np.float32),
             spread(floor),
             grid=WeightGrid(before.bits, (qmin - zero, qmax - zero), schema.weights, self.per_channel),
-            options=replace(
-                options,
-                correct_bias=options.correct_bias and self.takes_bias,
-                scale_search=options.scale_search and self.site.fixed is None,
-            ),
+            options=options,
         )
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)
         scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
         made = replace(before, values=values.astype(before.values.dtype), scale=np.asarray(scale, np.float32))
         return made, found
+
+    def _in_blocks(
+        self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, *, options: LayerOptions
+    ) -> tuple[WeightTensor, Solved]:
+        shape = self.weight.shape
+        layout = Layout(
+            shape,
+            self.site.channel_axis,
+            lambda weight: self.form.matrix(self.node, weight),
+            lambda matrix: self.form.weight(self.node, matrix, shape),
+        )
+        found, grid = solve_blocks(
+            self.matrix, moments, before, floor, schema=schema.weights, options=options, layout=layout
+        )
+        values = layout.weight(found.integers).astype(before.values.dtype)
+        scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
+        return replace(before, values=values, scale=np.asarray(scale, np.float32), block=grid), found
 
 
 def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:

@@ -1,0 +1,86 @@
+"""Weights in blocks as constants of a model: codes and multipliers, and the ops that make integers of them.
+
+A runtime computes these once, when it loads the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.build import ir_dtype
+from quantpipe.lowering import Context
+from quantpipe.plan.blocks import as_weight, codes, rows_of
+from quantpipe.types import BlockGrid, DType, WeightTensor
+
+Array = NDArray[Any]
+Writer = Callable[[str, Any], ir.Value]
+
+
+def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_axis: int, turned: bool) -> ir.Value:
+    """Write v = multiplier · (code - zero point) of a weight in blocks.
+
+    Args:
+        context: the graph in the making.
+        write: writes an initializer by its name.
+        weight: the weight.
+        channel_axis: its axis of output channels.
+        turned: whether the matrix is wanted the other way round.
+
+    Returns:
+        v, in the type that kernels multiply by.
+    """
+    grid = weight.block
+    assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
+    b, name, axis = context.builder, weight.tensor, 0 if turned else 1
+    axis = axis if channel_axis == 0 else 1 - axis
+
+    def laid(rows: Array, inputs: int) -> Array:
+        shape = list(weight.values.shape)
+        shape[1 - channel_axis] = inputs
+        array = as_weight(rows, (*shape[:2], *([1] * (len(shape) - 2) if rows.shape[2] == 1 else shape[2:])), channel_axis)
+        return array.T if turned else array
+
+    def at_inputs(numbers: Array, part: str) -> ir.Value:
+        """Numbers of blocks, at each input channel."""
+        stored = write(f"{name}_{part}", laid(numbers[:, :, np.newaxis], numbers.shape[1]).astype(np.int8))
+        wide = b.op("Cast", stored, name=f"{name}/{part}/int32", to=int(ir.DataType.INT32))
+        places = write(f"{name}_block_of", np.arange(inputs, dtype=np.int32) // np.int32(grid.size))
+        return b.op("Gather", wide, places, name=f"{name}/{part}/spread", axis=axis)
+
+    rows = rows_of(weight.values, channel_axis)
+    inputs = rows.shape[1]
+    value = b.op("Cast", _codes(context, write, weight, laid(codes(rows, grid), inputs)),
+                 name=f"{name}/codes", to=int(ir.DataType.INT32))  # fmt: skip
+    if np.any(grid.zero_point):
+        value = b.op("Sub", value, at_inputs(grid.zero_point, "block_zero"), name=f"{name}/centred")
+    product = b.op("Mul", value, at_inputs(grid.multiplier, "multiplier"), name=f"{name}/multiplied")
+    to = int(ir_dtype(np.dtype(weight.dtype.numpy).name))
+    return b.op("Cast", product, name=f"{name}/integers", output=f"{name}_q", to=to)
+
+
+def _codes(context: Context, write: Writer, weight: WeightTensor, array: Array) -> ir.Value:
+    """Two to the byte where they have at most four bits."""
+    dtype = DType.INT4 if weight.bits <= 4 else DType.INT8
+    if dtype is DType.INT8:
+        return write(f"{weight.tensor}_code", array.astype(np.int8))
+    packed = ir.tensor(np.ascontiguousarray(array).astype(ir_dtype(dtype).numpy()))
+    return context.builder.constant(f"{weight.tensor}_code4", packed)
+
+
+def is_turned(values: Array, weight: WeightTensor) -> bool | None:
+    """Return whether an array holds a weight's integers the other way round; None where it holds others."""
+    if values is weight.values or (values.shape == weight.values.shape and np.array_equal(values, weight.values)):
+        return False
+    if values.ndim == 2 and values.T.shape == weight.values.shape and np.array_equal(values.T, weight.values):
+        return True
+    return None
+
+
+def fits_byte(grid: BlockGrid) -> bool:
+    """Return whether the multipliers of a weight can be stored as int8."""
+    return grid.most <= DType.INT8.qmax

@@ -1,0 +1,101 @@
+"""One layer whose weights lie in blocks: multipliers of the blocks from the moments, then integers column by column.
+
+As `layer.solve`, with a step of its own for each weight: that of its channel times the multiplier of its block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.plan.blocks import as_weight, fitted, rows_of, spread, steps_of
+from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
+from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, damped, mean_output, parts, regression, unit_of
+from quantpipe.recover.reconstruct.moments import Moments
+from quantpipe.types import BlockGrid, TensorSchema, WeightTensor
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Say where the weights of a layer lie.
+
+    `matrix` takes a weight in its own shape to `[G, O, K]`, `weight` back. `channel_axis`: its axis of output channels.
+    """
+
+    shape: tuple[int, ...]
+    channel_axis: int
+    matrix: Callable[[Array], Array]
+    weight: Callable[[Array], Array]
+
+    def rows(self, matrix: Array) -> Array:
+        """Return `[G, O, K]` as the blocks see it, `[C, I, T]`."""
+        return rows_of(self.weight(matrix), self.channel_axis)
+
+    def columns(self, numbers: Array) -> Array:
+        """Return numbers of input channels, `[C, I, 1]` or `[C, I, T]`, as `[G, O, K]`."""
+        turned = (self.shape[self.channel_axis], self.shape[1 - self.channel_axis])
+        taps = int(np.prod(self.shape[2:]))
+        whole = np.broadcast_to(numbers, (*turned, taps))
+        return np.asarray(self.matrix(as_weight(whole, self.shape, self.channel_axis)))
+
+
+def solve_blocks(
+    weight: Floats,
+    moments: Moments,
+    start: WeightTensor,
+    floor: Floats,
+    *,
+    schema: TensorSchema,
+    options: LayerOptions,
+    layout: Layout,
+) -> tuple[Solved, BlockGrid]:
+    """Return the integers of least expected error for one layer in blocks.
+
+    The scale of a channel stays, unless its bias needs a greater one; the multipliers are chosen by the diagonal of H.
+
+    Args:
+        weight: the float weights, `[G, O, K]`.
+        moments: moments of the layer's input.
+        start: the weight as the plan has it.
+        floor: the least scale that the bias allows, `[C]`, or all alike.
+        schema: how ranges become scales.
+        options: how the weights are found.
+        layout: where the weights lie.
+
+    Returns:
+        The solution, whose integers are those that kernels multiply by, and what the blocks have.
+    """
+    assert start.block is not None  # noqa: S101  (chosen so by the caller; narrows the type)
+    unit = unit_of(moments, options)
+    about = moments if options.correct_bias else moments.about_zero
+    target = regression(weight, about, options.ridge * unit) if options.propagate else weight
+    scale = np.maximum(np.atleast_1d(start.scale), floor if start.scale.ndim else floor.max()).astype(np.float32)
+    grid, inputs = start.block, layout.shape[1 - layout.channel_axis]
+    if options.scale_search:
+        diagonal = np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape)
+        grid = fitted(layout.rows(target), scale, grid, schema, importance=layout.rows(diagonal))
+    multiplier, zero = (layout.columns(spread(v, grid.size, inputs)) for v in (grid.multiplier, grid.zero_point))
+    steps = layout.columns(steps_of(scale, grid, inputs))
+    low, high = grid.low - zero.astype(np.float64), grid.high - zero.astype(np.float64)
+    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit))
+    plain = ROUNDINGS["nearest"](about.hessian)
+    integers, shift = np.empty(weight.shape), mean_output(weight, moments, options).copy()
+    before, after = np.empty(weight.shape[:2]), np.empty(weight.shape[:2])
+    for rows in parts(weight.shape):
+        bounds, own = (low[:, rows], high[:, rows]), steps[None, :, rows]
+        found, _ = rounded(target[:, rows], own, bounds)
+        real = found[0] * own[0]
+        integers[:, rows] = found[0] * multiplier[:, rows]
+        shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
+        after[:, rows] = row_errors(real - target[:, rows], about.hessian)
+        before[:, rows] = plain(weight[:, rows], own, bounds)[1][0]
+    shift = shift if options.correct_bias else np.zeros_like(shift)
+    whole = np.broadcast_to(scale, weight.shape[0] * weight.shape[1]).reshape(weight.shape[:2])
+    return Solved(integers, whole, shift, float(before.sum()), float(after.sum())), grid
