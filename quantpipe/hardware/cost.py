@@ -78,7 +78,7 @@ def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
 
 
 def _stored_width(site: WeightSite, graph: Graph, bits: int, width: int) -> float:
-    """Bits that a value of a weight takes, of `width` bits: in blocks, those of its code and its share of a multiplier."""
+    """Bits that a value of a weight takes, `width` of its type; in blocks, its code and its share of a multiplier."""
     if site.block is None:
         return width
     shape = graph.shapes[site.tensor]

@@ -1,6 +1,7 @@
 """Weights whose output channels are divided into blocks: multipliers, zero points and integers, from the values.
 
-Inside, a weight is `[C, I, T]`: output channels, input channels, taps. Numbers of blocks are `[C, B]`, B = ceil(I / size).
+Inside, a weight is `[C, I, T]`: output channels, input channels, taps. Numbers of blocks are `[C, B]` with
+B = ceil(I / size).
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ def in_blocks(
     most = greatest_multiplier(blocks, bits, dtype, schema)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
     code = intmath.signed_storage(bits)
-    scale, *bounds = intmath.scales_zero_points(least[:, 0] / most, greatest[:, 0] / most, bits, code, schema=schema)
+    scale, _, least_code, most_code = intmath.scales_zero_points(
+        least[:, 0] / most, greatest[:, 0] / most, bits, code, schema=schema
+    )
     count = -(-rows.shape[1] // blocks.size)
     none = np.zeros((len(rows), count), np.int64)
-    grid = BlockGrid(blocks.size, none, none, most, *bounds[1:])
-    grid = fitted(np.clip(rows, least[..., np.newaxis], greatest[..., np.newaxis]), scale, grid, schema)
+    grid = BlockGrid(blocks.size, none, none, most, least_code, most_code)
+    grid = fitted(np.clip(rows, least[..., np.newaxis], greatest[..., np.newaxis]), scale, grid, schema=schema)
     return integers(rows, scale, grid), scale, grid
 
 
@@ -89,6 +92,7 @@ def fitted(
     rows: NDArray[Any],
     scale: NDArray[np.float32],
     grid: BlockGrid,
+    *,
     schema: TensorSchema,
     importance: Floats | None = None,
 ) -> BlockGrid:

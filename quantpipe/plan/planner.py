@@ -119,7 +119,7 @@ class Planner:
         dtype = dtype or site.dtype
         key = (tensor, bits, site.axis, dtype, np.asarray(thresholds, np.float64).tobytes())
         if key not in self._weights and site.block is not None:
-            self._weights[key] = self._in_blocks(site, site.block, bits, dtype, ends(thresholds))
+            self._weights[key] = self._in_blocks(site, site.block, bits, dtype, limits=ends(thresholds))
         if key not in self._weights:
             low, high = ends(thresholds)
             scale, zero, qmin, qmax = intmath.scales_zero_points(low, high, bits, dtype, schema=self._schema.weights)
@@ -135,6 +135,7 @@ class Planner:
         block: Blocks,
         bits: int,
         dtype: DType,
+        *,
         limits: tuple[NDArray[np.float64], NDArray[np.float64]],
     ) -> WeightTensor:
         weight = self._graph.constant(site.tensor)

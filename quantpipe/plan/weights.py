@@ -64,12 +64,16 @@ def _raise_scale(
     follows = weight.scale > intmath.SMALLEST_SCALE
     most = 1 if weight.block is None else weight.block.most  # of blocks, the scale is that of the multiplier 1
     if thresholds.ndim == 2:
-        own = np.stack([np.zeros(len(thresholds)), np.atleast_1d(weight.scale) * np.float64(((1 << weight.bits) - 1) * most)], 1)
+        own = np.stack(
+            [np.zeros(len(thresholds)), np.atleast_1d(weight.scale) * np.float64(((1 << weight.bits) - 1) * most)], 1
+        )
         follows = (np.any(thresholds != 0, axis=1) & follows)[:, np.newaxis]
         base = np.where(follows, thresholds, own)
         factor = np.atleast_1d(factor)[:, np.newaxis]
     else:
-        base = np.where((thresholds > 0) & follows, thresholds, weight.scale * np.float64((1 << (weight.bits - 1)) * most))
+        base = np.where(
+            (thresholds > 0) & follows, thresholds, weight.scale * np.float64((1 << (weight.bits - 1)) * most)
+        )
     draft.raised.append(
         {
             "node": kernel.node,

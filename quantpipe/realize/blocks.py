@@ -42,7 +42,9 @@ def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_a
     def laid(rows: Array, inputs: int) -> Array:
         shape = list(weight.values.shape)
         shape[1 - channel_axis] = inputs
-        array = as_weight(rows, (*shape[:2], *([1] * (len(shape) - 2) if rows.shape[2] == 1 else shape[2:])), channel_axis)
+        array = as_weight(
+            rows, (*shape[:2], *([1] * (len(shape) - 2) if rows.shape[2] == 1 else shape[2:])), channel_axis
+        )
         return array.T if turned else array
 
     def at_inputs(numbers: Array, part: str) -> ir.Value:

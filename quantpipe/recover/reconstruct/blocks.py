@@ -80,7 +80,7 @@ def solve_blocks(
     grid, inputs = start.block, layout.shape[1 - layout.channel_axis]
     if options.scale_search:
         diagonal = np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape)
-        grid = fitted(layout.rows(target), scale, grid, schema, importance=layout.rows(diagonal))
+        grid = fitted(layout.rows(target), scale, grid, schema=schema, importance=layout.rows(diagonal))
     multiplier, zero = (layout.columns(spread(v, grid.size, inputs)) for v in (grid.multiplier, grid.zero_point))
     steps = layout.columns(steps_of(scale, grid, inputs))
     low, high = grid.low - zero.astype(np.float64), grid.high - zero.astype(np.float64)
