@@ -19,7 +19,7 @@ def overrides_arrays(overrides: Overrides) -> Arrays:
     """Return overrides as named arrays.
 
     Per weight tensor T these are `weight/T`, `scale/T`, `bits/T`, and `zero/T` where some zero point is not 0, and of
-    one in blocks `multiplier/T`, `block_zero/T` and `blocks/T` (size, greatest multiplier, bounds of the codes); `bias/N`
+    one in blocks `multiplier/T`, `block_zero/T` and `blocks/T` (size, most, bounds of the codes); `bias/N`
     per node N; `range/G` (low, high) per scale group and `threshold/T` per weight; `factor/T`, `offset/T` and, where
     they are the change's own, `limits/T` per tensor whose channels are changed; `rotation/T` per stream that begins
     with T.
