@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError
 from quantpipe.hardware.gain import Gains
-from quantpipe.types import Choice, ChoiceSpace, OptionValue, Reason, ReasonKind, ScaleGroup, Topology, WeightSite
+from quantpipe.types import (
+    Choice,
+    ChoiceSpace,
+    OptionValue,
+    Reason,
+    ReasonKind,
+    ScaleGroup,
+    TableSite,
+    Topology,
+    WeightSite,
+)
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 AUTO = "auto"
@@ -61,6 +71,7 @@ def choice_space(
         if len(clips) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), ChoiceKind.CLIP, clips, group.edges, graded=False))
     choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains) for w in topology.weights]
+    choices += [_table_bits(t, options) for t in topology.tables]
     if not choices:
         raise ConfigError(
             f"no node of this model runs in integers on this hardware, so there is nothing to search; {_why(topology)}",
@@ -109,7 +120,7 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
         owner = _owner(group, reference)
         bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
         found |= dict.fromkeys(group.tensors, max(min(bits, group.max_bits), min(group.min_bits, group.max_bits)))
-    return found | {w.tensor: int(assignment[bits_key(w.tensor)]) for w in topology.weights}
+    return found | {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
 
 
 def steps_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
@@ -163,3 +174,10 @@ def _bits(
     else:
         found = (most,)
     return Choice(bits_key(tensor), ChoiceKind.BITS, found, site.edges)
+
+
+def _table_bits(site: TableSite, options: AnnotateOptions) -> Choice:
+    """The widths of a table that the device reads: all of them are worth a choice, as each is stored in fewer bytes."""
+    searched = ChoiceKind.BITS in options.choices or AUTO in options.choices
+    found = tuple(b for b in site.bits if b >= options.min_bits) if searched else site.bits[:1]
+    return Choice(bits_key(site.tensor), ChoiceKind.BITS, found or site.bits[:1], site.edges)

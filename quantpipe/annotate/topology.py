@@ -17,6 +17,7 @@ from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
+from quantpipe.annotate.tables import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
@@ -90,7 +91,12 @@ def analyze(
     edges = list(_edges(graph))
     constants = tuple(dict.fromkeys(o.tensor for k in kernels for o in k.operands if graph.is_constant(o.tensor)))
     constraints = tensor_constraints(graph, options)
-    refuse_unreached(graph, kernels, draft.dtypes, reasons, constraints=constraints)
+    tables = table_sites(graph, spec, kernels, reasons, edges=edges, constraints=constraints)
+    if structure == DEFAULT:
+        refuse_overflowing(graph, tables, spec.tables)
+    reasons = with_tables(reasons, tables)
+    held = {t.tensor for t in tables}
+    refuse_unreached(graph, kernels, {*draft.dtypes, *held}, reasons, constraints=constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
     pins = pins_of(
         graph,
@@ -117,6 +123,7 @@ def analyze(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
+        tables=tables,
         kernels=solved.kernels,
         groups=solved.groups,
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),

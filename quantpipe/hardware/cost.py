@@ -37,7 +37,7 @@ def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) ->
         The number of bits.
     """
     groups = sum(bits[g.key] * len(g.edges) for g in topology.groups)
-    weights = sum(bits[w.tensor] * len(w.edges) for w in topology.weights)
+    weights = sum(bits[w.tensor] * len(w.edges) for w in topology.stored_constants)
     return float(groups + weights + FLOAT_BITS * len(topology.float_edges))
 
 
@@ -74,7 +74,8 @@ def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
     """
     types = storage_types(topology).at(bits)
     widths = {w.tensor: _stored_width(w, graph, bits[w.tensor], types[w.tensor].bits) for w in topology.weights}
-    return _bytes_of_weights(topology, graph, widths)
+    tables = {t.tensor: bits[t.tensor] for t in topology.tables}
+    return _bytes_of_weights(topology, graph, {**tables, **widths})
 
 
 def _stored_width(site: WeightSite, graph: Graph, bits: int, width: int) -> float:
@@ -89,7 +90,7 @@ def _stored_width(site: WeightSite, graph: Graph, bits: int, width: int) -> floa
 
 def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float]) -> float:
     """All weights with so many bits a value, and those that are left in float by choice."""
-    stored = [prod(graph.shapes[w.tensor]) * bits[w.tensor] for w in topology.weights]
+    stored = [prod(graph.shapes[site.tensor]) * bits[site.tensor] for site in topology.stored_constants]
     return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
 
 

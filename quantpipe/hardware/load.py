@@ -14,6 +14,7 @@ from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle
 from quantpipe.hardware.reader import Data, Reader, listed
+from quantpipe.hardware.tables import read_tables
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     Accumulator,
@@ -68,6 +69,7 @@ OPTIONAL = (
     "runs_here",
     "functions",
     "loads",
+    "tables",
 )
 LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
@@ -127,6 +129,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         runs_here=reader.flag(data, "", "runs_here", default=False),
         functions=read_functions(reader, data.get("functions")),
         loads=_loads(reader, data.get("loads", ())),
+        tables=read_tables(reader, data),
     )
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering.tables import look_up
 from quantpipe.oprules.masks import OF_SHAPES
-from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, Topology
+from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, RowTable, Topology
 
 OPSET = 17
 IR_VERSION = 9
@@ -84,6 +86,10 @@ class Dialect(Protocol):
         """Write a constant that is read as data, in stored form."""
         ...
 
+    def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
+        """Write a constant of a table of which rows are looked up: its integers, scales or offsets."""
+        ...
+
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write stored integers of the plan's type, from outside the graph, as this form holds them."""
         ...
@@ -113,10 +119,11 @@ class Context:
         self.graph, self.topology, self.plan = graph, topology, plan
         newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
         newer = newer or any(w.stored_bits == 4 for w in plan.weights.values())
+        newer = newer or any(t.dtype.bits == 4 for t in plan.tables.values())
         opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
         self.opset = max(opset, graph.opset)
         self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)
-        self._dialect = dialect
+        self.dialect = dialect
         self._made = {k.output for k in topology.kernels}
         self._values: dict[tuple[str, Form], ir.Value] = {}
         self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
@@ -141,7 +148,7 @@ class Context:
         q = self.plan.quantizers[target]
         key = (operand.tensor, float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax)
         if key not in self._rescaled:  # once per scale and type, however many ops want it
-            self._rescaled[key] = self._dialect.rescale(self, operand.tensor, target, value)
+            self._rescaled[key] = self.dialect.rescale(self, operand.tensor, target, value)
         return self._rescaled[key]
 
     def real(self, tensor: str) -> ir.Value | None:
@@ -166,7 +173,7 @@ class Context:
                 continue
             if form is Form.QUANTIZED:
                 found[tensor] = value.name or ""
-            elif form is Form.RAW and self._dialect.integer_accumulators:
+            elif form is Form.RAW and self.dialect.integer_accumulators:
                 found[f"{tensor} (accumulator)"] = value.name or ""
         return found
 
@@ -174,16 +181,16 @@ class Context:
         has = {f for f in Form if (tensor, f) in self._values}
         if self.graph.is_constant(tensor):
             if form is Form.QUANTIZED:
-                return self._dialect.stored_constant(self, tensor)
+                return self.dialect.stored_constant(self, tensor)
             return self.builder.constant(tensor, self.graph.constant_tensor(tensor), claim=True)
         if form is Form.FLOAT and Form.RAW in has:
-            return self._dialect.widen(self, tensor, self._values[tensor, Form.RAW])
+            return self.dialect.widen(self, tensor, self._values[tensor, Form.RAW])
         if form is Form.FLOAT and Form.QUANTIZED in has:
-            return self._dialect.dequantize(self, tensor, self._values[tensor, Form.QUANTIZED])
+            return self.dialect.dequantize(self, tensor, self._values[tensor, Form.QUANTIZED])
         if form is Form.QUANTIZED and Form.RAW in has:
-            return self._dialect.narrow(self, tensor, self._values[tensor, Form.RAW])
+            return self.dialect.narrow(self, tensor, self._values[tensor, Form.RAW])
         if form is Form.QUANTIZED and Form.FLOAT in has:
-            return self._dialect.quantize(self, tensor, self._values[tensor, Form.FLOAT])
+            return self.dialect.quantize(self, tensor, self._values[tensor, Form.FLOAT])
         raise KeyError(f"{tensor} does not exist as {form}")
 
 
@@ -230,6 +237,8 @@ def render(
                     where=node.name,
                 )
             context.set(kernel.output, kernel.form, lowering(context, node, kernel))
+        elif node.name in topology.table_of:
+            context.set(node.outputs[0], Form.FLOAT, look_up(context, node))
         elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}

@@ -169,6 +169,15 @@ def gather_refuses(node: Node, graph: Graph) -> str | None:
     return "it looks rows up in a constant table" if graph.is_constant(_input(node, 0)) else None
 
 
+def gathered_table(node: Node, graph: Graph) -> str | None:
+    """Return the constant `[R, …]` of float32 whose rows a Gather looks up, or None."""
+    table = _input(node, 0)
+    if not graph.is_constant(table) or int(node.attr("axis", 0)) != 0:
+        return None
+    tensor = graph.constant_tensor(table)
+    return table if tensor.dtype.numpy() == np.float32 and len(tensor.shape) >= 2 else None
+
+
 def relu_bounds(node: Node, graph: Graph) -> tuple[float, float]:
     """Return the real bounds of a Relu: 0 and infinity."""
     return 0.0, INF

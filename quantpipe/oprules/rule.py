@@ -56,6 +56,11 @@ def never(node: Node, graph: Graph) -> str | None:
     return None
 
 
+def no_table(node: Node, graph: Graph) -> str | None:
+    """Return None: the op looks up no rows."""
+    return None
+
+
 def no_macs(node: Node, graph: Graph) -> int:
     """Return 0, for ops that multiply and add nothing."""
     return 0
@@ -115,6 +120,8 @@ class OpRule:
     """Names of the facts."""
     kinds: tuple[FunctionKind, ...] = ()
     """Ways to form a LOOKUP or a ROWS in integers, which `functions:` in a hardware file may name."""
+    table: NodeText = no_table
+    """The constant that the node looks rows up in, along its first axis; None where it does nothing of the kind."""
 
     def data_ports(self, node: Node) -> tuple[int, ...]:
         """Return ports that carry activations by the op's own definition."""

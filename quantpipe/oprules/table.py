@@ -87,7 +87,7 @@ _OWN: Mapping[str, OpRule] = {
     "Unsqueeze": _MOVE,
     "Transpose": _MOVE,
     "Slice": _MOVE,
-    "Gather": OpRule(Family.MOVE, refuse=f.gather_refuses),
+    "Gather": OpRule(Family.MOVE, refuse=f.gather_refuses, table=f.gathered_table),
     "Identity": _MOVE,
     "DepthToSpace": _MOVE,
     "SpaceToDepth": _MOVE,

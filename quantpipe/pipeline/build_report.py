@@ -20,6 +20,7 @@ from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.loss_text import losing_outputs
 from quantpipe.pipeline.stages import Evaluation
+from quantpipe.pipeline.tables import table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.types import (
@@ -122,6 +123,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "without_kernel": [entry.as_dict() for entry in evaluated.lacking],
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
+        "tables": table_rows(graph, plan),
         "overflow": list(evaluation.overflow),
         "rectified": list(found.rectified),
         "recover": list(recovery.get("steps", [])),
@@ -347,7 +349,13 @@ def _choices(space: ChoiceSpace, topology: Topology, strategy: Strategy) -> list
             threshold = strategy.ranges[name].threshold
         elif name in topology.weight_of and topology.weight_of[name].axis is None:
             threshold = float(np.abs(strategy.weights[name]).max())
-        kind = "weight" if name in topology.weight_of else "activation"
+        kind = _kind(topology, name)
         value = strategy.bits[name]
         found.append({"key": name, "kind": kind, "value": value, "threshold": threshold, "edges": edges})
     return found
+
+
+def _kind(topology: Topology, name: str) -> str:
+    if name in topology.weight_of:
+        return "weight"
+    return "table" if any(name == t.tensor for t in topology.tables) else "activation"

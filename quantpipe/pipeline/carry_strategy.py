@@ -13,7 +13,7 @@ from typing import Any
 
 from quantpipe.annotate.variants import Topologies
 from quantpipe.errors import ArtifactError, ConfigError
-from quantpipe.types import HardwareSpec, ScaleGroup, Schema, Structure, Symmetry, Topology, WeightSite
+from quantpipe.types import HardwareSpec, ScaleGroup, Schema, Structure, Symmetry, TableSite, Topology, WeightSite
 
 NAMED = 5
 """Tensors that a message names."""
@@ -63,6 +63,8 @@ def carried(
         if site.tensor in ranges:
             channels = None if site.axis is None else variants.graph.shapes[site.tensor][site.axis]
             thresholds[site.tensor] = _limits(site.tensor, ranges[site.tensor], channels, schema, notes=notes)
+    for table in topology.tables:
+        _table_bits(table, given, bits, notes)
     _refuse_missing(topology, thresholds, spec, where)
     notes += _real_nodes(found, topology)
     made = {
@@ -93,6 +95,16 @@ def _bits(
     found = max(min(wanted, site.max_bits), min(site.min_bits, site.max_bits))
     if found != wanted:
         notes.append(f"{name} has {found} bits in place of {wanted}")
+    made |= dict.fromkeys(site.edges, found)
+
+
+def _table_bits(site: TableSite, given: Mapping[str, Any], made: dict[str, int], notes: list[str]) -> None:
+    """The bits of a table: those of the file where the device reads that width, else its first."""
+    known = [b for e in site.edges if isinstance(b := given.get(e), int) and not isinstance(b, bool)]
+    wanted = max(known, default=site.bits[0])
+    found = wanted if wanted in site.bits else site.bits[0]
+    if found != wanted:
+        notes.append(f"{site.tensor} has {found} bits in place of {wanted}")
     made |= dict.fromkeys(site.edges, found)
 
 

@@ -62,6 +62,19 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
             | _blocks(w)
             for t, w in plan.weights.items()
         },
+        "tables": {
+            t: {
+                "shape": list(table.shape),
+                "bits": table.bits,
+                "dtype": table.dtype,
+                "numbers": table.numbers,
+                "layout": table.layout,
+                "values": digest_array(table.values),
+                "scale": digest_array(table.scale),
+                "offset": None if table.offset is None else digest_array(table.offset),
+            }
+            for t, table in plan.tables.items()
+        },
         "constants": {t: digest_array(values) for t, values in plan.constants.items()},
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},

@@ -60,7 +60,7 @@ def strategy_payload(
         The content of the file.
     """
     bits = {e: strategy.bits[g.key] for g in topology.groups for e in g.edges}
-    bits |= {e: strategy.bits[w.tensor] for w in topology.weights for e in w.edges}
+    bits |= {e: strategy.bits[w.tensor] for w in topology.stored_constants for e in w.edges}
     thresholds: dict[str, Any] = {g.key: _range(strategy.ranges[g.key]) for g in topology.groups}
     thresholds |= {w.tensor: _weight(strategy.weights[w.tensor], w.axis is not None) for w in topology.weights}
     return {
@@ -133,7 +133,7 @@ def read_strategy(
         w.tensor: _read_weight(_entry(thresholds, w.tensor, where), w, variants, where) for w in topology.weights
     }
     _refuse_others(thresholds, [*ranges, *weights], "thresholds", where)
-    edges = [e for g in topology.groups for e in g.edges] + [e for w in topology.weights for e in w.edges]
+    edges = [e for site in (*topology.groups, *topology.stored_constants) for e in site.edges]
     _refuse_others(found["bits"], edges, "bits", where)
     return Strategy(bits, ranges, weights, structure)
 
@@ -187,6 +187,7 @@ def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str,
     bits: dict[str, int] = {}
     sites = [(g.tensors, g.edges, g.max_bits) for g in topology.groups]
     sites += [((w.tensor,), w.edges, w.max_bits) for w in topology.weights]
+    sites += [((t.tensor,), t.edges, max(t.bits)) for t in topology.tables]
     for tensors, edges, most in sites:
         given = [_entry(found, e, where) for e in edges]
         values = {v for v in given if isinstance(v, int) and not isinstance(v, bool) and 2 <= v <= most}

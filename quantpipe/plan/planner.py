@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import Types, storage_types
@@ -19,6 +20,7 @@ from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
+from quantpipe.plan.tables import row_table
 from quantpipe.plan.weights import choose_weight, ends
 from quantpipe.types import (
     Blocks,
@@ -28,6 +30,7 @@ from quantpipe.types import (
     Kernel,
     Quantizer,
     QuantPlan,
+    RowTable,
     Schema,
     Strategy,
     Topology,
@@ -42,6 +45,7 @@ class Planner:
     def __init__(self, graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) -> None:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, int | None, DType, bytes], WeightTensor] = {}
+        self._tables: dict[tuple[str, int], RowTable] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
 
@@ -93,6 +97,7 @@ class Planner:
         return QuantPlan(
             narrowings=narrowings,
             constants={t: _constant(draft, t) for t in topology.constants},
+            tables={t.tensor: self._table(t.tensor, strategy.bits[t.tensor]) for t in topology.tables},
             quantizers=draft.quantizers,
             weights=draft.weights,
             kernels=draft.kernels,
@@ -144,6 +149,17 @@ class Planner:
         values = blocks.as_weight(made, weight.shape, site.channel_axis).astype(dtype.numpy)
         scale = scale.reshape(()) if site.axis is None else scale
         return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)
+
+    def _table(self, tensor: str, bits: int) -> RowTable:
+        """The integers of a table, made once per (tensor, bits) and shared."""
+        found = self._tables.get((tensor, bits))
+        if found is None:
+            if self._spec.tables is None:
+                raise HardwareError("the device stores no tables in integers", stage="plan", where=tensor)
+            outside = place_of(self._graph.constant_tensor(tensor)) is not None
+            found = row_table(tensor, self._graph.constant(tensor), bits, self._spec.tables, outside=outside)
+            self._tables[tensor, bits] = found
+        return found
 
     def _integers(
         self,

@@ -26,6 +26,7 @@ from quantpipe.graph.external_weights import copied, is_mapped
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import fragments as fr
+from quantpipe.plan.tables import real_rows
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp
 from quantpipe.types import Accumulate, DType, Quantizer, QuantPlan, Topology, WeightTensor
@@ -90,6 +91,8 @@ def on_grid(graph: Graph, plan: QuantPlan) -> ir.Model:
         readers = {node.name for node, _ in graph.consumers.get(name, ())}
         if name in initializers and name in inside and readers <= set(plan.kernels):
             _replace(initializers[name], _real(weight))
+    for name, table in plan.tables.items():
+        _replace(initializers[name], real_rows(table).reshape(table.shape))
     for node in graph.nodes:
         kernel = plan.kernels.get(node.name)
         if not isinstance(kernel, Accumulate) or kernel.bias is None:

@@ -16,7 +16,18 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.realize.blocks import expanded, is_turned
-from quantpipe.types import Accumulate, DType, Form, Kernel, Move, Quantizer, Requantize, WeightTensor
+from quantpipe.types import (
+    Accumulate,
+    DType,
+    Form,
+    Kernel,
+    Move,
+    Quantizer,
+    Requantize,
+    RowTable,
+    TableLayout,
+    WeightTensor,
+)
 
 
 class Stored:
@@ -212,6 +223,19 @@ class Stored:
                 return self.constant(context, name, value)
 
             self._packed[key] = expanded(context, write, weight, channel_axis=axis, turned=turned)
+        return self._packed[key]
+
+    def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
+        """Write a constant of a table; integers of 4 bits two to the byte, and cast to a byte each at load."""
+        small = table.layout is TableLayout.BESIDE and values.dtype.itemsize == 1 and table.dtype.bits == 4
+        if not small or is_mapped(values):
+            return self.constant(context, name, values)
+        key = (name, values.shape, table.digest)
+        if key not in self._packed:
+            packed = ir.tensor(values.astype(ir_dtype(table.dtype).numpy()))
+            stored = context.builder.constant(f"{table.tensor}_q4", packed)
+            byte = DType.UINT8 if table.offset is not None else DType.INT8
+            self._packed[key] = self._cast(context, stored, byte, f"{table.tensor}/unpack", output=name)
         return self._packed[key]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:

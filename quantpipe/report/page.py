@@ -68,6 +68,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         without_kernel=_rows(report.get("without_kernel")),
         rescales=_rows(report.get("rescales")),
         raised=_rows(report.get("raised")),
+        tables=_rows(report.get("tables")),
         rectified=_rows(report.get("rectified")),
         rules=_rows(search.get("threshold_rules")),
         warnings=[str(w) for w in _warnings(report)],

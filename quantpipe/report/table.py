@@ -45,6 +45,8 @@ def _models(report: RunReport) -> Table:
     table = Table(title=Text(_title(report)), caption=_caption(report, sentence, tone), caption_justify="left")
     if (proved := text.proof(report.get("proof"))) is not None and isinstance(table.caption, Text):
         table.caption.append(f"\n{proved}", style="default")
+    if (tables := text.tables(report.get("tables"))) is not None and isinstance(table.caption, Text):
+        table.caption.append(f"\n{tables}", style="default")
     if (forms := text.forms(report.get("forms"))) is not None and isinstance(table.caption, Text):
         lines = [forms, *(text.form_line(row) for row in report.get("forms", ()))]
         table.caption.append("\n" + "\n".join(lines), style="default")

@@ -150,6 +150,19 @@ def times(value: Any, base: Any, less: str, more: str) -> str:
     return f"{factor:.2f}× {less}" if factor > 1 else f"{1 / factor:.2f}× {more}"
 
 
+def tables(rows: Any) -> str | None:
+    """Return in one line what storing tables of looked-up rows in integers comes to; None where there are none."""
+    found = [row for row in rows or () if isinstance(row, dict)]
+    if not found:
+        return None
+    before, after = (sum(row.get(key) or 0 for row in found) for key in ("float_bytes", "bytes"))
+    known = [row["sqnr_db"] for row in found if _is_number(row.get("sqnr_db"))]
+    worst = f", SQNR {'from ' if len(known) > 1 else ''}{decibel(min(known))}" if known else ""
+    bits = " and ".join(sorted({str(row.get("bits")) for row in found}))
+    what = f"{len(found)} tables" if len(found) > 1 else "1 table"
+    return f"{what} of rows in {bits} bits: {size(before)} -> {size(after)}{worst}"
+
+
 def forms(rows: Any) -> str | None:
     """Return how several forms of one plan compare with the simulated model, in one line; None where there is one."""
     compared = [row for row in rows or () if isinstance(row, dict) and _is_number(row.get("differing"))]

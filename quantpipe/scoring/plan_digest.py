@@ -33,6 +33,8 @@ class PlanDigest:
             if kernel.weight is not None:
                 digest.update(plan.weights[kernel.weight].digest)
             _feed(digest, plan.kernels.get(kernel.node))
+        for site in topology.tables:
+            digest.update(plan.tables[site.tensor].digest)
         for name in names:
             for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
                 _feed(digest, numbers.get(name))

@@ -173,7 +173,7 @@ def _section(
             [*feeds, *(_port(graph, topology, t) for t in entering)],
             [*(_port(graph, topology, t) for t in makes), *ends],
         ),
-        topology.restricted(kernels),
+        topology.restricted(kernels, names),
         tuple(i.name for i in feeds),
         entering,
         makes,

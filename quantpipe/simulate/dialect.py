@@ -11,9 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
@@ -35,6 +37,7 @@ from quantpipe.types import (
     Kernel,
     Move,
     Product,
+    RowTable,
     Sum,
     WeightTensor,
 )
@@ -52,7 +55,7 @@ class Simulated(Arithmetic):
 
     def __init__(self) -> None:
         super().__init__()
-        self.centred: dict[str, WeightTensor] = {}
+        self.centred: dict[str, WeightTensor | RowTable] = {}
         self.ops: Mapping[str, Lowering] = {
             **dict.fromkeys(fr.ops_of(Family.ACCUMULATE), self._accumulate),
             **dict.fromkeys(fr.TRANSPOSED, partial(functions.transposed, self)),
@@ -135,6 +138,12 @@ class Simulated(Arithmetic):
         shifted = context.builder.op("Add", value, zero, name=f"{tensor}/uncentre")
         dtype = int(ir_dtype(np.dtype(q.dtype.numpy).name))
         return context.builder.op("Cast", shifted, name=f"{tensor}/stored", output=f"{tensor}_stored", to=dtype)
+
+    def rows(self, context: Context, table: RowTable, name: str, values: NDArray[Any]) -> ir.Value:
+        """Declare a constant of a table, as it is stored; it changes with the table's bits only."""
+        found = self._weight(context, name, values)
+        self.centred[found.name or ""] = table
+        return found
 
     # --- ops --------------------------------------------------------------------------------------------------------
 

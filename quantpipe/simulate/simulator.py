@@ -25,7 +25,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered, render
 from quantpipe.simulate.arithmetic import Parameters
 from quantpipe.simulate.dialect import Simulated
-from quantpipe.types import QuantPlan, Topology, WeightTensor
+from quantpipe.types import QuantPlan, RowTable, Topology, WeightTensor
 
 SESSIONS = 4  # kept at once: a search alternates between few weight sets, and each session holds a copy of the weights
 
@@ -35,14 +35,14 @@ class Simulation:
     """A rendered plan: the graph, its weights (to be bound) and its scalars (to be fed).
 
     `limits`: tensor -> names of its accumulator before and after overflow, where some input can make it overflow.
-    `centred`: the integer weights that `weights` of these names are made of.
+    `centred`: the integer weights, or tables, that `weights` of these names are made of.
     """
 
     rendered: Rendered
     weights: Parameters = field(repr=False)
     scalars: Parameters = field(repr=False)
     limits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    centred: Mapping[str, WeightTensor] = field(default_factory=dict, repr=False)
+    centred: Mapping[str, WeightTensor | RowTable] = field(default_factory=dict, repr=False)
 
 
 def simulate(graph: Graph, topology: Topology, plan: QuantPlan, stored: Collection[str] = ()) -> Simulation:

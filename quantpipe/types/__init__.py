@@ -86,6 +86,7 @@ from quantpipe.types.report_rows import (
     RoleRow,
     SessionRow,
     StepRow,
+    TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
 )
@@ -128,6 +129,7 @@ from quantpipe.types.strategy_file import (
     StrategyPart,
 )
 from quantpipe.types.structure import Structure
+from quantpipe.types.tables import RowTable, TableLayout, TableLimits, TableNumbers, TableSite
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
 __all__ = [
@@ -245,6 +247,7 @@ __all__ = [
     "ResultsPart",
     "RoleRow",
     "Rounding",
+    "RowTable",
     "RunPart",
     "RunReport",
     "Samples",
@@ -267,6 +270,11 @@ __all__ = [
     "Structure",
     "Sum",
     "Symmetry",
+    "TableLayout",
+    "TableLimits",
+    "TableNumbers",
+    "TableRow",
+    "TableSite",
     "TensorInfo",
     "TensorSchema",
     "TensorStats",

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from quantpipe.types.dtype import DType
 from quantpipe.types.schema import Blocks, Granularity
+from quantpipe.types.tables import TableLimits
 
 
 class Scales(StrEnum):
@@ -287,6 +288,8 @@ class HardwareSpec:
 
     loads: tuple[str, ...] = ()
     """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
+    tables: TableLimits | None = None
+    """How tables of which rows are looked up are stored; None: as they are, in float."""
 
     @property
     def requantizations(self) -> tuple[RequantizeSpec, ...]:

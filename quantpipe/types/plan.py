@@ -15,6 +15,7 @@ from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import FixedRounding, FunctionKind, Overflow, RequantizeKind, Rounding
 from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
+from quantpipe.types.tables import RowTable
 from quantpipe.types.topology import Form
 
 Scale = NDArray[np.float32]
@@ -373,6 +374,8 @@ class QuantPlan:
     constants: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
     rescales: tuple[RescaleRow, ...] = ()
     raised: tuple[RaisedRow, ...] = ()
+    tables: Mapping[str, RowTable] = field(default_factory=dict)
+    """Constant table -> its integers, where rows of it are looked up."""
 
     @cached_property
     def mean_weight_bits(self) -> float:

@@ -62,6 +62,21 @@ RectifiedRow = TypedDict(
 """A range that a common scale changed."""
 
 
+class TableRow(TypedDict):
+    """A table of which rows are looked up, as it is stored: bytes before and after, and what its numbers lost."""
+
+    tensor: str
+    rows: int
+    columns: int
+    bits: int
+    offset: bool
+    numbers: str
+    layout: str
+    float_bytes: int
+    bytes: int
+    sqnr_db: float | None
+
+
 class ThresholdRuleRow(TypedDict):
     """A rule of `threshold.rules`, and what it decides."""
 

@@ -30,6 +30,7 @@ from quantpipe.types.report_rows import (
     RoleRow,
     SessionRow,
     StepRow,
+    TableRow,
     ThresholdRuleRow,
     WithoutKernelRow,
 )
@@ -369,6 +370,7 @@ class RunReport(OptionalParts):
     without_kernel: list[WithoutKernelRow]
     rescales: list[RescaleRow]
     raised: list[RaisedRow]
+    tables: list[TableRow]
     overflow: list[OverflowRow]
     rectified: list[RectifiedRow]
     recover: list[StepRow]

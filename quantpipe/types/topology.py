@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -15,6 +15,7 @@ from quantpipe.types.hardware import OpSignature
 from quantpipe.types.reason import Reason
 from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
+from quantpipe.types.tables import TableSite
 
 
 class Form(StrEnum):
@@ -141,10 +142,16 @@ class Topology:
     """Weights that another variant quantizes wholly and this one keeps in float, for some of their users or all."""
     signatures: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)
     """Kernel node -> every way in which the device runs it; its bits say which one is taken (hardware/storage.py)."""
+    tables: tuple[TableSite, ...] = ()
+    """Constants of which float nodes look rows up, and which are stored in integers."""
 
-    def restricted(self, kernels: tuple[Kernel, ...]) -> Topology:
-        """Return the same topology with only some of its kernels (to render a part of the graph)."""
-        return replace(self, kernels=kernels)
+    def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
+        """Return the same topology with only some of its kernels (to render a part of the graph).
+
+        `nodes`: those of the part, which say what tables it looks rows up in; None: all tables.
+        """
+        tables = self.tables if nodes is None else tuple(t for t in self.tables if not set(t.nodes).isdisjoint(nodes))
+        return replace(self, kernels=kernels, tables=tables)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:
@@ -155,6 +162,16 @@ class Topology:
     def weight_of(self) -> Mapping[str, WeightSite]:
         """Return a mapping: weight tensor -> its site."""
         return {w.tensor: w for w in self.weights}
+
+    @property
+    def stored_constants(self) -> tuple[WeightSite | TableSite, ...]:
+        """Return the weights and the tables that are stored in integers."""
+        return (*self.weights, *self.tables)
+
+    @cached_property
+    def table_of(self) -> Mapping[str, TableSite]:
+        """Return a mapping: node -> the table that it looks rows up in."""
+        return {node: t for t in self.tables for node in t.nodes}
 
     @cached_property
     def kernel_of(self) -> Mapping[str, Kernel]:

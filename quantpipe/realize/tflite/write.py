@@ -95,6 +95,10 @@ def write_model(
 
 def _write(walk: Walk, node: Node, kernel: Kernel | None) -> None:
     if kernel is None:
+        if node.name in walk.topology.table_of:
+            raise walk.refused(
+                "its table has a scale for each row (hardware.tables); hardware.tables=null leaves it float"
+            )
         if all(walk.graph.is_constant(t) for t in node.inputs if t) and not node.inputs:
             raise walk.refused("it has no inputs")
         writer = reals.WRITERS.get(node.op)

@@ -1,0 +1,38 @@
+"""What the report says of tables of which rows are looked up: how they are stored, and what their numbers lost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from quantpipe.graph.external_weights import row_blocks
+from quantpipe.graph.view import Graph
+from quantpipe.plan.tables import real_rows
+from quantpipe.types import QuantPlan, RowTable, TableRow
+
+
+def table_rows(graph: Graph, plan: QuantPlan) -> list[TableRow]:
+    """Return a row for each table of a plan, in its order."""
+    return [_row(graph, table) for table in plan.tables.values()]
+
+
+def _row(graph: Graph, table: RowTable) -> TableRow:
+    signal = noise = 0.0
+    real = graph.constant(table.tensor).reshape(table.values.shape)
+    for block in row_blocks(real):
+        part = np.asarray(real[block], np.float64)
+        signal += float(np.square(part).sum())
+        noise += float(np.square(part - real_rows(table, block)).sum())
+    return {
+        "tensor": table.tensor,
+        "rows": table.values.shape[0],
+        "columns": table.values.shape[1],
+        "bits": table.bits,
+        "offset": table.offset is not None,
+        "numbers": str(table.numbers),
+        "layout": str(table.layout),
+        "float_bytes": 4 * table.values.size,
+        "bytes": table.nbytes,
+        "sqnr_db": 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
+    }
