@@ -91,7 +91,7 @@ def fused_numbers(context: Context, node: Node, table: RowTable, rows: ir.Value)
 
 
 def _constant(context: Context, table: RowTable, what: str, values: Any) -> ir.Value:
-    return context.dialect.rows(context, table, f"{table.tensor}/{what}", np.asarray(values))
+    return context.builder.constant(f"{table.tensor}/{what}", np.asarray(values))
 
 
 def _part(context: Context, table: RowTable, rows: ir.Value, columns: tuple[int, int], *, name: str) -> ir.Value:

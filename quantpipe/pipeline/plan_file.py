@@ -62,19 +62,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
             | _blocks(w)
             for t, w in plan.weights.items()
         },
-        "tables": {
-            t: {
-                "shape": list(table.shape),
-                "bits": table.bits,
-                "dtype": table.dtype,
-                "numbers": table.numbers,
-                "layout": table.layout,
-                "values": digest_array(table.values),
-                "scale": digest_array(table.scale),
-                "offset": None if table.offset is None else digest_array(table.offset),
-            }
-            for t, table in plan.tables.items()
-        },
+        **({"tables": _tables(plan)} if plan.tables else {}),
         "constants": {t: digest_array(values) for t, values in plan.constants.items()},
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
@@ -92,6 +80,23 @@ def _blocks(weight: WeightTensor) -> dict[str, Any]:
     zero = grid.zero_point.tolist() if np.any(grid.zero_point) else 0
     codes = [grid.low, grid.high]
     return {"block": {"size": grid.size, "multiplier": grid.multiplier.tolist(), "zero_point": zero, "codes": codes}}
+
+
+def _tables(plan: QuantPlan) -> dict[str, Any]:
+    """How each table of which rows are looked up is stored; its numbers, one or two a row, by digest."""
+    return {
+        t: {
+            "shape": list(table.shape),
+            "bits": table.bits,
+            "dtype": table.dtype,
+            "numbers": table.numbers,
+            "layout": table.layout,
+            "values": digest_array(table.values),
+            "scale": digest_array(table.scale),
+            "offset": None if table.offset is None else digest_array(table.offset),
+        }
+        for t, table in plan.tables.items()
+    }
 
 
 def _placed(kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
