@@ -68,7 +68,7 @@ def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
 
     What other ops say is written otherwise in some forms, or in the numbers.
     """
-    windowed = "kernel_shape" in node.attributes and node.op not in TRANSPOSED
+    windowed = any(name in node.attributes for name in WINDOW) and node.op not in TRANSPOSED
     names = WINDOW if windowed else tuple(node.attributes) if isinstance(numbers, Move) else ()
     return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
 

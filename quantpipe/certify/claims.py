@@ -34,6 +34,7 @@ from quantpipe.types import (
     KernelPlan,
     Limit,
     Lookup,
+    Overflow,
     Product,
     Program,
     QuantPlan,
@@ -187,7 +188,7 @@ class Claims:
     def _sums(self, bound: int, limit: Limit | None) -> dict[str, Any]:
         return {
             "accumulator": {
-                "dtype": self.spec.accumulator.dtype,
+                "dtype": self.spec.accumulator.label,
                 "bound": bound,
                 "overflow": None if limit is None else limit.overflow,
             }
@@ -231,8 +232,10 @@ def _narrowed(output: Requantize | None, peaks: Ints, limit: Limit | None) -> di
     if output is None:
         return {}
     low, high = -np.asarray(peaks, np.int64), np.asarray(peaks, np.int64)
-    if limit is not None:
-        low, high = (np.array([v], np.int64) for v in (limit.dtype.qmin, limit.dtype.qmax))
+    if limit is not None and limit.overflow is Overflow.SATURATE:
+        low, high = np.maximum(low, limit.qmin), np.minimum(high, limit.qmax)
+    elif limit is not None:
+        low, high = (np.array([v], np.int64) for v in (limit.qmin, limit.qmax))
     return {"requantize": departures(output, low, high).as_dict()}
 
 

@@ -49,7 +49,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
     Returns:
         One entry per kernel.
     """
-    limit = spec.accumulator.dtype.qmax
+    limit = spec.accumulator.qmax
     found = []
     for kernel in topology.kernels:
         if kernel.weight is None:

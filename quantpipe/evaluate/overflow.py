@@ -69,7 +69,7 @@ def _entry(node: str, tensor: str, limit: Limit, bound: int) -> OverflowRow:
     return {
         "node": node,
         "tensor": tensor,
-        "accumulator": limit.dtype.value,
+        "accumulator": limit.label,
         "overflow": limit.overflow.value,
         "bound": bound,
         "elements": 0,

@@ -103,6 +103,7 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
         raise reader.error("bias", f"is {spec.bias}, wider than accumulator.dtype, which is {acc}")
     if spec.isa is Isa.AVX2 and acc.bits < 32:
         raise reader.error("isa", f"is avx2, whose sums go on in int32, but accumulator.dtype is {acc}")
+    _narrow_sums(spec, reader)
     for op, signatures in spec.ops.items():
         for signature in signatures:
             types = signature.inputs
@@ -137,3 +138,19 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
             )
     if not types:
         raise reader.error("weights.block", "has no effect, since no op multiplies by integer weights; legal is null")
+
+
+def _narrow_sums(spec: HardwareSpec, reader: Reader) -> None:
+    """What needs 32 bits whatever the samples are: additions in fixed point shift their operands left first."""
+    if spec.accumulator.width >= 32:
+        return
+    for op, signatures in spec.ops.items():
+        if op not in OP_RULES or OP_RULES[op].family is not Family.SUM:
+            continue
+        kinds = {(s.requantize or spec.requantize).kind for s in signatures if s.is_integer}
+        if RequantizeKind.FIXED_POINT in kinds and spec.add_inputs is not AddInputs.NONE:
+            raise reader.error(
+                f"ops.{op}",
+                f"adds in fixed point, which takes sums of 32 bits, but accumulator.bits is {spec.accumulator.width}; "
+                "legal are a wider accumulator, another requantize of this op, or add_inputs: none",
+            )

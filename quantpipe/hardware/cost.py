@@ -185,7 +185,7 @@ def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, 
     for step, node in enumerate(graph.nodes):
         last |= dict.fromkeys((t for t in (*node.inputs, *node.captured) if t and not graph.is_constant(t)), step)
     last |= dict.fromkeys(graph.output_names, len(graph.nodes))
-    widths = {k.output: spec.accumulator.dtype.bits for k in topology.kernels if k.form is Form.RAW}
+    widths = {k.output: spec.accumulator.width for k in topology.kernels if k.form is Form.RAW}
     widths |= {t: bits[t] for t in topology.group_of}
 
     def size(tensor: str) -> float:

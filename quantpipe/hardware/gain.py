@@ -86,4 +86,4 @@ def _may_overflow(kernel: Kernel, topology: Topology, graph: Graph, spec: Hardwa
     shape = graph.shapes[kernel.weight]
     terms = prod(shape) // max(shape[site.channel_axis], 1)
     least = 1 << (group.max_bits - (1 if spec.activations.symmetric else 0))
-    return terms * least * (1 << (site.max_bits - 1)) > spec.accumulator.dtype.qmax
+    return terms * least * (1 << (site.max_bits - 1)) > spec.accumulator.qmax

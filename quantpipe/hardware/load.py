@@ -51,7 +51,7 @@ FIELDS: Mapping[str, str] = {
     "unify": ", ".join(Unify),
     "bias": "int8, int16, int32, or {dtype, scale}",
     "requantize": "{kind, rounding, max_shift}",
-    "accumulator": "{dtype, overflow}",
+    "accumulator": "{dtype, overflow, bits}",
     "fuse": "a list of chains of ops, such as [[Conv, Relu]]; [] for none",
     "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",
 }
@@ -75,6 +75,8 @@ LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vt
 """Forms that a tool chain may load, whether they are written yet or not."""
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
+LEAST_SUM_BITS, MOST_SUM_BITS = 9, 48
+"""Widths of sums that are computed exactly whatever the device does with what is beyond them."""
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
 
@@ -148,7 +150,7 @@ def _loads(reader: Reader, value: object) -> tuple[str, ...]:
 def _form_for(spec: HardwareSpec) -> str:
     """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
-    exact = spec.accumulator.dtype.bits >= 32 and spec.isa is Isa.VNNI
+    exact = spec.accumulator.width >= 32 and spec.isa is Isa.VNNI
     integer = [s for rows in spec.ops.values() for s in rows if s.is_integer]
     narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
         all(spec.is_wide(d) for d in s.outputs) for s in integer
@@ -274,11 +276,19 @@ def _activations(reader: Reader, data: Data) -> ActivationLimits:
 
 
 def _accumulator(reader: Reader, data: Data) -> Accumulator:
-    part = reader.section(data, "accumulator", ("dtype", "overflow"), "dtype")
-    return Accumulator(
-        reader.one_of(ACCUMULATORS, part.get("dtype"), "accumulator.dtype"),
-        reader.choice(Overflow, part.get("overflow", Overflow.WRAP), "accumulator.overflow"),
-    )
+    """A type, bits of the least type that holds them, or bits of a type that is named."""
+    part = reader.section(data, "accumulator", ("dtype", "overflow", "bits"), "dtype")
+    bits = part.get("bits") or 0
+    if bits and (isinstance(bits, bool) or not isinstance(bits, int) or not MOST_SUM_BITS >= bits >= LEAST_SUM_BITS):
+        raise reader.error(
+            "accumulator.bits", f"is {bits!r}; legal are {LEAST_SUM_BITS} to {MOST_SUM_BITS}, or a dtype"
+        )
+    least = next((dtype for dtype in ACCUMULATORS if dtype.bits >= bits), None) if bits else None
+    dtype = reader.one_of(ACCUMULATORS, part.get("dtype") or least, "accumulator.dtype")
+    if bits > dtype.bits:
+        raise reader.error("accumulator.bits", f"is {bits}, more than accumulator.dtype, which is {dtype}, holds")
+    overflow = reader.choice(Overflow, part.get("overflow", Overflow.WRAP), "accumulator.overflow")
+    return Accumulator(dtype, overflow, 0 if bits == dtype.bits else bits)
 
 
 def _bias(reader: Reader, value: object) -> tuple[DType, BiasScale]:

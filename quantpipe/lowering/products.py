@@ -150,7 +150,7 @@ def needs_parts(plan: Accumulate, data: DType, weight: WeightTensor, channel_axi
     Returns:
         True where several products are needed.
     """
-    if plan.limit is not None and plan.limit.dtype.bits >= 32:
+    if plan.limit is not None and plan.limit.width >= 32:
         return True
     if data.bits > 8 or weight.dtype.bits > 8 or plan.bound > DType.INT32.qmax:
         return True
@@ -172,17 +172,32 @@ def limited(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> 
     Returns:
         The sums as the device has them.
     """
-    wide = limit.dtype.bits > 32
+    wide = limit.width > 32
+    if limit.overflow is Overflow.WRAP and limit.width != limit.dtype.bits:
+        return _wrapped(writer, value, limit, name)
     if limit.overflow is Overflow.WRAP:
         narrow = writer.cast(value, limit.dtype.numpy, f"{name}/wrapped")
         return narrow if limit.dtype.bits >= 32 else writer.cast(narrow, np.int32, f"{name}/limited")
     real = writer.cast(value, np.float64, f"{name}/double")
     bounds = [
-        writer.constants(f"{name}/{side}", np.float64(v))
-        for side, v in (("least", limit.dtype.qmin), ("most", limit.dtype.qmax))
+        writer.constants(f"{name}/{side}", np.float64(v)) for side, v in (("least", limit.qmin), ("most", limit.qmax))
     ]
     clipped = writer.builder.op("Clip", real, *bounds, name=f"{name}/saturated")
     return writer.cast(clipped, np.int64 if wide else np.int32, f"{name}/limited")
+
+
+def _wrapped(writer: IntegerWriter, value: ir.Value, limit: Limit, name: str) -> ir.Value:
+    """The low bits of sums, of a width that no type has: m = v mod 2^b, less 2^b from 2^(b-1) on.
+
+    Nothing is added before the remainder is taken, so nothing can overflow here.
+    """
+    b, turn = writer.builder, 1 << limit.width
+    wide = writer.cast(value, np.int64, f"{name}/int64")
+    turns, half = (writer.constants(f"{name}/{n}", np.int64(v)) for n, v in (("turn", turn), ("half", turn // 2)))
+    rest = b.op("Mod", wide, turns, name=f"{name}/rest")
+    upper = b.op("Div", rest, half, name=f"{name}/upper")
+    wrapped = b.op("Sub", rest, b.op("Mul", upper, turns, name=f"{name}/beyond"), name=f"{name}/wrapped")
+    return wrapped if limit.width > 32 else writer.cast(wrapped, np.int32, f"{name}/limited")
 
 
 def _data_parts(

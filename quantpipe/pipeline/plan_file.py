@@ -181,7 +181,7 @@ def _term(term: Term) -> dict[str, Any]:
 
 
 def _limit(limit: Limit | None) -> dict[str, Any] | None:
-    return None if limit is None else {"accumulator": limit.dtype, "overflow": limit.overflow}
+    return None if limit is None else {"accumulator": limit.label, "overflow": limit.overflow}
 
 
 def _number(value: NDArray[Any]) -> Any:

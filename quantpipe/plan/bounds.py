@@ -41,8 +41,9 @@ def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.floa
     Returns:
         The greatest magnitude per channel, `[C]` float64.
     """
-    left = spec.accumulator.dtype.qmax - reached.astype(np.float64)
-    most = float(spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else spec.accumulator.dtype.qmax)
+    left = spec.accumulator.qmax - reached.astype(np.float64)
+    room = spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else spec.accumulator.qmax
+    most = float(min(room, spec.accumulator.qmax))
     return np.where(left > 0, np.minimum(left, most), most)
 
 
@@ -53,17 +54,17 @@ def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
         HardwareError: where they can overflow and the device says `never`.
     """
     accumulator = draft.spec.accumulator
-    if bound <= accumulator.dtype.qmax:
+    if bound <= accumulator.qmax:
         return None
     if accumulator.overflow is Overflow.NEVER:
         raise HardwareError(
-            f"its sums may reach {bound}, the {accumulator.dtype} accumulator holds {accumulator.dtype.qmax}; give its "
+            f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "
             "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or say what the device does "
             "with such sums (hardware.accumulator.overflow=wrap or saturate)",
             stage="plan",
             where=node,
         )
-    return Limit(accumulator.dtype, accumulator.overflow)
+    return Limit(accumulator.dtype, accumulator.overflow, accumulator.bits)
 
 
 def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
@@ -71,11 +72,11 @@ def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
 
     They are not simulated, so no such plan leaves this package.
     """
-    dtype = draft.spec.accumulator.dtype
-    if bound > dtype.qmax:
+    accumulator = draft.spec.accumulator
+    if bound > accumulator.qmax:
         raise HardwareError(
-            f"its sums may reach {bound}, the {dtype} accumulator holds {dtype.qmax}; give its inputs fewer bits, or "
-            "keep it in float with annotate.float_nodes",
+            f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "
+            "inputs fewer bits, or keep it in float with annotate.float_nodes",
             stage="plan",
             where=node,
         )
@@ -83,4 +84,4 @@ def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
 
 def bounded(bound: int, limit: Limit | None) -> int:
     """Return the bound of what the accumulator hands on."""
-    return bound if limit is None else min(bound, -limit.dtype.qmin)
+    return bound if limit is None else min(bound, -limit.qmin)

@@ -88,8 +88,8 @@ def _unified(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     # Head-room. A narrow accumulator that wraps or saturates is left to do so once the larger scale is reached: its
     # operands may fill it wholly, and every further bit of head-room would be lost on all of their values.
     accumulator = draft.spec.accumulator
-    narrow = accumulator.dtype.bits < 32 and accumulator.overflow is not Overflow.NEVER
-    most = 2.0 ** (min(accumulator.dtype.bits, 32) - 2)
+    narrow = accumulator.width < 32 and accumulator.overflow is not Overflow.NEVER
+    most = 2.0 ** (min(accumulator.width, 32) - 2)
     while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= most:
         if narrow and common >= max(exponents):
             break

@@ -139,7 +139,7 @@ class Integer(Stored):
             acc = context.builder.op("Sub", acc, lost, name=f"{node.name}/less_pairs")
         if plan.limit is not None:
             acc = limited(writer, acc, plan.limit, node.outputs[0])
-            bound, wide = -plan.limit.dtype.qmin, wide and plan.limit.dtype.bits > 32
+            bound, wide = -plan.limit.qmin, wide and plan.limit.width > 32
         if wide and bound <= DType.INT32.qmax:
             acc, wide = writer.cast(acc, np.int32, f"{node.name}/int32"), False
         if wide:
@@ -174,7 +174,7 @@ class Integer(Stored):
         bound = plan.bound
         if plan.limit is not None:
             acc = limited(self._writer(context), acc, plan.limit, node.outputs[0])
-            bound = -plan.limit.dtype.qmin
+            bound = -plan.limit.qmin
         if plan.output is None:
             return acc
         return self._requantize(context, plan.output, acc, kernel.output, layout=None, bound=bound)

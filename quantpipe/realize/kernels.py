@@ -157,7 +157,7 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
     if kernel.op in fr.TRANSPOSED:
         yield "no integer kernel of the op: carried by float32 on whole numbers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:
-        yield f"an {numbers.limit.dtype} accumulator that may {numbers.limit.overflow}: written out behind wider sums"
+        yield f"an {numbers.limit.label} accumulator that may {numbers.limit.overflow}: written out behind wider sums"
     if not isinstance(numbers, Accumulate) or form != INTEGER:
         return
     weight = plan.weights[numbers.weight]

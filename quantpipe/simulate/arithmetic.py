@@ -48,14 +48,12 @@ class Arithmetic:
         """
         if limit is None:
             return acc
-        b, half, output = context.builder, 1 << (limit.dtype.bits - 1), f"{node.outputs[0]}_limited"
-        if bound + half >= EXACT or limit.dtype.bits > 24:
+        b, half, output = context.builder, 1 << (limit.width - 1), f"{node.outputs[0]}_limited"
+        if bound + half >= EXACT or limit.width > 24:
             acc = self._double(context, acc, f"{tensor}/whole")
         wide = self._is_wide(acc)
         if limit.overflow is Overflow.SATURATE:
-            result = self._clip(
-                context, acc, limit.dtype.qmin, limit.dtype.qmax, name=f"{tensor}/accumulator", output=output
-            )
+            result = self._clip(context, acc, limit.qmin, limit.qmax, name=f"{tensor}/accumulator", output=output)
         else:
             dtype: type[Any] = np.float64 if wide else np.float32
             suffix = "64" if wide else ""

@@ -228,10 +228,34 @@ class Skip:
 
 @dataclass(frozen=True)
 class Accumulator:
-    """State the type that sums are formed in and what happens to sums that it cannot hold."""
+    """State the type that sums are formed in and what happens to sums that it cannot hold.
+
+    `bits`: how many bits the sums have, the sign included; 0: all that the type has. `dtype` holds them.
+    """
 
     dtype: DType = DType.INT32
     overflow: Overflow = Overflow.WRAP
+    bits: int = 0
+
+    @property
+    def width(self) -> int:
+        """Return the bits of a sum, the sign bit included."""
+        return self.bits or self.dtype.bits
+
+    @property
+    def qmin(self) -> int:
+        """Return the least sum that is held."""
+        return -(1 << (self.width - 1))
+
+    @property
+    def qmax(self) -> int:
+        """Return the greatest sum that is held."""
+        return (1 << (self.width - 1)) - 1
+
+    @property
+    def label(self) -> str:
+        """Return the name of the width, such as int18."""
+        return f"int{self.width}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import FixedRounding, FunctionKind, Overflow, RequantizeKind, Rounding
+from quantpipe.types.hardware import Accumulator, FixedRounding, FunctionKind, RequantizeKind, Rounding
 from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.tables import RowTable
@@ -167,16 +167,14 @@ class Requantize:
 
 
 @dataclass(frozen=True)
-class Limit:
+class Limit(Accumulator):
     """State what an accumulator does with sums that its type cannot hold.
 
     Plans name it only where some input can make such a sum.
 
-    wrap: v - 2^b·floor((v + 2^(b-1)) / 2^b), whatever the order of the additions. saturate: the whole sum is clamped.
+    `label` names it in plan.json. wrap: v - 2^b·floor((v + 2^(b-1)) / 2^b), whatever the order of the additions.
+    saturate: the whole sum is clamped.
     """
-
-    dtype: DType
-    overflow: Overflow
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from quantpipe.verify import spec
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.monotone import expect_rising
-from quantpipe.verify.numbers import limits, storage
+from quantpipe.verify.numbers import limits
 from quantpipe.verify.ops import target
 from quantpipe.verify.scales import expect_fixed, expect_same, fits_double
+from quantpipe.verify.wraps import type_of, wrapped
 from quantpipe.verify.written import Reach, Written, expect_constants, expect_equal, narrowing_equal
 
 Array = NDArray[Any]
@@ -146,16 +147,22 @@ class Addition(Written):
         )
 
     def _cast_of(self, value: str, accumulator: str) -> dict[str, np.dtype[Any]]:
-        kind = storage(accumulator)
-        found = {}
-        for at in self.model.back(self.result, self.stops):
-            node = self.model.producer.get(at)
-            if node is not None and node.op_type == "Cast" and node.input[0] == value and target(node) == kind:
-                self.model.see(node)
-                found[at] = kind
+        kind = type_of(accumulator)
+        left = wrapped(self.model, self.result, self.stops, self._same(value), accumulator=accumulator)
+        found = {at: type_ for at, (_, type_) in left.items()}
         if not found and kind == np.int32:
             return {value: kind}  # the sum itself is in this type, and wraps in it
         expect(bool(found), self.node, f"nothing wraps its sums in {accumulator}")
+        return found
+
+    def _same(self, value: str) -> set[str]:
+        """A sum, and what it is in int64."""
+        found = {value}
+        for at in self.model.back(self.result, self.stops):
+            node = self.model.producer.get(at)
+            if node is not None and node.op_type == "Cast" and node.input[0] == value and target(node) == np.int64:
+                self.model.see(node)
+                found.add(at)
         return found
 
     # --- in float32 ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from quantpipe.verify.fused import Fused, Operand
 from quantpipe.verify.numbers import EXACT, limits
 from quantpipe.verify.scales import expect_multiplier, expect_same
 from quantpipe.verify.steps import Narrowing
+from quantpipe.verify.wraps import name_of, overflow_of
 from quantpipe.verify.written import Reach, Written, expect_claim, narrowing_equal
 
 Array = NDArray[Any]
@@ -116,14 +117,14 @@ class Pieces(Written):
         for where, bound in (("plan.json", self.plan["accumulator_bound"]), ("the certificate", claim["bound"])):
             expect(bound == found, self.node, f"its sums reach {found}, {where} says {bound}")
         device = self._hardware().get("accumulator", {})
-        expect(claim["dtype"] == device.get("dtype", "int32"), self.node, "the accumulator is not that of the hardware")
+        expect(claim["dtype"] == name_of(device), self.node, "the accumulator is not that of the hardware")
         expect(claim["overflow"] == (overflow["overflow"] if overflow else None), self.node,
                "the certificate and plan.json differ about overflow")  # fmt: skip
         most = limits(claim["dtype"])[1]
         if found > most:
             if not overflow:
                 raise Wrong(self.node, f"its sums reach {found}, {claim['dtype']} holds {most}")
-            expect(overflow["overflow"] == device.get("overflow", "wrap") and overflow["accumulator"] == claim["dtype"],
+            expect(overflow["overflow"] == overflow_of(device) and overflow["accumulator"] == claim["dtype"],
                    self.node, "its overflow is not that of the hardware")  # fmt: skip
         else:
             expect(not overflow, self.node, "no sum of it can overflow, plan.json models an overflow")

@@ -17,9 +17,9 @@ from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.linear import Linear, Sums, held
 from quantpipe.verify.model import Model
 from quantpipe.verify.monotone import expect_rising
-from quantpipe.verify.numbers import Numbers, along, checked_weight, limits, reach, storage
-from quantpipe.verify.ops import target
+from quantpipe.verify.numbers import Numbers, along, checked_weight, limits, reach
 from quantpipe.verify.steps import Narrowing
+from quantpipe.verify.wraps import type_of, wrapped
 
 Array = NDArray[Any]
 Ints = NDArray[np.int64]
@@ -77,7 +77,7 @@ class Written:
 
     def _sums(self, heads: list[onnx.NodeProto]) -> tuple[dict[str, Ints], Ints]:
         overflow = self.plan.get("overflow")
-        wraps = storage(overflow["accumulator"]) if overflow and overflow["overflow"] == "wrap" else None
+        wraps = type_of(overflow["accumulator"]) if overflow and overflow["overflow"] == "wrap" else None
         self.read = Sums(self.model, self.result, self.stops, self._types(heads), wraps=wraps)
         form = next(iter(self.read.frontier.values()))
         return form.factors, form.constant
@@ -193,14 +193,9 @@ class Written:
             self._handed_on(types, (low, high), bounds)
 
     def _wrapped(self, sources: Mapping[str, Linear], accumulator: str) -> dict[str, Linear]:
-        """Behind the cast to the accumulator's type, which wraps."""
-        kind, found = storage(accumulator), {}
-        for value in self.model.back(self.result, self.stops):
-            node = self.model.producer.get(value)
-            if node is not None and node.op_type == "Cast" and node.input[0] in sources and target(node) == kind:
-                self.model.see(node)
-                old = sources[node.input[0]]
-                found[value] = Linear(old.factors, old.constant, kind)
+        """Behind what leaves of them what the accumulator holds."""
+        left = wrapped(self.model, self.result, self.stops, sources, accumulator=accumulator)
+        found = {v: Linear(sources[s].factors, sources[s].constant, kind) for v, (s, kind) in left.items()}
         expect(bool(found), self.node, f"nothing wraps its sums in {accumulator}")
         return found
 

@@ -96,7 +96,7 @@ class Interpreter:
         """What an accumulator keeps of a sum; `overflowed` counts what it changes."""
         if limit is None:
             return acc
-        half = 1 << (limit.dtype.bits - 1)
+        half = 1 << (limit.width - 1)
         kept = (acc + half) % (2 * half) - half if limit.overflow == "wrap" else np.clip(acc, -half, half - 1)
         self.overflowed[tensor] = int(np.count_nonzero(kept != acc))
         return kept

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,14 @@ import pytest
 
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.overflow import overflow_report
+from quantpipe.realize.c import runner
 from quantpipe.types import QuantPlan
+from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, Net, hardware, line
+from tests.realize.executed import run_c
 from tests.simulate.interpreter import Interpreter
 from tests.simulate.test_against_interpreter import check
+from tests.verify.folders import constants, with_constant, write
 
 BEHAVIOURS = ("wrap", "saturate")
 
@@ -56,7 +61,8 @@ def truth_of(made: Line, plan: QuantPlan) -> Mapping[str, int]:
 
 def counted(made: Line, plan: QuantPlan) -> dict[str, int]:
     report = overflow_report(made.graph, made.topology, plan, made.simulate(plan), samples=made.samples)
-    assert all(e["share"] == e["overflowed"] / e["elements"] and e["bound"] > 32767 for e in report)
+    assert all(e["share"] == e["overflowed"] / e["elements"] for e in report)
+    assert all(e["bound"] >= 1 << (int(e["accumulator"].removeprefix("int")) - 1) for e in report)
     return {e["tensor"]: e["overflowed"] for e in report}
 
 
@@ -127,3 +133,66 @@ def test_a_bias_that_the_accumulator_cannot_hold_raises_the_scale() -> None:
     plan = made.plan(8)
     assert plan.raised and np.abs(plan.kernels["c"].bias).max() <= 32767
     assert made.agree(plan, "integer").differing == 0
+
+
+WIDTHS = (11, 13, 15, 17, 18)
+"""Of sums: no type has these widths."""
+
+
+@pytest.mark.parametrize("overflow", BEHAVIOURS)
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_accumulators_of_any_width(overflow: str, bits: int, tmp_path: Path) -> None:
+    """Both graphs hold what the interpreter says is left, and the checker proves it from the files."""
+    accumulator = {"bits": bits, "overflow": overflow}
+    made = with_signs(residual(), hardware("hago_int16_acc", accumulator=accumulator))
+    plan = made.plan(8)
+    check(made, plan, "integer")
+    found = counted(made, plan)
+    assert found == truth_of(made, plan) and (bits > 15 or sum(found.values()) > 0)
+    limits = [k.limit for k in plan.kernels.values() if getattr(k, "limit", None) is not None]
+    assert limits and all(limit.label == f"int{bits}" for limit in limits)
+    assert made.agree(plan, "integer").differing == 0
+    proved = verify_folder(write(made, plan, "integer", tmp_path, accumulator=accumulator))
+    assert proved.wrong is None and proved.proved == proved.kernels
+
+
+def test_a_wrap_at_another_bit_is_found(tmp_path: Path) -> None:
+    """Each constant of the wrap in turn."""
+    accumulator = {"bits": 18, "overflow": "wrap"}
+    made = with_signs(residual(), hardware("hago_int16_acc", accumulator=accumulator))
+    plan = made.plan(8)
+    path = write(made, plan, "integer", tmp_path, accumulator=accumulator)
+    names = [n for n, _ in constants(path) if n.endswith(("/turn", "/half"))]
+    assert len(names) >= 2
+    for name in names:
+        root = write(made, plan, "integer", tmp_path / name.replace("/", "_"), accumulator=accumulator)
+        with_constant(root, name, np.int64(2 * dict(constants(root))[name]))
+        assert "nothing wraps its sums in int18" in str(verify_folder(root).wrong)
+
+
+def test_plans_respect_the_width_they_may_not_leave() -> None:
+    made = with_signs(residual(), hardware("hago_int16_acc", accumulator={"bits": 18, "overflow": "never"}))
+    with pytest.raises(HardwareError, match=r"front: its sums may reach \d+, the int18 accumulator holds 131071"):
+        made.plan(8)
+    plan = made.plan(5)
+    assert all(getattr(k, "limit", None) is None and getattr(k, "bound", 0) <= 131071 for k in plan.kernels.values())
+
+
+def test_an_accumulator_of_forty_bits_holds_what_thirty_two_do_not() -> None:
+    spec = hardware("vta", accumulator={"bits": 40, "overflow": "never"})
+    made = line(line(long_dense(), spec).graph, spec, samples=ArraySamples({"x": np.ones((2, 200_000), np.float32)}))
+    plan = made.plan(8)
+    assert plan.kernels["dense"].bound > 2**31 and spec.accumulator.dtype.bits == 64
+    check(made, plan, "integer")
+
+
+@pytest.mark.skipif(runner.compiler() is None, reason=runner.missing_compiler())
+@pytest.mark.parametrize("overflow", BEHAVIOURS)
+def test_the_c_form_has_the_same_sums(overflow: str) -> None:
+    ops = {"Conv": [{"in": ["int8", "int8"], "out": ["int8"]}], "Add": [{"in": ["int8"], "out": ["int8"]}]}
+    ops |= {"Relu": [{"in": ["int8"], "out": ["int8"]}]}
+    spec = hardware("hago_int16_acc", accumulator={"bits": 14, "overflow": overflow}, ops=ops)
+    made = with_signs(residual(), spec)
+    plan = made.plan(8)
+    assert sum(truth_of(made, plan).values()) > 0
+    assert run_c(made, plan)["differing"] == 0

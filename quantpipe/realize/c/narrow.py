@@ -14,7 +14,7 @@ def limited(source: Source, acc: str, limit: Limit | None) -> str:
     """Return what an accumulator's type leaves of a sum."""
     if limit is None:
         return acc
-    return f"{source.use(helpers.LIMIT[limit.overflow.value])}({acc}, {limit.dtype.bits})"
+    return f"{source.use(helpers.LIMIT[limit.overflow.value])}({acc}, {limit.width})"
 
 
 def shifted(source: Source, value: str, shift: int, rounding: str) -> str:

@@ -166,7 +166,7 @@ class Walk:
         numbers = self.plan.kernels[kernel.node]
         if isinstance(numbers, Accumulate | Contract | Sum):
             limit = getattr(numbers, "limit", None)
-            bound = numbers.bound if limit is None else limit.dtype.qmax
+            bound = numbers.bound if limit is None else limit.qmax
             return DType.INT32 if bound <= DType.INT32.qmax else DType.INT64
         return self.stored(kernel.operands[0].tensor, Form.RAW).dtype
 
