@@ -44,7 +44,7 @@ def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
     values, q = walk.plan.weights[plan.weight].centred(), walk.plan.quantizers[kernel.operands[0].tensor]
     rank = values.ndim - 2
     strides, dilations = node.attr("strides", [1] * rank), node.attr("dilations", [1] * rank)
-    begin = _transposed_begin(node, data.shape[2:], values.shape[2:], out.shape[2:])
+    begin = transposed_begin(node, data.shape[2:], values.shape[2:], out.shape[2:])
     weight = walk.source.array(values, _holding(values))
     batch, inputs, outputs = data.shape[0], data.shape[1], out.shape[1]
     lines = [f"int n, m, c; {_counters('o', rank)} {_counters('k', rank)}", f"for (n = 0; n < {batch}; n++)"]
@@ -189,7 +189,7 @@ def pads_before(node: Node, size: list[int], taps: list[int], made: list[int]) -
     return list(given[: len(taps)])
 
 
-def _transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], made: tuple[int, ...]) -> list[int]:
+def transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], made: tuple[int, ...]) -> list[int]:
     auto, rank = node.attr("auto_pad", "NOTSET"), len(taps)
     if node.attr("output_shape", None) is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
         return list(node.attr("pads", [0] * (2 * rank))[:rank]) if auto == "NOTSET" else [0] * rank

@@ -1,0 +1,31 @@
+"""What a device may do beside what a hardware file says: mistakes, and fields that change no number of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Say how one kernel departs from its plan.
+
+    Attributes:
+        shift: By how many places windows are moved along each axis of the map.
+        pads_zero: The pads hold the integer 0, where 0 is not the zero point.
+        wraps: What is stored keeps the low bits of its type, in place of a clamp to the bits' own bounds.
+        no_bias: The bias is left out.
+        no_clamp: The bounds of the Relu or Clip behind the kernel are left out.
+        no_zero_point: The zero point of the operands is not taken off.
+        swapped: Channels of the result, in the order in which they are stored.
+    """
+
+    shift: tuple[int, ...] = ()
+    pads_zero: bool = False
+    wraps: bool = False
+    no_bias: bool = False
+    no_clamp: bool = False
+    no_zero_point: bool = False
+    swapped: tuple[int, ...] = ()
+
+
+NONE = Fault()

@@ -1,0 +1,234 @@
+"""One kernel of a plan in NumPy integers: from its operands to its accumulator and to what it stores.
+
+It says what a device would give that departs from the plan in one way (`Fault`), and what a kernel of other numbers
+gives on the device's own operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.conform.faults import NONE, Fault
+from quantpipe.conform.narrow import clamped, free_sum, limited, narrowed, raw_terms, total_of
+from quantpipe.conform.network import Network, name_of
+from quantpipe.conform.windows import convolved, spread, summed, transposed_window, window_of
+from quantpipe.errors import QuantpipeError
+from quantpipe.graph.execute import Session
+from quantpipe.graph.extract import part_of
+from quantpipe.graph.view import Node
+from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.oprules.matrix import TransposedForm
+from quantpipe.types import (
+    Accumulate,
+    Average,
+    Contract,
+    DType,
+    Form,
+    Kernel,
+    KernelPlan,
+    Lookup,
+    Move,
+    Operand,
+    Product,
+    Quantizer,
+    Sum,
+)
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+EXACT = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Hold one kernel of a network, to be repeated in NumPy.
+
+    `numbers`: those of the plan, or others in their place.
+    """
+
+    net: Network
+    kernel: Kernel
+    numbers: KernelPlan
+
+    @classmethod
+    def of(cls, net: Network, kernel: Kernel) -> Site:
+        """Return a kernel with the numbers of its plan."""
+        return cls(net, kernel, net.plan.kernels[kernel.node])
+
+    @property
+    def node(self) -> Node:
+        """Return the node of the float graph."""
+        return self.net.graph.by_name[self.kernel.node]
+
+    @cached_property
+    def rule(self) -> OpRule:
+        """Return what its op means for scales."""
+        found = rule_of(self.node)
+        assert found is not None  # noqa: S101  (an op without a rule has no kernel)
+        return found
+
+    @property
+    def out(self) -> Quantizer | None:
+        """Return how its result is stored; None where an accumulator is handed on."""
+        return self.net.plan.quantizers[self.kernel.output] if self.kernel.form is Form.QUANTIZED else None
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Return the tensors that it reads, as dumps name them; constants are none."""
+        names = [name_of(o.tensor, o.form) for o in self.kernel.operands]
+        return tuple(n for n in names if n not in self.net.plan.constants)
+
+    def result(self, given: Mapping[str, Array], fault: Fault = NONE) -> Ints | None:
+        """Return what the kernel gives: stored integers, or accumulators where it hands them on.
+
+        Args:
+            given: Its operands by name, `[N, …]`.
+            fault: How the device departs from the numbers.
+
+        Returns:
+            The integers; None for kernels that are not repeated here (programs over rows, ops of packages).
+        """
+        numbers, axis = self.numbers, self.rule.output_axis
+        if isinstance(numbers, Lookup):
+            return self._looked_up(numbers, given)
+        if isinstance(numbers, Move):
+            return self._moved(numbers, given, fault)
+        if isinstance(numbers, Sum) and numbers.scale is None:
+            assert numbers.output is not None and self.out is not None  # noqa: S101  (such a sum is stored)
+            q = free_sum(numbers, self._terms(numbers, given, fault, centred=fault.no_zero_point), axis)
+            return clamped(numbers.output, q, axis, self.out, fault)
+        acc = self.accumulator(given, fault)
+        if acc is None:
+            return None
+        output = getattr(numbers, "output", None)
+        if output is None or self.out is None:
+            return acc
+        q = narrowed(output, acc, axis, self.out, fault)
+        return np.take(q, fault.swapped, axis=axis) if fault.swapped else q
+
+    def accumulator(self, given: Mapping[str, Array], fault: Fault = NONE) -> Ints | None:
+        """Return the sums before they are narrowed; None for kernels without sums, and those not repeated here."""
+        numbers = self.numbers
+        if isinstance(numbers, Accumulate):
+            return self._products(numbers, given, fault)
+        if isinstance(numbers, Sum) and numbers.scale is not None:
+            return total_of(numbers, self._terms(numbers, given, fault, centred=True), self.rule.output_axis)
+        if isinstance(numbers, Contract | Product):
+            a, b = (self._centred(o, given, fault) for o in self.kernel.operands)
+            if isinstance(numbers, Product):
+                return a * b
+            return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+        if isinstance(numbers, Average):
+            x = self._centred(self.kernel.operands[0], given, fault)
+            taps = self.node.attr("kernel_shape", list(x.shape[2:]))
+            made = self.net.graph.shapes[self.node.outputs[0]][2:]
+            return summed(x, window_of(self.node, x.shape[2:], taps, made).moved(fault.shift))
+        return None
+
+    # --- operands -----------------------------------------------------------------------------------------------------
+
+    def _stored(self, operand: Operand, given: Mapping[str, Array]) -> Ints:
+        constant = self.net.plan.constants.get(operand.tensor)
+        found = constant if constant is not None else given[name_of(operand.tensor, operand.form)]
+        return np.asarray(found).astype(np.int64)
+
+    def _centred(self, operand: Operand, given: Mapping[str, Array], fault: Fault = NONE) -> Ints:
+        """q - z of an operand, at the scale at which it is read."""
+        q = self._stored(operand, given)
+        if operand.form is Form.RAW:
+            return q
+        source = self.net.plan.quantizers[operand.tensor]
+        if operand.rescaled:
+            target = self.net.plan.quantizers[self.kernel.output]
+            real = intmath.dequantize(q, source.scale, source.zero_point)
+            q = intmath.quantize(
+                *(real, target.scale, target.zero_point), qmin=target.qmin, qmax=target.qmax, dtype=target.dtype
+            ).astype(np.int64)
+            return q - target.zero_point
+        return q if fault.no_zero_point else q - source.zero_point
+
+    def _terms(self, numbers: Sum, given: Mapping[str, Array], fault: Fault, *, centred: bool) -> list[Ints]:
+        known = {o.tensor: o for o in self.kernel.operands}
+        found = []
+        for term, raw in zip(numbers.terms, raw_terms(numbers), strict=True):
+            operand = known[term.tensor]
+            found.append(self._centred(operand, given, fault) if centred or raw else self._stored(operand, given))
+        return found
+
+    # --- families -----------------------------------------------------------------------------------------------------
+
+    def _products(self, numbers: Accumulate, given: Mapping[str, Array], fault: Fault) -> Ints:
+        data = self.kernel.operands[0]
+        x, weight = self._centred(data, given, fault), self.net.plan.weights[numbers.weight].centred().astype(np.int64)
+        zero = self.net.plan.quantizers[data.tensor].zero_point
+        acc = self._linear(x, weight, pad=-zero if fault.pads_zero else 0, fault=fault)
+        if numbers.bias is not None and not fault.no_bias:
+            acc = acc + _channels(numbers.bias, self.rule.output_axis, acc.ndim)
+        if numbers.pairs is not None:
+            q = self._linear(x, numbers.pairs.weight.astype(np.int64), pad=0, fault=fault, ungrouped=True)
+            axis = self.rule.output_axis % acc.ndim
+            q = q + _channels(zero * numbers.pairs.total, axis, q.ndim)
+            excess = np.moveaxis(q - np.clip(q, DType.INT16.qmin, DType.INT16.qmax), axis, 0)
+            np.subtract.at(np.moveaxis(acc, axis, 0), numbers.pairs.owner, excess)
+        return limited(acc, numbers.limit)
+
+    def _linear(self, x: Ints, weight: Ints, *, pad: int, fault: Fault, ungrouped: bool = False) -> Ints:
+        node = self.node
+        if weight.ndim == 2:
+            matrix = weight.T if node.attr("transB", 0) and not ungrouped else weight
+            return (x.astype(np.float64) @ matrix.astype(np.float64)).astype(np.int64)
+        made, group = self.net.graph.shapes[node.outputs[0]][2:], 1 if ungrouped else int(node.attr("group", 1))
+        if isinstance(self.rule.matrix, TransposedForm):
+            return spread(x, weight, group, transposed_window(node, x.shape[2:], weight.shape[2:], made))
+        window = window_of(node, x.shape[2:], weight.shape[2:], made).moved(fault.shift)
+        return convolved(x, weight, group, window, pad=pad)
+
+    def _looked_up(self, numbers: Lookup, given: Mapping[str, Array]) -> Ints:
+        operand = self.kernel.operands[0]
+        q = self._stored(operand, given)
+        code = q - self.net.plan.quantizers[operand.tensor].dtype.qmin
+        row: Any = 0
+        if numbers.axis is not None:
+            row = _channels(np.arange(q.shape[numbers.axis]), numbers.axis, q.ndim)
+        return numbers.table[row, code].astype(np.int64)
+
+    def _moved(self, numbers: Move, given: Mapping[str, Array], fault: Fault) -> Ints | None:
+        values = {o.tensor: self._centred(o, given) for o in self.kernel.operands}
+        if self.rule.family is Family.CLAMP:
+            found = values[self.kernel.operands[0].tensor]
+        else:
+            if max(int(np.abs(v).max(initial=0)) for v in values.values()) >= EXACT:
+                return None
+            found = self._float_op(values)
+            if found is None:
+                return None
+        found = found + self.net.zero(name_of(self.kernel.output, self.kernel.form))
+        if not fault.no_clamp and (numbers.low is not None or numbers.high is not None):
+            found = np.clip(found, numbers.low, numbers.high)
+        return found
+
+    def _float_op(self, values: Mapping[str, Ints]) -> Ints | None:
+        """The node itself on q - z in float32, which holds them; None where it needs more than its operands."""
+        if any(n in self.net.plan.constants for n in values):  # the node holds their real values
+            return None
+        names = list(values)
+        try:
+            part = part_of(self.net.graph, names, [self.node.outputs[0]])
+            session = Session(part.model, where=self.kernel.node)
+            found = session.run({n: values[n].astype(np.float32) for n in names})
+        except (QuantpipeError, ValueError, KeyError):
+            return None
+        return np.asarray(found[self.node.outputs[0]], np.float64).astype(np.int64)
+
+
+def _channels(values: Array, axis: int, ndim: int) -> Array:
+    shape = [1] * ndim
+    shape[axis] = -1
+    return np.asarray(values).reshape(shape)

@@ -1,0 +1,142 @@
+"""Narrowing and additions of a plan in NumPy: from accumulators to stored integers, as docs/numerics.md defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.conform.faults import Fault
+from quantpipe.types import DType, Form, Limit, Overflow, Quantizer, Requantize, RequantizeKind, Rounding, Sum
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+WIDE = 1 << 62
+
+
+def limited(acc: Ints, limit: Limit | None) -> Ints:
+    """Return what an accumulator keeps of sums."""
+    if limit is None:
+        return acc
+    if limit.overflow is Overflow.WRAP:
+        return intmath.wrap(acc, limit.dtype).astype(np.int64)
+    return np.clip(acc, limit.dtype.qmin, limit.dtype.qmax)
+
+
+def narrowed(how: Requantize, acc: Ints, axis: int, out: Quantizer, fault: Fault) -> Ints:
+    """Return the stored integers of accumulators.
+
+    Args:
+        how: The narrowing of the plan.
+        acc: The accumulators.
+        axis: The axis of channels.
+        out: How the result is stored.
+        fault: How the device departs from that.
+    """
+    axis %= acc.ndim or 1
+    return clamped(how, _unclamped(how, acc, axis), axis, out, fault)
+
+
+def clamped(how: Requantize, q: Ints, axis: int, out: Quantizer, fault: Fault) -> Ints:
+    """Return integers within the bounds of a narrowing, or as a device with a fault keeps them.
+
+    Args:
+        how: The narrowing of the plan.
+        q: The integers.
+        axis: The axis of channels.
+        out: How the result is stored.
+        fault: How the device departs from that.
+    """
+    low, high = (out.qmin, out.qmax) if fault.no_clamp else (how.low, how.high)
+    if fault.wraps:  # bounds that are those of the bits alone are not written by a device that wraps
+        q = np.clip(q, -WIDE if low == out.qmin else low, WIDE if high == out.qmax else high)
+        return intmath.wrap(q, out.dtype).astype(np.int64)
+    if how.by_channel is not None and not fault.no_clamp:
+        own = [_along(b, axis, q.ndim) for b in how.by_channel]
+        q = np.clip(q, own[0], own[1])
+    return np.clip(q, low, high)
+
+
+def _unclamped(how: Requantize, acc: Ints, axis: int) -> Ints:
+    z = how.zero_point
+    if how.kind is RequantizeKind.SHIFT:
+        shifted = intmath.requantize_shift(
+            acc, how.shift, z, qmin=-WIDE, qmax=WIDE, rounding=Rounding(how.rounding)
+        )
+        return np.asarray(shifted, np.int64)
+    channel = axis if how.multiplier.ndim else None
+    if how.fixed is not None:
+        return _multiplied(acc, how, z, axis=channel)
+    if how.zero_first:
+        product = acc.astype(np.float32) * _along(how.multiplier, axis, acc.ndim) + np.float32(z)
+        return intmath.round_real(product, Rounding(how.rounding)).astype(np.int64)
+    return intmath.requantize_float(
+        acc, how.multiplier, z, qmin=-WIDE, qmax=WIDE, axis=channel, rounding=Rounding(how.rounding)
+    )
+
+
+def _multiplied(acc: Ints, how: Requantize, zero: int, *, axis: int | None) -> Ints:
+    assert how.fixed is not None  # noqa: S101  (of this kind alone; narrows the type)
+    fixed = (how.fixed.multiplier, how.fixed.shift)
+    mode = cast("Literal['double', 'single', 'single_away']", str(how.rounding))
+    axis = axis if how.fixed.multiplier.ndim else None
+    return np.asarray(
+        intmath.requantize_fixed_point(acc, fixed, zero, qmin=-WIDE, qmax=WIDE, rounding=mode, axis=axis), np.int64
+    )
+
+
+def total_of(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
+    """Return the sum of an addition that has a common scale, before it is narrowed.
+
+    Args:
+        plan: The numbers of the addition.
+        values: q - z of each term, or its accumulators.
+        axis: The axis of channels.
+    """
+    total: Ints = np.zeros((), np.int64)
+    for term, value in zip(plan.terms, values, strict=True):
+        sign = -1 if float(np.asarray(term.ratio).reshape(-1)[0]) < 0 else 1
+        if term.fixed is None:
+            part = intmath.requantize_shift(value, -term.shift, 0, qmin=-WIDE, qmax=WIDE, rounding=plan.rounding)
+        else:
+            assert plan.output is not None  # noqa: S101  (fixed-point additions are stored)
+            mode = cast("Literal['double', 'single', 'single_away']", str(plan.output.rounding))
+            fixed, channel = (term.fixed.multiplier, term.fixed.shift), axis if term.fixed.multiplier.ndim else None
+            part = intmath.requantize_fixed_point(
+                value << term.shift, fixed, 0, qmin=-WIDE, qmax=WIDE, rounding=mode, axis=channel
+            )
+        total = total + sign * part
+    if plan.terms[0].fixed is not None:
+        total = np.clip(total, DType.INT32.qmin, DType.INT32.qmax)
+    return limited(total, plan.limit)
+
+
+def free_sum(plan: Sum, values: Sequence[Ints], axis: int) -> Ints:
+    """Return a sum that is rescaled inside, in float32, as integers before its clamp.
+
+    Args:
+        plan: The numbers of the addition.
+        values: q of each term (zero points not taken off), or its accumulators.
+        axis: The axis of channels.
+    """
+    assert plan.output is not None  # noqa: S101  (such a sum is stored)
+    total: Array = np.asarray(plan.offset, np.float32)
+    for term, value in list(zip(plan.terms, values, strict=True))[::-1]:
+        total = intmath.fused_multiply_add(value, _along(np.asarray(term.ratio), axis, value.ndim), total)
+    return intmath.round_real(total, Rounding(plan.output.rounding)).astype(np.int64)
+
+
+def raw_terms(plan: Sum) -> list[bool]:
+    """Return which terms are accumulators."""
+    return [t.form is Form.RAW for t in plan.terms]
+
+
+def _along(values: Array, axis: int, ndim: int) -> Array:
+    if not values.ndim:
+        return values
+    shape = [1] * ndim
+    shape[axis] = -1
+    return values.reshape(shape)
