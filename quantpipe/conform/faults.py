@@ -16,7 +16,6 @@ class Fault:
         no_bias: The bias is left out.
         no_clamp: The bounds of the Relu or Clip behind the kernel are left out.
         no_zero_point: The zero point of the operands is not taken off.
-        swapped: Channels of the result, in the order in which they are stored.
     """
 
     shift: tuple[int, ...] = ()
@@ -25,7 +24,6 @@ class Fault:
     no_bias: bool = False
     no_clamp: bool = False
     no_zero_point: bool = False
-    swapped: tuple[int, ...] = ()
 
 
 NONE = Fault()

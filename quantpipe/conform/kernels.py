@@ -38,6 +38,7 @@ from quantpipe.types import (
     Operand,
     Product,
     Quantizer,
+    Requantize,
     Sum,
 )
 
@@ -48,19 +49,42 @@ EXACT = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Hold one kernel of a network, to be repeated in NumPy.
+    """Hold one kernel of a network, to be repeated in NumPy; or what narrows its accumulator for those who read it so.
 
     `numbers`: those of the plan, or others in their place.
     """
 
     net: Network
     kernel: Kernel
-    numbers: KernelPlan
+    numbers: KernelPlan | Requantize
 
     @classmethod
     def of(cls, net: Network, kernel: Kernel) -> Site:
         """Return a kernel with the numbers of its plan."""
         return cls(net, kernel, net.plan.kernels[kernel.node])
+
+    @classmethod
+    def making(cls, net: Network, tensor: str) -> Site | None:
+        """Return what makes a tensor, as dumps name it; None where it enters the network."""
+        if tensor in net.maker:
+            return cls.of(net, net.maker[tensor])
+        kernel = net.maker.get(name_of(tensor, Form.RAW))
+        if kernel is None or tensor not in net.plan.narrowings:
+            return None
+        return cls(net, kernel, net.plan.narrowings[tensor])
+
+    @property
+    def narrows(self) -> bool:
+        """Return whether it makes stored integers of an accumulator that is also handed on."""
+        return isinstance(self.numbers, Requantize)
+
+    @property
+    def output(self) -> Requantize | None:
+        """Return how it narrows; None where it does not."""
+        if isinstance(self.numbers, Requantize):
+            return self.numbers
+        found: Requantize | None = getattr(self.numbers, "output", None)
+        return found
 
     @property
     def node(self) -> Node:
@@ -77,11 +101,14 @@ class Site:
     @property
     def out(self) -> Quantizer | None:
         """Return how its result is stored; None where an accumulator is handed on."""
-        return self.net.plan.quantizers[self.kernel.output] if self.kernel.form is Form.QUANTIZED else None
+        stored = self.narrows or self.kernel.form is Form.QUANTIZED
+        return self.net.plan.quantizers[self.kernel.output] if stored else None
 
     @property
     def operands(self) -> tuple[str, ...]:
         """Return the tensors that it reads, as dumps name them; constants are none."""
+        if self.narrows:
+            return (name_of(self.kernel.output, Form.RAW),)
         names = [name_of(o.tensor, o.form) for o in self.kernel.operands]
         return tuple(n for n in names if n not in self.net.plan.constants)
 
@@ -96,6 +123,10 @@ class Site:
             The integers; None for kernels that are not repeated here (programs over rows, ops of packages).
         """
         numbers, axis = self.numbers, self.rule.output_axis
+        if isinstance(numbers, Requantize):
+            assert self.out is not None  # noqa: S101  (what narrows, stores)
+            acc = np.asarray(given[self.operands[0]]).astype(np.int64)
+            return narrowed(numbers, acc, axis, self.out, fault)
         if isinstance(numbers, Lookup):
             return self._looked_up(numbers, given)
         if isinstance(numbers, Move):
@@ -107,11 +138,9 @@ class Site:
         acc = self.accumulator(given, fault)
         if acc is None:
             return None
-        output = getattr(numbers, "output", None)
-        if output is None or self.out is None:
+        if self.output is None or self.out is None:
             return acc
-        q = narrowed(output, acc, axis, self.out, fault)
-        return np.take(q, fault.swapped, axis=axis) if fault.swapped else q
+        return narrowed(self.output, acc, axis, self.out, fault)
 
     def accumulator(self, given: Mapping[str, Array], fault: Fault = NONE) -> Ints | None:
         """Return the sums before they are narrowed; None for kernels without sums, and those not repeated here."""
@@ -140,7 +169,7 @@ class Site:
         return np.asarray(found).astype(np.int64)
 
     def _centred(self, operand: Operand, given: Mapping[str, Array], fault: Fault = NONE) -> Ints:
-        """q - z of an operand, at the scale at which it is read."""
+        """Q - z of an operand, at the scale at which it is read."""
         q = self._stored(operand, given)
         if operand.form is Form.RAW:
             return q

@@ -1,4 +1,4 @@
-"""Narrowing and additions of a plan in NumPy: from accumulators to stored integers, as docs/numerics.md defines them."""
+"""Narrowing and additions of a plan in NumPy: from accumulators to stored integers, as docs/numerics.md has them."""
 
 from __future__ import annotations
 
@@ -63,9 +63,7 @@ def clamped(how: Requantize, q: Ints, axis: int, out: Quantizer, fault: Fault) -
 def _unclamped(how: Requantize, acc: Ints, axis: int) -> Ints:
     z = how.zero_point
     if how.kind is RequantizeKind.SHIFT:
-        shifted = intmath.requantize_shift(
-            acc, how.shift, z, qmin=-WIDE, qmax=WIDE, rounding=Rounding(how.rounding)
-        )
+        shifted = intmath.requantize_shift(acc, how.shift, z, qmin=-WIDE, qmax=WIDE, rounding=Rounding(how.rounding))
         return np.asarray(shifted, np.int64)
     channel = axis if how.multiplier.ndim else None
     if how.fixed is not None:

@@ -68,9 +68,7 @@ class Network:
         model = expose(bind(simulation.rendered.model, simulation.weights), list(held.values()))
         names = list(dict.fromkeys(held.values()))
         found = Session(model, where="simulated model").run({**inputs, **simulation.scalars}, names)
-        return {
-            t: (found[held[t]].astype(np.int64) + self.zero(t)).astype(self.dtype(t).numpy) for t in self.tensors
-        }
+        return {t: (found[held[t]].astype(np.int64) + self.zero(t)).astype(self.dtype(t).numpy) for t in self.tensors}
 
 
 def is_raw(tensor: str) -> bool:

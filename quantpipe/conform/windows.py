@@ -64,9 +64,7 @@ def taken(x: Ints, window: Window, pad: int) -> list[tuple[tuple[int, ...], Ints
     size = x.shape[2:]
     last = [
         (m - 1) * s - b + (t - 1) * d
-        for m, s, b, t, d in zip(
-            window.made, window.strides, window.begin, window.taps, window.dilations, strict=True
-        )
+        for m, s, b, t, d in zip(window.made, window.strides, window.begin, window.taps, window.dilations, strict=True)
     ]
     before = [max(b, 0) for b in window.begin]
     after = [max(e - n + 1, 0) for e, n in zip(last, size, strict=True)]

@@ -4,6 +4,7 @@ from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Sco
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
+from quantpipe.types.dumped import DumpedRow, DumpedSet, DumpReport, ExplanationRow
 from quantpipe.types.explained import (
     AccumulatorRow,
     AdviceRow,
@@ -165,8 +166,12 @@ __all__ = [
     "Device",
     "DevicePart",
     "DifferenceRow",
+    "DumpReport",
+    "DumpedRow",
+    "DumpedSet",
     "Edge",
     "ExplainReport",
+    "ExplanationRow",
     "FinalistRow",
     "FindingRow",
     "FixedPoint",

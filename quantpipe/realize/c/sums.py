@@ -190,6 +190,7 @@ def pads_before(node: Node, size: list[int], taps: list[int], made: list[int]) -
 
 
 def transposed_begin(node: Node, size: tuple[int, ...], taps: tuple[int, ...], made: tuple[int, ...]) -> list[int]:
+    """Return the leading pads of a transposed convolution: given, or as they follow from the measured result."""
     auto, rank = node.attr("auto_pad", "NOTSET"), len(taps)
     if node.attr("output_shape", None) is None and auto not in ("SAME_UPPER", "SAME_LOWER"):
         return list(node.attr("pads", [0] * (2 * rank))[:rank]) if auto == "NOTSET" else [0] * rank

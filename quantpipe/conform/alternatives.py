@@ -1,0 +1,123 @@
+"""What could explain a kernel that gives other integers: each field of the hardware file, and mistakes that are made.
+
+One table for both commands: `compare` asks which single alternative gives what a device gave, `identify` which values
+of a field agree with all probes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from quantpipe.conform.describe import Change, Described
+from quantpipe.conform.faults import NONE, Fault
+from quantpipe.conform.kernels import Site
+from quantpipe.hardware.reader import ROUNDINGS
+from quantpipe.types import (
+    DType,
+    FixedPoint,
+    Isa,
+    Kernel,
+    Overflow,
+    RequantizeKind,
+    Unify,
+)
+
+Array = NDArray[Any]
+WIDTHS = (8, 12, 15, 16, 18, 24)
+"""Bits of multipliers that are tried beside 31."""
+DTYPES = (DType.INT16, DType.INT32)
+
+
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """Hold one way in which a kernel may depart from its plan.
+
+    Attributes:
+        field: The field of the hardware file, or of the kernel (`conv.pads`, `bias`, …).
+        value: What it would be.
+        site: The kernel with the numbers that follow from that.
+        fault: What it does beside that.
+        change: The change of the hardware file; empty for a mistake that no file says.
+    """
+
+    field: str
+    value: str
+    site: Site
+    fault: Fault = NONE
+    change: Change | None = None
+
+
+def narrowings() -> Iterator[dict[str, Any]]:
+    """Yield every legal `requantize` of a hardware file."""
+    for kind, roundings in ROUNDINGS.items():
+        for rounding in roundings:
+            yield {"kind": str(kind), "rounding": str(rounding)}
+
+
+def changes(kernel: Kernel) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield (field, value, change of the file) of every field that decides what a kernel computes."""
+    for how in narrowings():
+        text = f"{how['kind']}, rounding {how['rounding']}"
+        free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
+        yield "requantize", text, {f"ops.{kernel.op}.requantize": how}
+        yield "requantize", text, {"requantize": how, **free}
+    for unify in Unify:
+        yield "unify", str(unify), {"unify": str(unify)}
+    for dtype, overflow in itertools.product(DTYPES, (Overflow.WRAP, Overflow.SATURATE)):
+        value = {"dtype": str(dtype), "overflow": str(overflow)}
+        yield "accumulator", f"{dtype}, overflow {overflow}", {"accumulator": value}
+    for isa in Isa:
+        yield "isa", str(isa), {"isa": str(isa)}
+
+
+def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
+    """Yield every way in which a kernel, or what narrows its accumulator, may depart, the likeliest first."""
+    kernel, narrows = made.kernel, made.narrows
+    own = described.site(kernel, {}, narrows=narrows)
+    if own is None:
+        return
+    seen: list[str] = []
+    for name, value, change in changes(kernel):
+        site = described.site(kernel, change, narrows=narrows)
+        if site is not None and f"{name}: {value}" not in seen:
+            seen.append(f"{name}: {value}")
+            yield Alternative(name, value, site, change=change)
+    for bits in WIDTHS:
+        narrower = with_bits(own, bits)
+        if narrower is not None:
+            yield Alternative("requantize.multiplier_bits", str(bits), narrower)
+    yield Alternative("narrowing", "wrap", own, Fault(wraps=True))
+    yield from _mistakes(own)
+
+
+def with_bits(site: Site, bits: int) -> Site | None:
+    """Return a kernel whose fixed-point multiplier has fewer bits, rounded to nearest; None where it has none."""
+    output = site.output
+    if output is None or output.fixed is None:
+        return None
+    drop = 31 - bits
+    multiplier = ((output.fixed.multiplier + (1 << (drop - 1))) >> drop) << drop
+    fixed = FixedPoint(multiplier, output.fixed.shift)
+    narrower, numbers = replace(output, fixed=fixed), site.numbers
+    return replace(site, numbers=narrower if site.narrows else replace(numbers, output=narrower))  # type: ignore[call-arg]
+
+
+def _mistakes(own: Site) -> Iterator[Alternative]:
+    """What is done wrong in hardware and simulators, and what no hardware file says."""
+    rank = len(own.net.graph.shapes[own.node.outputs[0]]) - 2
+    if own.narrows:
+        return
+    has_window = hasattr(own.numbers, "weight") and own.net.plan.weights[str(own.kernel.weight)].values.ndim > 2
+    yield Alternative("pad.value", "zero", own, Fault(pads_zero=True))
+    if has_window or hasattr(own.numbers, "count"):
+        moves = sorted(itertools.product((-1, 0, 1), repeat=rank), key=lambda m: sum(map(abs, m)))
+        for by in moves[1:]:
+            yield Alternative("pads", f"windows moved by {list(by)}: a pad off by one", own, Fault(shift=by))
+    yield Alternative("bias", "left out", own, Fault(no_bias=True))
+    yield Alternative("clamp", "the bounds of the fused activation are left out", own, Fault(no_clamp=True))
+    yield Alternative("zero_point", "not taken off the operands", own, Fault(no_zero_point=True))
