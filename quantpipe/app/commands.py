@@ -25,12 +25,14 @@ from quantpipe.evaluate.nearness import below, is_accurate
 from quantpipe.lint import Findings, lint_model
 from quantpipe.pipeline.compare import compare as compare_runs
 from quantpipe.pipeline.compare import found_in
+from quantpipe.pipeline.conform import FOLDER as VECTORS
+from quantpipe.pipeline.conform import compare_with_dump, export_vectors
 from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.explain_file import explain_file
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.sync import sync as sync_run
-from quantpipe.report import explained, fit_tables, lint_table
+from quantpipe.report import dump_tables, explained, fit_tables, kit_table, lint_table
 from quantpipe.tracking import MlflowTracker, NullTracker
 from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
@@ -123,7 +125,9 @@ def _applied(settings: Settings, folder: Path, advice: Sequence[Mapping[str, Any
 
 
 def compare(settings: Settings) -> int:
-    """Run `command=compare`: how runs differ."""
+    """Run `command=compare`: how runs differ, or a dump from the plan of one."""
+    if settings.dump is not None:
+        return _compare_dump(settings, settings.dump)
     tracking = settings.config.get("tracking") or {}
     uri = settings.tracker.config.uri if isinstance(settings.tracker, MlflowTracker) else tracking.get("uri")
     report = compare_runs(found_runs(settings.runs, Path.cwd(), uri))
@@ -132,6 +136,33 @@ def compare(settings: Settings) -> int:
     else:
         show(report, settings.folder)
     return 0
+
+
+def _compare_dump(settings: Settings, dump: Path) -> int:
+    found = _of_run(settings, lambda run, console: compare_with_dump(run, console, dump))
+    _answer(settings, found, dump_tables)
+    return 3 if found["differing"] else 0
+
+
+def export(settings: Settings) -> int:
+    """Run `command=export_vectors`: golden vectors of a finished run, into its folder."""
+    kit = _of_run(settings, lambda run, console: export_vectors(run, console, settings.vectors))
+    _answer(settings, kit, kit_table)
+    if settings.check.format == "text":
+        plain().print(f"files   {Path.cwd() / settings.runs[0] / VECTORS}", soft_wrap=True)
+    return 0
+
+
+def _of_run(settings: Settings, ask: Callable[[Settings, RichConsole], Any]) -> Any:
+    """What is asked of the one finished run that the configuration names."""
+    folder, plugins = Path.cwd() / Path(settings.runs[0]).expanduser(), list(settings.config.get("plugins") or ())
+    console = RichConsole()
+    try:
+        return ask(settings_of_run(folder, plugins=plugins, key="runs"), console)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted; run the same command again", stage=settings.command) from None
+    finally:
+        console.finish()
 
 
 def sync(settings: Settings) -> int:
@@ -167,6 +198,7 @@ COMMANDS: Mapping[str, Callable[[Settings], int]] = {
     "verify": verify,
     "explain": explain,
     "compare": compare,
+    "export_vectors": export,
     "sync": sync,
 }
 

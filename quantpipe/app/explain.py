@@ -25,13 +25,16 @@ THRESHOLDS = ("max_range", "percentile", "mse", "kl")
 STAGE = "explain"
 
 
-def settings_of_run(folder: Path, *, plugins: list[str], given: Mapping[str, Any] | None = None) -> Settings:
+def settings_of_run(
+    folder: Path, *, plugins: list[str], given: Mapping[str, Any] | None = None, key: str = "explain.run"
+) -> Settings:
     """Return the settings that a run was made with, by the config.yaml in its folder.
 
     Args:
         folder: The run folder.
         plugins: Packages that the caller allows; those in the file allow themselves nothing.
         given: Settings that the caller has as objects, by the name of their field.
+        key: The key of the configuration that named the folder, for errors.
 
     Raises:
         ArtifactError: The folder is none of a run, or of another version.
@@ -65,17 +68,17 @@ def settings_of_run(folder: Path, *, plugins: list[str], given: Mapping[str, Any
         raise ConfigError(
             f"the samples of the run in {folder} were given from Python, and are not in its folder; legal is "
             "quantpipe.explain(folder, samples=…) with the same samples",
-            where="explain.run",
+            where=key,
         )
     wanted = [name for name in config.get("plugins") or () if name not in plugins]
     if wanted:
         raise ConfigError(
             f"the run was made with plugins=[{','.join(wanted)}]; give that on the command line, if you trust them",
-            where="explain.run",
+            where=key,
         )
     config |= {"command": "run", "strategy": None, "tracking": {"_target_": "quantpipe.tracking.NullTracker"}}
     config |= {"replay": {}, "search": {**(config.get("search") or {}), "start": None}}
-    launch = Launch(Path.cwd(), folder.absolute(), {}, f"explain.run={folder}", given=objects)
+    launch = Launch(Path.cwd(), folder.absolute(), {}, f"{key}={folder}", given=objects)
     try:
         return settings_of(OmegaConf.create(config), launch, compose.schemas())
     except (LookupError, TypeError, AttributeError) as error:

@@ -42,6 +42,7 @@ from quantpipe.pipeline.settings import (
     ReplaySettings,
     SearchSettings,
     Settings,
+    VectorSettings,
 )
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
@@ -80,6 +81,8 @@ KEYS = (
     "check",
     "explain",
     "runs",
+    "dump",
+    "vectors",
     "import",
 )
 
@@ -230,6 +233,8 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         limits=_built(ChoiceLimits, plain["choices"], "choices"),
         pick=str(plain["pick"]),
         runs=tuple(_expect(plain.get("runs") or [], ("",), "runs")),
+        dump=_path(plain["dump"], "dump", launch) if plain.get("dump") else None,
+        vectors=_built(VectorSettings, plain.get("vectors") or {}, "vectors"),
         replay=_built(ReplaySettings, plain["replay"], "replay"),
         value_of=given.get("value_of")
         or (

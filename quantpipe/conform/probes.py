@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -95,15 +95,18 @@ class _Unfit(Exception):
     """A device that a probe is not for; its text says why."""
 
 
-def probes_of(hardware: Mapping[str, Any], schema: Schema) -> tuple[list[Probe], dict[str, str]]:
+def probes_of(
+    hardware: Mapping[str, Any], schema: Schema, names: Collection[str] | None = None
+) -> tuple[list[Probe], dict[str, str]]:
     """Return the probes of a device, and why others are left out.
 
     Args:
         hardware: The content of its hardware file.
         schema: How ranges become scales on it.
+        names: The probes that are wanted; None: all.
     """
     spec, found, left_out = load_hardware(hardware), [], {}
-    for recipe in RECIPES:
+    for recipe in RECIPES if names is None else [r for r in RECIPES if r.name in names]:
         try:
             found.append(_probe(recipe, hardware, spec, schema))
         except _Unfit as why:

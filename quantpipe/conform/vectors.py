@@ -12,6 +12,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from quantpipe.types import Accumulate, DType, Kernel, Lookup, Requantize, Sum
 
 Array = NDArray[Any]
 GOLDEN, INPUTS, SET = "golden.npz", "inputs.npz", "set.json"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +52,11 @@ class VectorSet:
         return cls(name, purpose, network, inputs, network.golden(inputs))
 
     @property
+    def samples(self) -> int:
+        """Return how many samples it has."""
+        return len(next(iter(self.golden.values())))
+
+    @property
     def files(self) -> Mapping[str, str]:
         """Return a mapping: tensor -> the stem of its hex file."""
         return {t: stem(n, t) for n, t in enumerate(self.golden)}
@@ -60,14 +67,15 @@ def stem(number: int, name: str) -> str:
     return f"{number:04d}_{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:80].strip('-')}"
 
 
-def contents(vectors: VectorSet, hex_samples: int) -> Iterator[tuple[str, bytes]]:
+def contents(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = NOTHING) -> Iterator[tuple[str, bytes]]:
     """Yield (name, content) of every file of a set.
 
     Args:
         vectors: The set.
         hex_samples: How many samples stand in hex files too; 0: none, and no weights either.
+        values: Tensor -> the value that holds it in the ONNX file beside.
     """
-    yield SET, _json(described(vectors, hex_samples))
+    yield SET, _json(described(vectors, hex_samples, values))
     yield GOLDEN, npz(vectors.golden)
     yield INPUTS, npz(vectors.inputs)
     for number, kernel in enumerate(vectors.network.topology.kernels):
@@ -85,12 +93,19 @@ def contents(vectors: VectorSet, hex_samples: int) -> Iterator[tuple[str, bytes]
             yield f"hex/{file}.hex", hexed(vectors.golden[tensor][:hex_samples], vectors.network.dtype(tensor))
 
 
-def described(vectors: VectorSet, hex_samples: int) -> dict[str, Any]:
-    """Return what set.json says: every tensor and every kernel."""
+def described(vectors: VectorSet, hex_samples: int, values: Mapping[str, str] = NOTHING) -> dict[str, Any]:
+    """Return what set.json says: every tensor and every kernel.
+
+    Args:
+        vectors: The set.
+        hex_samples: How many samples stand in hex files.
+        values: Tensor -> the value that holds it in the ONNX file beside.
+    """
     net, names = vectors.network, vectors.files
     tensors = []
-    for tensor, values in vectors.golden.items():
-        row: dict[str, Any] = {"name": tensor, "dtype": str(net.dtype(tensor)), "shape": list(values.shape)}
+    for tensor, golden in vectors.golden.items():
+        row: dict[str, Any] = {"name": tensor, "dtype": str(net.dtype(tensor)), "shape": list(golden.shape)}
+        row |= {"value": values[tensor]} if tensor in values else {}
         if is_raw(tensor):
             scale = net.plan.raw_scales[tensor.removesuffix(" (accumulator)")]
             row |= {"scale": _plain(scale), "zero_point": 0}
@@ -113,9 +128,9 @@ def described(vectors: VectorSet, hex_samples: int) -> dict[str, Any]:
     return {
         "name": vectors.name,
         "purpose": vectors.purpose,
-        "samples": len(next(iter(vectors.golden.values()))),
+        "samples": vectors.samples,
         "hex_samples": hex_samples,
-        "inputs": {name: list(values.shape) for name, values in vectors.inputs.items()},
+        "inputs": {name: list(real.shape) for name, real in vectors.inputs.items()},
         "tensors": tensors,
         "kernels": kernels,
     }

@@ -6,10 +6,8 @@ import time
 from collections.abc import Sequence
 
 from quantpipe import __version__
-from quantpipe.artifacts import read_json
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
-from quantpipe.errors import ArtifactError
 from quantpipe.evaluate.causes import Causes
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.advice import Advisor
@@ -17,10 +15,12 @@ from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.ordered import SPLIT, ordered
 from quantpipe.pipeline.proposals import Culprit, Proposals, Shipped
-from quantpipe.pipeline.replay import finished_strategy
+from quantpipe.pipeline.replay import finished_run
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
 from quantpipe.plan import Problem
 from quantpipe.types import AdviceRow, CauseRow, ExplainReport, Profile, TensorStats, Topology
+
+STAGE = "explain"
 
 
 def explain(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
@@ -38,36 +38,11 @@ def explain(settings: Settings, console: Console, shipped: Shipped, options: Exp
     console.stage("model", str(settings.model))
     job = RunContext.of(settings, load(settings), console)
     with job.files.lock():
-        found = _finished(job)
+        found = finished_run(job, STAGE)
         profile = job.files.read_profile(job.calibrated) if job.files.stats.is_file() else None
         report = _explained(job, found, profile, shipped=shipped, options=options)
         job.files.write_explained(report, job.origin("explain", job.fitted_on, ()))
     return report
-
-
-def _finished(job: RunContext) -> SearchDecision:
-    files = job.files
-    for path in (files.report, files.strategy, files.model):
-        if not path.is_file():
-            raise ArtifactError(
-                "is not there: the run in this folder is not finished; run its command again to the end, then explain",
-                stage="explain",
-                where=str(path),
-            )
-    for path, origin in ((files.topology, job.annotated), (files.stats, job.calibrated)):
-        files.refuse_other(path, origin)
-    then = read_json(files.data)
-    for role, now in job.inputs.data_record().items():
-        known = then.get(role)
-        if isinstance(known, dict) and known.get("digest") != now["digest"]:
-            raise ArtifactError(
-                f"the samples of {role} are others than those of the run ({now['samples']} with the digest "
-                f"{str(now['digest'])[:20]}…, then {known.get('samples')} with {str(known.get('digest'))[:20]}…); give "
-                "those that it was made with",
-                stage="explain",
-                where=str(files.data),
-            )
-    return finished_strategy(job)
 
 
 def _explained(

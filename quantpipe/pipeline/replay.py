@@ -50,6 +50,40 @@ def finished_strategy(job: RunContext) -> SearchDecision:
     return _read(job, job.files.strategy, finished=True)
 
 
+def finished_run(job: RunContext, stage: str) -> SearchDecision:
+    """Return the strategy of the finished run in this folder, made sure that its model and samples are the same.
+
+    Args:
+        job: The run.
+        stage: What errors name: the command that asks.
+
+    Raises:
+        ArtifactError: where the run is not finished, or of another model, other samples or another configuration.
+    """
+    files = job.files
+    for path in (files.report, files.strategy, files.model):
+        if not path.is_file():
+            raise ArtifactError(
+                "is not there: the run in this folder is not finished; run its command again to the end, then again",
+                stage=stage,
+                where=str(path),
+            )
+    for path, origin in ((files.topology, job.annotated), (files.stats, job.calibrated)):
+        files.refuse_other(path, origin)
+    then = read_json(files.data)
+    for role, now in job.inputs.data_record().items():
+        known = then.get(role)
+        if isinstance(known, dict) and known.get("digest") != now["digest"]:
+            raise ArtifactError(
+                f"the samples of {role} are others than those of the run ({now['samples']} with the digest "
+                f"{str(now['digest'])[:20]}…, then {known.get('samples')} with {str(known.get('digest'))[:20]}…); give "
+                "those that it was made with",
+                stage=stage,
+                where=str(files.data),
+            )
+    return finished_strategy(job)
+
+
 def _refuse_seen(job: RunContext) -> None:
     """ArtifactError where the search has seen the samples that are to judge recovery."""
     origin = read_origin(job.files.strategy)

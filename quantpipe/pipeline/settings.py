@@ -27,9 +27,11 @@ RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync")
-OF_RUNS = ("compare", "sync")
+COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
+OF_RUNS = ("compare", "sync", "export_vectors", "identify")
 """Commands that take runs=[…]."""
+OF_DUMPS = ("compare", "identify")
+"""Commands that take dump=…."""
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (
@@ -195,6 +197,25 @@ class ExplainSettings:
 
 
 @dataclass(frozen=True)
+class VectorSettings:
+    """State which vectors are exported.
+
+    `samples`: how many of the evaluate split. `hex_samples`: how many of them stand in hex files, too. `probes`:
+    whether op-level probes are written.
+    """
+
+    samples: int = 4
+    hex_samples: int = 1
+    probes: bool = True
+
+    def __post_init__(self) -> None:
+        whole("vectors.samples", self.samples, least=1)
+        whole("vectors.hex_samples", self.hex_samples, least=0)
+        if not isinstance(self.probes, bool):
+            raise ConfigError(f"is {self.probes!r}; legal is true or false", where="vectors.probes")
+
+
+@dataclass(frozen=True)
 class ReplaySettings:
     """State which strategy is replayed.
 
@@ -273,6 +294,8 @@ class Settings:
     explain: ExplainSettings = field(default_factory=ExplainSettings)
     rules: tuple[Rule, ...] = ()
     runs: tuple[str, ...] = ()
+    dump: Path | None = None
+    vectors: VectorSettings = field(default_factory=VectorSettings)
     forms: tuple[str, ...] = ()
     """Forms that are written beside realize/model.onnx, which has that of `backend`."""
 
@@ -350,6 +373,13 @@ class Settings:
                 + (", or run ids of MLflow" if self.command == "compare" else ""),
                 where="runs",
             )
+        single = self.command in ("export_vectors", "identify") or (self.command == "compare" and self.dump is not None)
+        if single and len(self.runs) != 1:
+            raise ConfigError(
+                f"names {len(self.runs)} runs; legal is the folder of one finished run, runs=[FOLDER]", where="runs"
+            )
+        if self.command == "identify" and self.dump is None:
+            raise ConfigError("command=identify needs dump=FOLDER, what a device gave of the probes", where="dump")
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
@@ -370,7 +400,8 @@ class Settings:
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
             "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
             "explain.file": (self.explain.file is not None, "command=explain", self.command == "explain"),
-            "runs": (bool(self.runs), "command=compare or command=sync", self.command in OF_RUNS),
+            "runs": (bool(self.runs), f"command={', '.join(OF_RUNS)}", self.command in OF_RUNS),
+            "dump": (self.dump is not None, "command=compare or command=identify", self.command in OF_DUMPS),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (
                 bool(self.objective.get("outputs")),

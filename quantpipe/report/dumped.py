@@ -1,0 +1,74 @@
+"""The answers of `command=export_vectors` and `command=compare dump=…` for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+SHOWN = 12
+"""Tensors of a set that are shown; check.format=json has all."""
+
+
+def kit_table(kit: Mapping[str, Any]) -> Group:
+    """Return what was exported; `kit` is what kit.json holds."""
+    table = Table(title=f"Vectors of {kit['model']} on {kit['hardware']}", title_justify="left")
+    for name in ("set", "tensors", "samples", "what for"):
+        table.add_column(name, justify="right" if name in ("tensors", "samples") else "left", overflow="fold")
+    for row in kit["sets"]:
+        table.add_row(Text(row["name"]), str(row["tensors"]), str(row["samples"]), Text(row["purpose"]))
+    absent = [Text(f"without {name}: {why}", style="dim") for name, why in kit["left_out"].items()]
+    return Group(table, *absent)
+
+
+def dump_tables(report: Mapping[str, Any]) -> Group:
+    """Return how a dump differs from the plan."""
+    parts: list[RenderableType] = []
+    for found in report["sets"]:
+        parts += _set(found)
+    return Group(*parts)
+
+
+def _set(found: Mapping[str, Any]) -> list[RenderableType]:
+    head = (
+        f"{found['name']}: {found['differing']:,} of {found['elements']:,} elements differ, in {found['tensors']} "
+        f"tensors on {found['samples']} samples"
+    )
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    if found["missing"]:
+        names = ", ".join(found["missing"][:SHOWN]) + (", …" if len(found["missing"]) > SHOWN else "")
+        parts.append(Text(f"  not in the dump, so not compared: {names}"))
+    if found["first"] is None:
+        return parts
+    rows = [row for row in found["rows"] if row["differing"] or row["differing_own"]]
+    table = Table()
+    for name in ("tensor", "op", "differ", "by itself", "most", "steps: elements", "explained by"):
+        table.add_column(name, justify="right" if name in ("differ", "by itself", "most") else "left", overflow="fold")
+    for row in rows[:SHOWN]:
+        table.add_row(
+            Text(row["tensor"]),
+            Text(row["op"] or "input"),
+            f"{row['differing']:,} of {row['elements']:,}",
+            "?" if row["differing_own"] is None else f"{row['differing_own']:,}",
+            str(row["max_lsb"]),
+            Text(", ".join(f"{step}: {count}" for step, count in row["histogram"].items())),
+            Text("\n".join(_explanation(e) for e in row["explanations"])),
+        )
+    more = f"; {len(rows) - SHOWN} more tensors with check.format=json" if len(rows) > SHOWN else ""
+    table.caption = Text(
+        "by itself: elements that differ from what the op gives on the device's own operands\n"
+        f"steps: difference to the plan in units of the last place{more}",
+        style="dim",
+    )
+    table.caption_justify = "left"
+    first = next(row for row in rows if row["tensor"] == found["first"])
+    where = "" if first["where"] is None else f", first at {first['where']}"
+    return [*parts, Text(f"  the first tensor that differs: {found['first']}{where}"), table]
+
+
+def _explanation(row: Mapping[str, Any]) -> str:
+    left = "all of it" if not row["left"] else f"all but {row['left']:,}"
+    return f"{row['field']}: {row['value']} ({left})"
