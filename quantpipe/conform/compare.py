@@ -39,14 +39,15 @@ def compare_dump(vectors: VectorSet, described: Described, dump: Dump) -> Dumped
         A row for every tensor of the dump, in the order in which they are made; what explains those that differ.
     """
     golden = {t: v[: dump.samples] for t, v in vectors.golden.items()}
+    given = _filled(vectors, golden, dump)
     rows: list[DumpedRow] = []
     explained = 0
     for tensor, found in dump.tensors.items():
         row = _row(vectors, tensor, golden[tensor].astype(np.int64), found)
-        site, given = Site.making(vectors.network, tensor), {**golden, **dump.tensors}
+        site = Site.making(vectors.network, tensor)
         if site is not None:
             row["node"], row["op"] = site.kernel.node, site.kernel.op
-        touched = row["differing"] > 0 or (site is not None and _fed_otherwise(site, golden, dump.tensors))
+        touched = row["differing"] > 0 or (site is not None and _fed_otherwise(site, golden, given))
         if touched:
             row["differing_own"] = _differing_own(site, given, found) if site is not None else row["differing"]
         wrong = row["differing_own"] if row["differing_own"] is not None else row["differing"]
@@ -65,6 +66,18 @@ def compare_dump(vectors: VectorSet, described: Described, dump: Dump) -> Dumped
         "first": differing[0]["tensor"] if differing else None,
         "rows": rows,
     }
+
+
+def _filled(vectors: VectorSet, golden: Mapping[str, Array], dump: Dump) -> dict[str, Array]:
+    """Every tensor of the set as the device has it; what it does not show follows by the plan from what it shows."""
+    given: dict[str, Array] = {}
+    for tensor, expected in golden.items():
+        found = dump.tensors.get(tensor)
+        site = Site.making(vectors.network, tensor) if found is None else None
+        if site is not None and _fed_otherwise(site, golden, given):
+            found = site.result(given)
+        given[tensor] = expected if found is None else found
+    return given
 
 
 def _row(vectors: VectorSet, tensor: str, golden: Array, found: Array) -> DumpedRow:

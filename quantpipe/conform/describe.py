@@ -135,8 +135,11 @@ def _with_own(row: Mapping[str, Any], value: Any) -> dict[str, Any]:
 def _narrowing_as(topology: Topology, spec: HardwareSpec) -> Topology:
     """The same topology with signatures that narrow as the file says now."""
     found: dict[str, tuple[OpSignature, ...]] = {}
+    own = any(s.requantize is not None for rows in spec.ops.values() for s in rows)
     for kernel in topology.kernels:
         rows = topology.signatures.get(kernel.node, ())
+        if own and not rows:  # a topology names signatures only where they decide something
+            rows = tuple(s for s in spec.ops.get(kernel.op, ()) if s.is_integer)
         now = {(s.inputs, s.outputs, s.when): s.requantize for s in spec.ops.get(kernel.op, ())}
         found[kernel.node] = tuple(replace(s, requantize=now.get((s.inputs, s.outputs, s.when))) for s in rows)
     return replace(topology, signatures=found)
