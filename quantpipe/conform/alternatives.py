@@ -103,8 +103,9 @@ def with_bits(site: Site, bits: int) -> Site | None:
     drop = 31 - bits
     multiplier = ((output.fixed.multiplier + (1 << (drop - 1))) >> drop) << drop
     fixed = FixedPoint(multiplier, output.fixed.shift)
-    narrower, numbers = replace(output, fixed=fixed), site.numbers
-    return replace(site, numbers=narrower if site.narrows else replace(numbers, output=narrower))  # type: ignore[call-arg]
+    narrower = replace(output, fixed=fixed)
+    numbers: Any = site.numbers
+    return replace(site, numbers=narrower if site.narrows else replace(numbers, output=narrower))
 
 
 def _mistakes(own: Site) -> Iterator[Alternative]:

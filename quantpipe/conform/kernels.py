@@ -125,8 +125,8 @@ class Site:
         numbers, axis = self.numbers, self.rule.output_axis
         if isinstance(numbers, Requantize):
             assert self.out is not None  # noqa: S101  (what narrows, stores)
-            acc = np.asarray(given[self.operands[0]]).astype(np.int64)
-            return narrowed(numbers, acc, axis, self.out, fault)
+            raw = np.asarray(given[self.operands[0]]).astype(np.int64)
+            return narrowed(numbers, raw, axis, self.out, fault)
         if isinstance(numbers, Lookup):
             return self._looked_up(numbers, given)
         if isinstance(numbers, Move):
@@ -151,9 +151,8 @@ class Site:
             return total_of(numbers, self._terms(numbers, given, fault, centred=True), self.rule.output_axis)
         if isinstance(numbers, Contract | Product):
             a, b = (self._centred(o, given, fault) for o in self.kernel.operands)
-            if isinstance(numbers, Product):
-                return a * b
-            return np.matmul(a.astype(np.float64), b.astype(np.float64)).astype(np.int64)
+            whole = a * b if isinstance(numbers, Product) else a.astype(np.float64) @ b.astype(np.float64)
+            return np.asarray(whole).astype(np.int64)
         if isinstance(numbers, Average):
             x = self._centred(self.kernel.operands[0], given, fault)
             taps = self.node.attr("kernel_shape", list(x.shape[2:]))
@@ -226,22 +225,22 @@ class Site:
         row: Any = 0
         if numbers.axis is not None:
             row = _channels(np.arange(q.shape[numbers.axis]), numbers.axis, q.ndim)
-        return numbers.table[row, code].astype(np.int64)
+        return np.asarray(numbers.table[row, code]).astype(np.int64)
 
     def _moved(self, numbers: Move, given: Mapping[str, Array], fault: Fault) -> Ints | None:
         values = {o.tensor: self._centred(o, given) for o in self.kernel.operands}
         if self.rule.family is Family.CLAMP:
-            found = values[self.kernel.operands[0].tensor]
+            found: Ints | None = values[self.kernel.operands[0].tensor]
         else:
             if max(int(np.abs(v).max(initial=0)) for v in values.values()) >= EXACT:
                 return None
             found = self._float_op(values)
-            if found is None:
-                return None
-        found = found + self.net.zero(name_of(self.kernel.output, self.kernel.form))
+        if found is None:
+            return None
+        q = found + self.net.zero(name_of(self.kernel.output, self.kernel.form))
         if not fault.no_clamp and (numbers.low is not None or numbers.high is not None):
-            found = np.clip(found, numbers.low, numbers.high)
-        return found
+            q = np.clip(q, numbers.low, numbers.high)
+        return q
 
     def _float_op(self, values: Mapping[str, Ints]) -> Ints | None:
         """The node itself on q - z in float32, which holds them; None where it needs more than its operands."""

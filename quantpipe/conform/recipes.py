@@ -50,7 +50,7 @@ class Draft:
     def channels(self) -> int:
         """Return the number of channels of the result of an op with a weight."""
         assert self.weight is not None  # noqa: S101  (asked for where there is one)
-        return self.weight.shape[1] if self.weight.ndim == 2 else self.weight.shape[0]
+        return int(self.weight.shape[1 if self.weight.ndim == 2 else 0])
 
     def model(self, weight: Array | None, bias: Array | None, *, tail: bool) -> onnx.ModelProto:
         """Return the model.
@@ -81,7 +81,7 @@ class Draft:
             ones = np.sign(np.sin(1.0 + np.arange(channels)))
             dense = len(shape) == 1
             constants["t"] = ones.reshape((channels, 1) if dense else (1, channels, 1, 1))
-            more = {} if dense else {"kernel_shape": [1, 1]}
+            more: dict[str, Any] = {} if dense else {"kernel_shape": [1, 1]}
             nodes.append(helper.make_node("Gemm" if dense else "Conv", [RESULT, "t"], [last], name="reader", **more))
             shape = (1, *shape[1:])
         graph = helper.make_graph(

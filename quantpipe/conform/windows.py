@@ -97,13 +97,14 @@ def convolved(x: Ints, weight: Ints, group: int, window: Window, *, pad: int = 0
     total: Any = 0.0
     for tap, part in taken(x, window, pad):
         values = part.reshape(batch, group, -1, int(np.prod(made))).astype(np.float64)
-        total = total + matrices[(..., *tap)] @ values
-    return np.asarray(total, np.float64).reshape(batch, -1, *made).astype(np.int64)
+        total = total + _at(matrices, tap) @ values
+    sums: Ints = np.asarray(total, np.float64).reshape(batch, -1, *made).astype(np.int64)
+    return sums
 
 
 def summed(x: Ints, window: Window) -> Ints:
     """Return Σ x over windows, `[N, C, *made]`; nothing is outside of the map."""
-    return np.sum([part for _, part in taken(x, window, 0)], axis=0, dtype=np.int64)
+    return np.asarray(np.sum([part for _, part in taken(x, window, 0)], axis=0, dtype=np.int64), np.int64)
 
 
 def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
@@ -124,7 +125,7 @@ def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
     outputs = group * matrices.shape[1]
     total = np.zeros((batch, outputs, *window.made), np.int64)
     for tap in itertools.product(*(range(t) for t in window.taps)):
-        part = (matrices[(..., *tap)] @ values).reshape(batch, outputs, *size).astype(np.int64)
+        part = (_at(matrices, tap) @ values).reshape(batch, outputs, *size).astype(np.int64)
         into: list[Any] = [slice(None), slice(None)]
         out_of: list[Any] = [slice(None), slice(None)]
         for a, n in enumerate(size):
@@ -138,3 +139,8 @@ def spread(x: Ints, weight: Ints, group: int, window: Window) -> Ints:
         else:
             total[tuple(into)] += part[tuple(out_of)]
     return total
+
+
+def _at(matrices: NDArray[np.float64], tap: tuple[int, ...]) -> NDArray[np.float64]:
+    """The matrices of one tap, `[group, rows, columns]`."""
+    return np.asarray(matrices.reshape(*matrices.shape[:3], -1)[..., np.ravel_multi_index(tap, matrices.shape[3:])])

@@ -65,7 +65,7 @@ def opened(settings: Settings, console: Console, stage: str) -> Opened:
     console.stage("model", str(settings.model))
     job = RunContext.of(settings, load(settings), console)
     found = finished_run(job, stage)
-    job = job.settled(found.strategy).recovered_network(found.overrides)
+    job = job.with_topology_of(found.strategy).recovered_network(found.overrides)
     described = Described(
         *(job.graph, job.topology, settings.schema, found.strategy, settings.config["hardware"], found.overrides)
     )

@@ -20,6 +20,7 @@ OP_TABLES = (
     "realize/",
     "simulate/",
     "lowering/",
+    "conform/recipes.py",
     "graph/cleanup.py",
     "graph/fold.py",
     "graph/functions.py",
