@@ -42,8 +42,8 @@ from quantpipe.pipeline.settings import (
     ReplaySettings,
     SearchSettings,
     Settings,
-    VectorSettings,
 )
+from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import refuse_clashes
 from quantpipe.recover import RecoverOptions
 from quantpipe.types import Keep

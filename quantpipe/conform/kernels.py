@@ -126,7 +126,7 @@ class Site:
         if isinstance(numbers, Requantize):
             assert self.out is not None  # noqa: S101  (what narrows, stores)
             raw = np.asarray(given[self.operands[0]]).astype(np.int64)
-            return narrowed(numbers, raw, axis, self.out, fault)
+            return narrowed(numbers, raw, axis, out=self.out, fault=fault)
         if isinstance(numbers, Lookup):
             return self._looked_up(numbers, given)
         if isinstance(numbers, Move):
@@ -134,13 +134,13 @@ class Site:
         if isinstance(numbers, Sum) and numbers.scale is None:
             assert numbers.output is not None and self.out is not None  # noqa: S101  (such a sum is stored)
             q = free_sum(numbers, self._terms(numbers, given, fault, centred=fault.no_zero_point), axis)
-            return clamped(numbers.output, q, axis, self.out, fault)
+            return clamped(numbers.output, q, axis, out=self.out, fault=fault)
         acc = self.accumulator(given, fault)
         if acc is None:
             return None
         if self.output is None or self.out is None:
             return acc
-        return narrowed(self.output, acc, axis, self.out, fault)
+        return narrowed(self.output, acc, axis, out=self.out, fault=fault)
 
     def accumulator(self, given: Mapping[str, Array], fault: Fault = NONE) -> Ints | None:
         """Return the sums before they are narrowed; None for kernels without sums, and those not repeated here."""

@@ -26,7 +26,7 @@ def limited(acc: Ints, limit: Limit | None) -> Ints:
     return np.clip(acc, limit.dtype.qmin, limit.dtype.qmax)
 
 
-def narrowed(how: Requantize, acc: Ints, axis: int, out: Quantizer, fault: Fault) -> Ints:
+def narrowed(how: Requantize, acc: Ints, axis: int, *, out: Quantizer, fault: Fault) -> Ints:
     """Return the stored integers of accumulators.
 
     Args:
@@ -37,10 +37,10 @@ def narrowed(how: Requantize, acc: Ints, axis: int, out: Quantizer, fault: Fault
         fault: How the device departs from that.
     """
     axis %= acc.ndim or 1
-    return clamped(how, _unclamped(how, acc, axis), axis, out, fault)
+    return clamped(how, _unclamped(how, acc, axis), axis, out=out, fault=fault)
 
 
-def clamped(how: Requantize, q: Ints, axis: int, out: Quantizer, fault: Fault) -> Ints:
+def clamped(how: Requantize, q: Ints, axis: int, *, out: Quantizer, fault: Fault) -> Ints:
     """Return integers within the bounds of a narrowing, or as a device with a fault keeps them.
 
     Args:

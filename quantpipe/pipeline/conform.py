@@ -28,7 +28,8 @@ from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.forms import provenance
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.replay import finished_run
-from quantpipe.pipeline.settings import Console, Settings, VectorSettings
+from quantpipe.pipeline.settings import Console, Settings
+from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import BACKENDS, FILE_FORMS
 from quantpipe.types import DumpReport
 
@@ -95,11 +96,11 @@ def export_vectors(settings: Settings, console: Console, options: VectorSettings
         probes, left_out = probes_of(settings.config["hardware"], settings.schema) if options.probes else ([], {})
         if options.probes:
             console.stage("probes", f"{len(probes)}, {len(left_out)} that the device does not get")
-        return _written(run, net, probes, left_out, options)
+        return _written(run, net, probes, left_out, options=options)
 
 
 def _written(
-    run: Opened, net: VectorSet, probes: list[Probe], left_out: Mapping[str, str], options: VectorSettings
+    run: Opened, net: VectorSet, probes: list[Probe], left_out: Mapping[str, str], *, options: VectorSettings
 ) -> dict[str, Any]:
     settings, folder, forms = run.job.settings, run.folder, dict[str, str]()
     sets = [net, *(replace(p.vectors, name=f"{PROBES}/{p.recipe.name}") for p in probes)]

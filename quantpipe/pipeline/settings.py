@@ -16,6 +16,7 @@ from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
 from quantpipe.metrics.reference import ValueOf
+from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Algorithm, FloatFigures, Form, Metric, Objective, ObjectiveOptions, Pick
@@ -28,10 +29,6 @@ RUN_LOG = "quantpipe.run"
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
-OF_RUNS = ("compare", "sync", "export_vectors", "identify")
-"""Commands that take runs=[…]."""
-OF_DUMPS = ("compare", "identify")
-"""Commands that take dump=…."""
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (
@@ -197,25 +194,6 @@ class ExplainSettings:
 
 
 @dataclass(frozen=True)
-class VectorSettings:
-    """State which vectors are exported.
-
-    `samples`: how many of the evaluate split. `hex_samples`: how many of them stand in hex files, too. `probes`:
-    whether op-level probes are written.
-    """
-
-    samples: int = 4
-    hex_samples: int = 1
-    probes: bool = True
-
-    def __post_init__(self) -> None:
-        whole("vectors.samples", self.samples, least=1)
-        whole("vectors.hex_samples", self.hex_samples, least=0)
-        if not isinstance(self.probes, bool):
-            raise ConfigError(f"is {self.probes!r}; legal is true or false", where="vectors.probes")
-
-
-@dataclass(frozen=True)
 class ReplaySettings:
     """State which strategy is replayed.
 
@@ -367,19 +345,7 @@ class Settings:
                 where="search.refine",
             )
         self._refuse_idle_keys()
-        if self.command in OF_RUNS and not self.runs:
-            raise ConfigError(
-                f"command={self.command} needs runs=[A,B,…]: folders of runs or of a sweep"
-                + (", or run ids of MLflow" if self.command == "compare" else ""),
-                where="runs",
-            )
-        single = self.command in ("export_vectors", "identify") or (self.command == "compare" and self.dump is not None)
-        if single and len(self.runs) != 1:
-            raise ConfigError(
-                f"names {len(self.runs)} runs; legal is the folder of one finished run, runs=[FOLDER]", where="runs"
-            )
-        if self.command == "identify" and self.dump is None:
-            raise ConfigError("command=identify needs dump=FOLDER, what a device gave of the probes", where="dump")
+        refuse_runs(self.command, self.runs, self.dump)
         if self.command == "replay" and self.profile is not None:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:

@@ -45,7 +45,7 @@ def _set(found: Mapping[str, Any]) -> list[RenderableType]:
         return parts
     rows = [row for row in found["rows"] if row["differing"] or row["differing_own"]]
     table = Table()
-    for name in ("tensor", "op", "differ", "by itself", "most", "steps: elements", "explained by"):
+    for name in ("tensor", "op", "differ", "by itself", "most", "steps: elements"):
         table.add_column(name, justify="right" if name in ("differ", "by itself", "most") else "left", overflow="fold")
     for row in rows[:SHOWN]:
         table.add_row(
@@ -55,7 +55,6 @@ def _set(found: Mapping[str, Any]) -> list[RenderableType]:
             "?" if row["differing_own"] is None else f"{row['differing_own']:,}",
             str(row["max_lsb"]),
             Text(", ".join(f"{step}: {count}" for step, count in row["histogram"].items())),
-            Text("\n".join(_explanation(e) for e in row["explanations"])),
         )
     more = f"; {len(rows) - SHOWN} more tensors with check.format=json" if len(rows) > SHOWN else ""
     table.caption = Text(
@@ -66,7 +65,10 @@ def _set(found: Mapping[str, Any]) -> list[RenderableType]:
     table.caption_justify = "left"
     first = next(row for row in rows if row["tensor"] == found["first"])
     where = "" if first["where"] is None else f", first at {first['where']}"
-    return [*parts, Text(f"  the first tensor that differs: {found['first']}{where}"), table]
+    parts += [Text(f"  the first tensor that differs: {found['first']}{where}"), table]
+    for row in rows[:SHOWN]:
+        parts += [Text(f"  {row['tensor']} would be explained by {_explanation(e)}") for e in row["explanations"]]
+    return parts
 
 
 def _explanation(row: Mapping[str, Any]) -> str:

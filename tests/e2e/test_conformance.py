@@ -1,4 +1,4 @@
-"""Vectors of a run go to a device, here onnxruntime by the README's own code, and its dumps are held against the plan."""
+"""Vectors of a run go to a device, onnxruntime by the README's own code, and its dumps are held against the plan."""
 
 from __future__ import annotations
 

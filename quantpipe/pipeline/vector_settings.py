@@ -1,0 +1,51 @@
+"""What commands on finished runs are asked for: which runs, which dump, which vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quantpipe.errors import ConfigError
+from quantpipe.search.options import whole
+
+OF_RUNS = ("compare", "sync", "export_vectors", "identify")
+"""Commands that take runs=[…]."""
+OF_DUMPS = ("compare", "identify")
+"""Commands that take dump=…."""
+
+
+@dataclass(frozen=True)
+class VectorSettings:
+    """State which vectors are exported.
+
+    `samples`: how many of the evaluate split. `hex_samples`: how many of them stand in hex files, too. `probes`:
+    whether op-level probes are written.
+    """
+
+    samples: int = 4
+    hex_samples: int = 1
+    probes: bool = True
+
+    def __post_init__(self) -> None:
+        whole("vectors.samples", self.samples, least=1)
+        whole("vectors.hex_samples", self.hex_samples, least=0)
+        if not isinstance(self.probes, bool):
+            raise ConfigError(f"is {self.probes!r}; legal is true or false", where="vectors.probes")
+
+
+def refuse_runs(command: str, runs: Sequence[str], dump: Path | None) -> None:
+    """Raise ConfigError where a command has not the runs, or not the dump, that it needs."""
+    if command in OF_RUNS and not runs:
+        raise ConfigError(
+            f"command={command} needs runs=[A,B,…]: folders of runs or of a sweep"
+            + (", or run ids of MLflow" if command == "compare" else ""),
+            where="runs",
+        )
+    single = command in ("export_vectors", "identify") or (command == "compare" and dump is not None)
+    if single and len(runs) != 1:
+        raise ConfigError(
+            f"names {len(runs)} runs; legal is the folder of one finished run, runs=[FOLDER]", where="runs"
+        )
+    if command == "identify" and dump is None:
+        raise ConfigError("command=identify needs dump=FOLDER, what a device gave of the probes", where="dump")
