@@ -59,6 +59,11 @@ def forms_of(realize: Mapping[str, Any], spec: HardwareSpec, *, verify: str) -> 
     return tuple(dict.fromkeys((exact[0] if exact else EXACT, *(name for name, _ in asked))))
 
 
+def is_implied(realize: Mapping[str, Any], spec: HardwareSpec, form: str) -> bool:
+    """Return whether a form is written although the part `realize` of the configuration does not name it."""
+    return form not in [spec.realize if name == AUTO else name for name, _ in _named(realize, spec)]
+
+
 def forms_record(forms: Sequence[str]) -> dict[str, Any]:
     """Return the part `realize` of a run's configuration as it is filed: of one form what it has always been."""
     return {"backend": forms[0]} if len(forms) == 1 else {"backend": forms[0], "forms": list(forms)}

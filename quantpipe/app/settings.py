@@ -19,7 +19,7 @@ from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.compose import hardware_file
 from quantpipe.app.device import with_bits, with_cost
-from quantpipe.app.forms import forms_of, forms_record, several_options
+from quantpipe.app.forms import forms_of, forms_record, is_implied, several_options
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
@@ -207,6 +207,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         recover=recover_options(plain["recover"]),
         backend=backend,
         forms=forms[1:],
+        exact_implied=is_implied(plain["realize"], spec, forms[0]),
         annotate=_annotate(
             with_bits(plain["annotate"], plain["objective"].get("cost")), _expect(plain["strict"], False, "strict")
         ),

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
-from quantpipe.types import Form, HardwareSpec, Topology
+from quantpipe.types import Form, HardwareSpec, RequantizeKind, Scales, Topology
 
 NAMED = 3
 """Nodes that a reason names."""
@@ -80,6 +81,16 @@ def _integers_only(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iter
         yield f"it holds integers only and is refused: {_listed(list(topology.float_nodes))} stay in float"
 
 
+def _reals(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+    """Reasons against QONNX, whose accumulators are real numbers."""
+    kinds = dict.fromkeys(str(how.kind) for how in spec.requantizations if how.kind is not RequantizeKind.SHIFT)
+    if kinds or spec.scales is not Scales.POWER_OF_TWO:
+        yield f"real numbers stand between its integers; {spec.name} narrows by {', '.join(kinds) or 'other scales'}"
+    functions = [k.node for k in topology.kernels if OP_RULES[k.op].family in (Family.LOOKUP, Family.ROWS)]
+    if functions:
+        yield f"functions are computed in real numbers: {_listed(functions)}"
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
@@ -90,6 +101,7 @@ _REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]]
     "qoperator": _kernels("qoperator"),
     EXACT: _none,
     "c": _integers_only,
+    "qonnx": _reals,
 }
 UNKNOWN = {"sidecars": "scales and zero points alone: the arithmetic is the tool's own"}
 """Forms whose arithmetic is no part of them."""

@@ -38,6 +38,7 @@ class WrittenBeside:
         facts: What else is to be told of it.
         howto: How its files are used, for SHIP.md; None where onnxruntime runs them.
         writer: What wrote them and runs them, where onnxruntime does not.
+        reason: Why its files do not compute what was searched, of any other form; None where they do.
     """
 
     form: str
@@ -49,11 +50,12 @@ class WrittenBeside:
     facts: Mapping[str, float | int | str] = field(default_factory=dict)
     howto: str | None = None
     writer: FileForm | None = None
+    reason: str | None = None
 
     @property
     def inexact(self) -> str | None:
         """Return why the form does not compute what was searched; None where it does."""
-        return None if self.rendered is None else self.rendered.inexact
+        return self.reason if self.rendered is None else self.rendered.inexact
 
     def row(self, **compared: object) -> FormRow:
         """Return its entry in the report; `compared`: what the comparison found."""
@@ -110,7 +112,7 @@ def forms_warnings(rows: Sequence[FormRow]) -> list[str]:
         elif not row["exact"]:
             found.append(
                 f"{row['file']} does not compute exactly what was searched ({row['inexact']}): "
-                f"{row['differing']:,} of {row['elements']:,} elements differ as onnxruntime runs it"
+                f"{row['differing']:,} of {row['elements']:,} elements differ as it is run here"
             )
     return found
 

@@ -110,9 +110,23 @@ def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Wr
         return WrittenBeside(form, file, size, time.perf_counter() - start, rendered=rendered)
     writer = FILE_FORMS[form]()
     written = writer.write(job.graph, job.topology, plan, made)
+    if written.inexact is not None and job.settings.exact_implied and job.settings.verify != "warn":
+        raise HardwareError(
+            f"the {form} form does not say exactly what was searched ({written.inexact}); realize=[{EXACT},{form}] "
+            "writes both and counts in what they differ, and so does verify=warn",
+            stage="realize",
+        )
     seconds, size = time.perf_counter() - start, sum(map(len, written.files.values()))
     return WrittenBeside(
-        form, writer.file, size, seconds, files=written.files, facts=written.facts, howto=written.howto, writer=writer
+        form,
+        writer.file,
+        size,
+        seconds,
+        files=written.files,
+        facts=written.facts,
+        howto=written.howto,
+        writer=writer,
+        reason=written.inexact,
     )
 
 

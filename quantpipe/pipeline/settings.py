@@ -276,6 +276,8 @@ class Settings:
     vectors: VectorSettings = field(default_factory=VectorSettings)
     forms: tuple[str, ...] = ()
     """Forms that are written beside realize/model.onnx, which has that of `backend`."""
+    exact_implied: bool = False
+    """Whether nobody asked for the form of model.onnx: it is written because no other one is exact."""
 
     @property
     def estimation(self) -> str:

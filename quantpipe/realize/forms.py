@@ -8,6 +8,7 @@ from functools import partial
 from quantpipe.lowering import Dialect
 from quantpipe.realize.c.form import CForm
 from quantpipe.realize.protocol import FileForm
+from quantpipe.realize.qonnx.form import QonnxForm
 from quantpipe.realize.sidecars import Sidecars
 from quantpipe.realize.tflite.form import TfliteForm
 from quantpipe.realize.vendor_qdq import VendorQdq
@@ -20,6 +21,7 @@ FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {
     "c": CForm,
     "tflite": TfliteForm,
     "tflite_integer_io": partial(TfliteForm, "tflite_integer_io", "model_integer_io.tflite", whole=True),
+    "qonnx": QonnxForm,
     "sidecars": Sidecars,
 }
 """Name in the configuration -> a format that is not ONNX."""

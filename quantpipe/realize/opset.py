@@ -7,7 +7,7 @@ it allows, and the node has none of the added ones, the earlier one will do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -22,14 +22,14 @@ FLOOR = 13
 """QuantizeLinear with an axis; onnxruntime's fusions know no earlier definitions of some ops."""
 
 
-def with_least_opset(model: ir.Model) -> ir.Model:
+def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Model:
     """Return the model with the least opset of ONNX's own that its nodes need; itself, changed in place.
 
     A node that ONNX does not define keeps the model's, as do ops of packages, whose functions are written in it, and
-    models whose weights lie in files, which are not read for this.
+    models whose weights lie in files, which are not read for this. `kernels`: more domains whose ops are no functions.
     """
     given = model.graph.opset_imports.get("")
-    if given is None or any(node.domain not in KNOWN for node in model.graph.all_nodes()):
+    if given is None or any(node.domain not in (*KNOWN, *kernels) for node in model.graph.all_nodes()):
         return model
     kinds = {} if is_heavy(model) else _types(model)
     needed = FLOOR

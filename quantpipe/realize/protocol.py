@@ -28,11 +28,13 @@ class WrittenForm:
         files: Name in the folder `realize` -> content; the first one is the model.
         facts: What is to be told of it, such as bytes of memory, for the report.
         howto: How the files are used: Markdown, for SHIP.md.
+        inexact: Why they do not compute what the plan says; None where they do.
     """
 
     files: Mapping[str, bytes] = field(repr=False)
     facts: Mapping[str, float | int | str] = field(default_factory=dict)
     howto: str = ""
+    inexact: str | None = None
 
 
 class Runner(Protocol):

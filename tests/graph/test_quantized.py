@@ -212,7 +212,10 @@ BAD: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "bits": (lambda: changed(qonnx, x_dq_b=np.float32(33)), "its bit width is 33; legal are whole numbers from 1"),
     "rounding": (lambda: qonnx(rounding="FLOOR"), "it rounds by FLOOR; legal is ROUND"),
     "zero_beyond": (lambda: qonnx(zero=200.0), "its zero point is 200; 4 bits hold 0 to 15"),
-    "unknown": (lambda: qonnx(op="Trunc"), "it is an op of qonnx.custom_op.general that no integer form is known of"),
+    "unknown": (
+        lambda: qonnx(op="MultiThreshold"),
+        "it is an op of qonnx.custom_op.general that no integer form is known of",
+    ),
 }
 
 

@@ -1,7 +1,8 @@
-"""QONNX's Quant and BipolarQuant as QuantizeLinear, Clip and DequantizeLinear: then there is one form to be read.
+"""QONNX's Quant, BipolarQuant and Trunc as Q, Clip and DQ: then there is one form to be read.
 
 Quant(x, scale, zero point, bits): s · (clamp(round(x / s) + z) - z), in `bits` bits, `signed`, `narrow`
-(fastmachinelearning/qonnx, docs/qonnx-custom-ops).
+(fastmachinelearning/qonnx, docs/qonnx-custom-ops). Trunc(x, s, z, bits, s', bits'): whole steps of s, cut to whole ones
+of s'; its first version has no s' and divides by 2^(bits - bits') instead.
 """
 
 from __future__ import annotations
@@ -13,16 +14,38 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.quantized.grids import refused
-from quantpipe.graph.quantized.tables import CLIP, DEQUANTIZE, QONNX, QONNX_BIPOLAR, QONNX_QUANT, QUANTIZE
+from quantpipe.graph.quantized.tables import (
+    ADD,
+    CLIP,
+    DEQUANTIZE,
+    MULTIPLY,
+    QONNX,
+    QONNX_BIPOLAR,
+    QONNX_QUANT,
+    QONNX_TRUNC,
+    QUANTIZE,
+)
 from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node
 from quantpipe.intmath import round_real
 
 ROUND = ("ROUND", "HALF_EVEN")
 """Names of the rounding that QuantizeLinear does."""
+CUT = "FLOOR"
+"""The rounding of Trunc that drops bits."""
+TRUNC_WITH_SCALE = 6
+"""Inputs of the version of Trunc that names the scale of its result."""
 
 
-def as_qdq(model: ir.Model) -> bool:
+def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
     """Write QONNX's nodes as Q, Clip and DQ, in place; return whether there were any.
+
+    Args:
+        model: the model.
+        exact: compute what the nodes do, bits that Trunc drops included. Else what they stand for in real numbers,
+            where nothing is dropped.
+
+    Returns:
+        Whether it had such nodes.
 
     Raises:
         ModelError: for what these do not express: more than 16 bits, other roundings, zero points beyond the bits, and
@@ -34,9 +57,11 @@ def as_qdq(model: ir.Model) -> bool:
             _quant(model.graph, node)
         elif node.op_type == QONNX_BIPOLAR:
             _bipolar(model.graph, node)
+        elif node.op_type == QONNX_TRUNC:
+            _trunc(model.graph, node, exact=exact)
         else:
-            raise refused(node, f"it is an op of {node.domain} that no integer form is known of; legal are Quant and "
-                          "BipolarQuant")  # fmt: skip
+            raise refused(node, f"it is an op of {node.domain} that no integer form is known of; legal are Quant, "
+                          "BipolarQuant and Trunc")  # fmt: skip
     for domain in QONNX:
         model.opset_imports.pop(domain, None)
     return bool(nodes)
@@ -63,6 +88,40 @@ def _ends(bits: int, signed: bool, narrow: bool) -> tuple[int, int]:
     if not signed:
         return 0, (1 << bits) - 1 - narrow
     return -(1 << (bits - 1)) + narrow, (1 << (bits - 1)) - 1
+
+
+def _trunc(graph: ir.Graph, node: ir.Node, *, exact: bool) -> None:
+    """Whole steps of a fine scale, cut to whole steps of a coarser one.
+
+    The greatest whole number below n + k / 2^m, k < 2^m, is the nearest one to it less 1/2 and half of a fine step.
+    """
+    given = [constant(v) for v in node.inputs[1:]]
+    if len(given) < TRUNC_WITH_SCALE - 2 or any(v is None or (v.size != 1 and p > 1) for p, v in enumerate(given)):
+        raise refused(node, "its scales, zero point or bit widths are computed at run time; legal are constants")
+    fine, zero, wide, *rest = (np.asarray(v, np.float64) for v in given)
+    (coarse, width) = rest if len(rest) > 1 else (fine, rest[0])
+    cut = coarse / fine if len(rest) > 1 else np.asarray(2.0 ** float(np.max(wide - width)))
+    rounding, bits = str(attribute(node, "rounding_mode", CUT)).upper(), float(width.reshape(()))
+    if rounding not in (*ROUND, CUT):
+        raise refused(node, f"it rounds by {rounding}; legal are FLOOR and ROUND")
+    if bits != int(bits) or not 1 <= bits <= 16 or np.any(cut < 1):
+        raise refused(node, f"it cuts {cut.reshape(-1)[0]:g} steps to {bits:g} bits; legal are 1 and more, and 1 to 16")
+    at = zero / cut if len(rest) > 1 else zero
+    low, high = _ends(int(bits), bool(attribute(node, "signed", 1)), bool(attribute(node, "narrow", 0)))
+    if np.any(at != round_real(at)) or np.any(at < low) or np.any(at > high):
+        raise refused(
+            node, f"its zero point is {at.reshape(-1)[0]:g} of the result; {int(bits)} bits hold {low} to {high}"
+        )
+    real = node.inputs[0]
+    if len(rest) == 1:
+        share = new_constant(graph, f"{node.name}/share", np.asarray(1 / cut, np.float32))
+        real = new_node(graph, node, MULTIPLY, [real, share], name=f"{node.name}/divide")
+    if exact and rounding == CUT:
+        moved = np.asarray(coarse / 2 * (1 / cut - 1), np.float32)
+        real = new_node(graph, node, ADD, [real, new_constant(graph, f"{node.name}/moved", moved)],
+                        name=f"{node.name}/cut")  # fmt: skip
+    node.replace_input_with(0, real)
+    _written(graph, node, np.asarray(coarse, np.float32), at, ends=(low, high))
 
 
 def _bipolar(graph: ir.Graph, node: ir.Node) -> None:

@@ -63,7 +63,7 @@ def is_quantized(model: ir.Model) -> bool:
 def runnable(model: ir.Model) -> ir.Model:
     """Return the model as onnxruntime runs it: QONNX's nodes, which it does not have, are written in ONNX's own."""
     copy = copied(model)
-    return copy if as_qdq(copy) else model
+    return copy if as_qdq(copy, exact=True) else model
 
 
 def restore(model: ir.Model) -> Restored:

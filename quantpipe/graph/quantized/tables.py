@@ -55,7 +55,7 @@ INTEGER_PRODUCTS: Mapping[str, str] = {"ConvInteger": "Conv", "MatMulInteger": "
 
 QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Domains of QONNX's ops."""
-QONNX_QUANT, QONNX_BIPOLAR = "Quant", "BipolarQuant"
+QONNX_QUANT, QONNX_BIPOLAR, QONNX_TRUNC = "Quant", "BipolarQuant", "Trunc"
 
 CAST, TRANSPOSE, MULTIPLY, ADD, MATMUL = "Cast", "Transpose", "Mul", "Add", "MatMul"
 CLIP, RELU, IDENTITY = "Clip", "Relu", "Identity"
