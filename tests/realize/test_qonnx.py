@@ -112,7 +112,7 @@ def test_weights_of_two_values_are_signs(tmp_path: Path) -> None:
     x = net.input(None, 6)
     hidden = net.node("Relu", net.node("Gemm", x, net.signs(5, 6, scale=0.4), transB=1))
     net.output(net.dense(hidden, 5, 3))
-    made = line(net, "mixed_npu")
+    made = line(net, "mixed_npu", min_bits=2)
     count, _ = compared(made, made.plan(2), tmp_path)
     proto = onnx.load(tmp_path / "model.qonnx.onnx")
     assert [n.op_type for n in proto.graph.node].count("BipolarQuant") == 1

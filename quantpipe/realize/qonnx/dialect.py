@@ -73,7 +73,7 @@ class Qonnx(VendorQdq):
         """Write Quant behind an accumulator that is also read as it is."""
         output, step = context.plan.narrowings[tensor], context.plan.raw_scales[tensor]
         how = self._how(context, tensor, output, 0)
-        real = self._raised(context, value, how, step, tensor)
+        real = self._raised(context, value, how, step, name=tensor)
         return self._narrowed(context, real, tensor, output, how=how, output=f"{tensor}_quant")
 
     def rescale(self, context: Context, tensor: str, target: str, value: ir.Value) -> ir.Value:
@@ -124,7 +124,7 @@ class Qonnx(VendorQdq):
             return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         real = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
         if not in_bias:
-            real = self._raised(context, real, how, plan.acc_scale, node.outputs[0])
+            real = self._raised(context, real, how, plan.acc_scale, name=node.outputs[0])
         return self._kept(context, kernel, real, plan.output, how=how)
 
     def _elementwise(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -143,7 +143,7 @@ class Qonnx(VendorQdq):
             return context.builder.copy(node, inputs, [kernel.output], claim=True)[0]
         how = self._how(context, node.name, output, bound)
         real = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
-        raised = self._raised(context, real, how, step, node.outputs[0])
+        raised = self._raised(context, real, how, step, name=node.outputs[0])
         return self._kept(context, kernel, raised, output, how=how)
 
     def _on_common_scale(self, context: Context, node: Node, plan: Sum, number: int) -> ir.Value:
@@ -155,7 +155,7 @@ class Qonnx(VendorQdq):
         how, name = term_of(self._is_binary(context), plan.rounding, -term.shift), f"{node.name}/term{number}"
         if how.reason is not None:
             self._remember(how.reason, node.name)
-        raised = self._raised(context, value, how, np.float32(np.max(term.scale)), name)
+        raised = self._raised(context, value, how, np.float32(np.max(term.scale)), name=name)
         grid = Grid(np.asarray(plan.scale, np.float32), np.zeros((), np.float32), WIDE, True, False)
         if how.rounding is Rounding.FLOOR:
             return self._nodes(context).trunc(raised, grid, name, shift=how.shift)
@@ -171,7 +171,7 @@ class Qonnx(VendorQdq):
         how = self._how(context, node.name, plan.output, plan.bound if halves else EXACT)
         inputs = [self._real(context, node.inputs[0]), *(context.real(t) for t in node.inputs[1:])]
         real = context.builder.copy(node, inputs, [f"{node.outputs[0]}_real"])[0]
-        raised = self._raised(context, real, how, step, node.outputs[0])
+        raised = self._raised(context, real, how, step, name=node.outputs[0])
         return self._kept(context, kernel, raised, plan.output, how=how)
 
     def _move(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
@@ -220,7 +220,7 @@ class Qonnx(VendorQdq):
         least, most = Grid.of(q).ends
         return self._clamped(context, real, q, low if low > least else None, high=high if high < most else None)
 
-    def _raised(self, context: Context, real: ir.Value, how: Narrowing, step: Scale, name: str) -> ir.Value:
+    def _raised(self, context: Context, real: ir.Value, how: Narrowing, step: Scale, *, name: str) -> ir.Value:
         """A quarter of a step above, where halves go up on the device."""
         if not how.raised:
             return real
