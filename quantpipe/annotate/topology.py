@@ -8,7 +8,7 @@ the order of the nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide, tensor_constraints
 from quantpipe.annotate.constraints import Kind
@@ -22,6 +22,7 @@ from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import integer_signatures
+from quantpipe.hardware.matching import placed, sites_of
 from quantpipe.hardware.storage import Signatures, StorageTypes
 from quantpipe.oprules import OP_RULES, Family, rule_of
 from quantpipe.types import (
@@ -40,6 +41,7 @@ from quantpipe.types import (
     Structure,
     Topology,
 )
+from quantpipe.types.kernel import KernelSite
 from quantpipe.types.structure import DEFAULT
 
 
@@ -72,17 +74,9 @@ def analyze(
         ConfigError: for patterns that match nothing, or, with `strict`, where a known op stays in float.
     """
     graph = in_canonical_order(graph)
-    refused: dict[str, dict[OpSignature, str]] = {}
-    while True:
-        conditions = decide(graph, spec, options, structure, refused=refused)
-        swallowed = _swallow(graph, spec, conditions)
-        draft = _Draft()
-        kernels = _kernels(graph, spec, conditions, swallowed, draft=draft)
-        wrong = misread(graph, spec, conditions, kernels, dtypes=draft.dtypes)
-        if not wrong:
-            break  # each round takes a signature from some node, so it ends
-        for name, signatures in wrong.items():
-            refused.setdefault(name, {}).update(signatures)
+    settled_here = _settle(graph, spec, options, structure)
+    spec, conditions = settled_here.spec, settled_here.conditions
+    swallowed, kernels, draft = settled_here.swallowed, settled_here.kernels, settled_here.draft
     taken = {name for chain in swallowed.values() for name in chain}
     node_conds = {n.name: n.name in conditions.integer or n.name in taken for n in graph.nodes}
     reasons = {n: r for n, r in conditions.reasons.items() if n not in taken}
@@ -119,17 +113,78 @@ def analyze(
         edges=edges,
         least=least,
     )
+    most = _limited(spec, settled_here.sites)
+    groups = tuple(replace(g, max_bits=min(g.max_bits, *(most.get(t, 16) for t in g.tensors))) for g in solved.groups)
+    sites = tuple(replace(w, max_bits=min(w.max_bits, most.get(w.tensor, 16))) for w in sites)
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
         tables=tables,
         kernels=solved.kernels,
-        groups=solved.groups,
+        groups=groups if most else solved.groups,
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
+        sites=settled_here.sites,
         signatures=ways if any(len(found) > 1 or _narrows_alone(found) for found in ways.values()) else {},
     )
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """Node conditions and kernels that agree on every edge. `spec` knows which nodes lie in kernels of patterns."""
+
+    spec: HardwareSpec
+    sites: tuple[KernelSite, ...]
+    conditions: Conditions
+    swallowed: dict[str, tuple[str, ...]]
+    kernels: list[Kernel]
+    draft: _Draft
+
+
+def _settle(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure: Structure) -> _Settled:
+    """Decide what runs in integers until every kernel reads the types that it names.
+
+    A kernel that is a pattern runs as a whole: where one of its nodes cannot, all of them run by themselves.
+    """
+    refused: dict[str, dict[OpSignature, str]] = {}
+    sites = sites_of(graph, spec) if spec.kernels else ()
+    while True:
+        own = replace(spec, placed=placed(sites, graph, spec), joined=_joined(sites, graph)) if sites else spec
+        conditions = decide(graph, own, options, structure, refused=refused)
+        swallowed = _swallow(graph, own, conditions)
+        draft = _Draft()
+        kernels = _kernels(graph, own, conditions, swallowed, draft=draft)
+        wrong = misread(graph, own, conditions, kernels, dtypes=draft.dtypes)
+        inside = {n for chain in swallowed.values() for n in chain}.union(conditions.integer).difference(wrong)
+        whole = tuple(site for site in sites if inside.issuperset(site.nodes))
+        if len(whole) < len(sites):
+            sites, wrong = whole, {n: w for n, w in wrong.items() if n not in own.placed}
+        elif not wrong:
+            return _Settled(own, sites, conditions, swallowed, kernels, draft)
+        for name, signatures in wrong.items():  # each round takes a signature from some node, or a site, so it ends
+            refused.setdefault(name, {}).update(signatures)
+
+
+def _joined(sites: Sequence[KernelSite], graph: Graph) -> frozenset[tuple[str, str]]:
+    """Pairs of nodes of one site, the second of which reads the first."""
+    found = set()
+    for site in sites:
+        for name in site.nodes:
+            readers = {reader.name for t in graph.by_name[name].outputs for reader, _ in graph.consumers.get(t, ())}
+            found |= {(name, reader) for reader in readers.intersection(site.nodes)}
+    return frozenset(found)
+
+
+def _limited(spec: HardwareSpec, sites: Sequence[KernelSite]) -> dict[str, int]:
+    """Tensor -> the most bits that the kernels around it allow."""
+    bits = {kernel.name: kernel.bits for kernel in spec.kernels}
+    found: dict[str, int] = {}
+    for site in sites:
+        for value, tensor in site.tensors:
+            if value in bits[site.kernel]:
+                found[tensor] = min(found.get(tensor, 16), bits[site.kernel][value])
+    return found
 
 
 def _signatures(graph: Graph, spec: HardwareSpec, name: str) -> tuple[OpSignature, ...]:
@@ -200,7 +255,7 @@ def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[s
             kept = reason is not None and reason.kind is ReasonKind.KEPT
             if rule is None or rule.family is not Family.CLAMP or kept or rule.refuse(follower, graph):
                 break
-            if not spec.fuses(last.op, follower.op):
+            if not spec.fuses(last.op, follower.op) and (last.name, follower.name) not in spec.joined:
                 break
             chain.append(follower.name)
             last = follower

@@ -74,10 +74,12 @@ def _line(node: yaml.Node | None, field: str) -> tuple[int, int]:
     if not isinstance(node, yaml.MappingNode):
         return 0, 0
     for key, value in node.value:
-        name = str(key.value)
-        if field == name:
-            return len(name), int(key.start_mark.line) + 1
-        if field.startswith(f"{name}."):
+        written = str(key.value)
+        names = [written, *(part.strip() for part in written.split("|"))]
+        if field in names:
+            return len(field), int(key.start_mark.line) + 1
+        name = next((n for n in names if field.startswith(f"{n}.")), None)
+        if name is not None:
             depth, line = _line(value, field[len(name) + 1 :])
             return (len(name) + 1 + depth, line) if depth else (len(name), int(key.start_mark.line) + 1)
     return 0, 0

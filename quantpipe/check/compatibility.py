@@ -159,7 +159,7 @@ def check_model(
     try:
         raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
         feeds = made_up(raw.graph.inputs, shapes)
-        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.ops)
+        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.declared)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

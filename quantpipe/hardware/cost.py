@@ -7,6 +7,7 @@ activations at once. All are pure functions of (topology, graph, hardware, bits 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
@@ -135,14 +136,16 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
     """
     storage = storage_types(topology)
     types = storage.at(bits)
+    inside = {node for site in topology.sites for node in site.nodes[1:]}.union(topology.fused_into)
     total = spec.cost.launch_cycles * sum(
-        n.name not in topology.fused_into and graph.dtypes.get(n.outputs[0], "float32") == "float32"
-        for n in graph.nodes
+        n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
     )
+    device, costs = spec, _costs_of_sites(topology, spec)
     for node in graph.nodes:
         work = macs(node, graph)
         if not work:
             continue
+        spec = costs.get(node.name, device)
         kernel = topology.kernel_of.get(node.name)
         if kernel is None:
             rule = rule_of(node)
@@ -162,6 +165,12 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
         loaded = prod(shape) * width / 8 + scales * spec.cost.scale_bytes
         total += loaded / spec.cost.bytes_per_cycle
     return total
+
+
+def _costs_of_sites(topology: Topology, spec: HardwareSpec) -> dict[str, HardwareSpec]:
+    """Node of a kernel with costs of its own -> the device with these."""
+    own = {kernel.name: replace(spec, cost=kernel.cost) for kernel in spec.kernels if kernel.cost is not None}
+    return {node: own[site.kernel] for site in topology.sites if site.kernel in own for node in site.nodes}
 
 
 def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:

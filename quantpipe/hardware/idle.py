@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
@@ -19,18 +20,12 @@ NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
     """Raise HardwareError for the first field that would have no effect, with what would have one."""
-    if not spec.ops:
+    if not spec.ops and not spec.kernels:
         raise reader.error("ops", "is empty, so the device would run nothing; legal are ops with their signatures")
     _bits(spec, reader)
     for chain in spec.fuse:
         _chain(spec, reader, chain)
-    for op, signatures in spec.ops.items():
-        if any(s.requantize is not None and not s.is_integer for s in signatures):
-            raise reader.error(f"ops.{op}.requantize", "has no effect where `in` is float32; legal is to leave it out")
-    for op, signature in _integer(spec):
-        _narrows(op, signature, reader)
-        _conditions(op, signature, reader)
-        _moves(spec, op, signature, reader)
+    refuse_idle_ops(spec, reader)
     for name in spec.cost.macs_per_cycle:
         if not name.startswith("int") and name != DType.FLOAT32:
             raise reader.error(
@@ -39,12 +34,23 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
             )
 
 
+def refuse_idle_ops(spec: HardwareSpec, reader: Reader) -> None:
+    """Raise HardwareError for the first field of a signature that would have no effect."""
+    for op, signatures in spec.ops.items():
+        if any(s.requantize is not None and not s.is_integer for s in signatures):
+            raise reader.error(f"ops.{op}.requantize", "has no effect where `in` is float32; legal is to leave it out")
+    for op, signature in _integer(spec):
+        _narrows(op, signature, reader)
+        _conditions(op, signature, reader)
+        _moves(spec, op, signature, reader)
+
+
 def overruled(spec: HardwareSpec) -> Iterator[str]:
     """Yield one sentence for each function and each chain of `fuse` that has no effect although the file is right.
 
     `add_inputs` decides about additions on any target, and a file may list chains of ops that it does not declare yet.
     """
-    declared = {op for op, _ in _integer(spec)}
+    declared = {op for op, rows in spec.declared.items() if any(s.is_integer for s in rows)}
     for op, kind in spec.functions.items():
         if kind is not FunctionKind.FLOAT and op not in declared:
             yield f"hardware.functions.{op}={kind} has no effect, since {spec.name} runs no {op} in integers"
@@ -66,7 +72,7 @@ def _integer(spec: HardwareSpec) -> Iterator[tuple[str, OpSignature]]:
 def _bits(spec: HardwareSpec, reader: Reader) -> None:
     """More bits than any type has that the file stores."""
     weights, stored = set(), set()
-    for op, signature in _integer(spec):
+    for op, signature in _integer(replace(spec, ops=spec.declared)):
         weight = OP_RULES[op].weight
         if weight is not None:
             weights.add(signature.input(weight))

@@ -70,7 +70,7 @@ def choose_signature(
     Returns:
         The signature and an empty text, or None and why there is none.
     """
-    declared = spec.ops.get(node.op)
+    declared = spec.signatures_of(node.name, node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
     if spec.functions.get(node.op) is FunctionKind.FLOAT:
@@ -100,7 +100,7 @@ def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRul
     """
     return tuple(
         s
-        for s in spec.ops.get(node.op, ())
+        for s in spec.signatures_of(node.name, node.op)
         if s.is_integer
         and _signs(spec, s, node, graph, rule=rule) is None
         and refusal(s, node, graph, rule) is None
@@ -148,5 +148,5 @@ def takes_float(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> b
     Returns:
         True where some float signature takes the node.
     """
-    declared = spec.ops.get(node.op, ())
+    declared = spec.signatures_of(node.name, node.op)
     return any(not s.is_integer and refusal(s, node, graph, rule) is None for s in declared)

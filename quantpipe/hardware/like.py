@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quantpipe.hardware.reader import Data, Reader
+from quantpipe.hardware.shorthand import spread
 
 LIKE = "like"
 MAIN_FIELD = {"requantize": "kind", "accumulator": "dtype", "bias": "dtype", "pad": "value", "align": "channels"}
 """Sections that may be written as the value of one field, and that field."""
 SECTIONS = (*MAIN_FIELD, "weights", "activations", "skip", "cost")
 """Merged field by field."""
-ENTRIES = ("ops", "functions")
+ENTRIES = ("ops", "functions", "kernels", "types")
 """Merged entry by entry; null takes an entry of the other file away."""
 OWN = ("name", "source")
 """What a file says of itself, whatever it is like."""
@@ -53,7 +54,7 @@ def taken_over(data: Data, read: Read, names: tuple[str, ...] = ()) -> dict[str,
     way = (*names, str(data["name"]))
     if base_name in way:
         raise reader.error(LIKE, f"leads back to itself: {' -> '.join((*way, base_name))}; legal is a file that ends")
-    base = taken_over(_named(read(base_name), base_name), read, way)
+    base = spread(taken_over(_named(read(base_name), base_name), read, way))
     return _laid_over(base, data, base_name, reader)
 
 
@@ -65,7 +66,7 @@ def _named(data: Data, name: str) -> Data:
 def _laid_over(base: Data, data: Data, base_name: str, reader: Reader) -> dict[str, Any]:
     found = dict(base)
     gone: set[str] = set()
-    for key, value in data.items():
+    for key, value in spread(data).items():
         if key == LIKE:
             continue
         if value is None:
@@ -83,7 +84,7 @@ def _laid_over(base: Data, data: Data, base_name: str, reader: Reader) -> dict[s
 
 def _entries(base: Data, data: Data, field: str, *, reader: Reader) -> tuple[dict[str, Any], set[str]]:
     """The entries of both files, and the names of those that were taken away."""
-    there, given = base.get(field), data[field]
+    there, given = base.get(field), spread(data)[field]
     found = dict(there) if isinstance(there, Mapping) else {}
     away = {str(op) for op, value in given.items() if value is None}
     for op in away:

@@ -12,8 +12,10 @@ from typing import Any
 from quantpipe.errors import nearest
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
-from quantpipe.hardware.idle import refuse_idle
+from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
+from quantpipe.hardware.kernels import KernelReader, read_kernels
 from quantpipe.hardware.reader import Data, Reader, listed
+from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.tables import read_tables
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
@@ -69,6 +71,8 @@ OPTIONAL = (
     "runs_here",
     "functions",
     "loads",
+    "kernels",
+    "types",
     "tables",
 )
 LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
@@ -104,6 +108,8 @@ def load_hardware(data: Data) -> HardwareSpec:
     bias, bias_scale = _bias(reader, data["bias"])
     additions = _additions(reader, data.get("add_inputs"))
     _optional(reader, Narrowing, data, "narrowing")  # describes the device; results are clamped before they are stored
+    data = spread(data)
+    cost = _cost(reader, data)
     spec = HardwareSpec(
         name=name,
         description=str(data["description"]),
@@ -120,7 +126,8 @@ def load_hardware(data: Data) -> HardwareSpec:
         requantize=reader.requantize(data, ""),
         accumulator=_accumulator(reader, data),
         fuse=reader.chains(data["fuse"]),
-        cost=_cost(reader, data),
+        cost=cost,
+        kernels=read_kernels(reader, data, cost),
         add_inputs=additions[0] if additions else None,
         add_variants=additions if len(additions) > 1 else (),
         isa=_optional(reader, Isa, data, "isa") or Isa.VNNI,
@@ -136,6 +143,12 @@ def load_hardware(data: Data) -> HardwareSpec:
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)
     refuse_idle(spec, reader)
+    for kernel in spec.kernels:
+        ops = replace(spec, ops={}, kernels=(kernel,)).declared
+        alone, own = replace(spec, ops=ops, kernels=()), KernelReader(name, kernel.name)
+        refuse_unformed(replace(alone, functions=spec.functions), own)
+        refuse_contradictions(alone, own)
+        refuse_idle_ops(alone, own)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
 
 
@@ -151,7 +164,7 @@ def _form_for(spec: HardwareSpec) -> str:
     """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
     exact = spec.accumulator.width >= 32 and spec.isa is Isa.VNNI
-    integer = [s for rows in spec.ops.values() for s in rows if s.is_integer]
+    integer = [s for rows in spec.declared.values() for s in rows if s.is_integer]
     narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
         all(spec.is_wide(d) for d in s.outputs) for s in integer
     )

@@ -164,7 +164,7 @@ def _at_run_time(reading: Reading, spec: HardwareSpec) -> Iterator[Finding]:
 
 
 def _island(node: Node, spec: HardwareSpec) -> Finding:
-    could = any(s.is_integer for s in spec.ops.get(node.op, ()))
+    could = any(s.is_integer for s in spec.declared.get(node.op, ()))
     text = f"{node.op} computes in float between integer ops"
     text += ", and could be in integers" if could else "" if has_float(spec, node.op) else ", on the host"
     return Finding(Severity.NOTE, "float_island", node.name, node.name, text)
@@ -178,7 +178,7 @@ def _function_in_float(node: Node, graph: Graph, spec: HardwareSpec) -> bool:
     rule = rule_of(node)
     function = rule is not None and rule.family in (Family.LOOKUP, Family.ROWS)
     written = graph.by_name[node.name].op == node.op
-    return function and written and not any(s.is_integer for s in spec.ops.get(node.op, ()))
+    return function and written and not any(s.is_integer for s in spec.declared.get(node.op, ()))
 
 
 def _rescales(node: Node, graph: Graph) -> bool:

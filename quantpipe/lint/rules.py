@@ -51,9 +51,9 @@ def declared(place: Place) -> Iterator[Objection]:
     rule = rule_of(node)
     if place.clamps_only or rule is None:
         return
-    signatures = [s for s in spec.ops.get(node.op, ()) if s.is_integer]
+    signatures = [s for s in spec.declared.get(node.op, ()) if s.is_integer]
     if not signatures:
-        known = "in float only" if node.op in spec.ops else "not at all"
+        known = "in float only" if node.op in spec.declared else "not at all"
         yield "op", node.name, f"{spec.name} runs {node.op} {known}, here it is in integers"
         return
     reasons = {n: refusal(s, node, place.graph, rule) for n, s in enumerate(signatures)}

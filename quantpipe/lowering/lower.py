@@ -34,7 +34,7 @@ def opset_for(spec: HardwareSpec) -> int:
 
     Float nodes are copied as they are, so the model itself has to be of that opset.
     """
-    types = {t for signatures in spec.ops.values() for s in signatures for t in (*s.inputs, *s.outputs)}
+    types = {t for signatures in spec.declared.values() for s in signatures for t in (*s.inputs, *s.outputs)}
     stored = {t.bits for t in types if not t.is_float and t.bits < spec.accumulator.dtype.bits}
     coded = spec.weights.block is not None
     return NEWER_OPSET if coded or stored & {4, 16} else OPSET

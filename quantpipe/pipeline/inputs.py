@@ -68,7 +68,7 @@ def load(settings: Settings) -> Inputs:
     size = _fixed_batch(given)
     feeds = _first_batch(splits.calibrate, size)
     graph = clean_graph(
-        raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate, declared=settings.spec.ops
+        raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate, declared=settings.spec.declared
     )
     graph = replace(graph, states=states)
     for samples in splits.roles.values():

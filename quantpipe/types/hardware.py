@@ -6,10 +6,14 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from quantpipe.types.dtype import DType
 from quantpipe.types.schema import Blocks, Granularity
 from quantpipe.types.tables import TableLimits
+
+if TYPE_CHECKING:
+    from quantpipe.types.kernel import LogicalKernel
 
 
 class Scales(StrEnum):
@@ -310,15 +314,35 @@ class HardwareSpec:
     runs_here: bool = False
     """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
 
+    kernels: tuple[LogicalKernel, ...] = ()
+    """Kernels that are patterns of ops."""
+    placed: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)
+    """Node of one model that lies in such a kernel -> the ways in which the kernel runs it."""
+    joined: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of nodes of one model, one behind the other, that lie in one such kernel."""
     loads: tuple[str, ...] = ()
     """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
     tables: TableLimits | None = None
     """How tables of which rows are looked up are stored; None: as they are, in float."""
 
     @property
+    def declared(self) -> Mapping[str, tuple[OpSignature, ...]]:
+        """Return the signatures of each op, those that it has inside kernels behind its own."""
+        found = dict(self.ops)
+        for kernel in self.kernels:
+            for ways in kernel.signatures.values():
+                for op, signatures in ways.items():
+                    found[op] = (*found.get(op, ()), *signatures)
+        return found
+
+    def signatures_of(self, node: str, op: str) -> tuple[OpSignature, ...]:
+        """Return the ways to run a node: those of the kernel that it lies in, else those of its op."""
+        return self.placed[node] if node in self.placed else self.ops.get(op, ())
+
+    @property
     def requantizations(self) -> tuple[RequantizeSpec, ...]:
         """Return every way in which some kernel narrows an accumulator: the device's first, then those of kernels."""
-        own = (s.requantize for signatures in self.ops.values() for s in signatures if s.requantize is not None)
+        own = (s.requantize for signatures in self.declared.values() for s in signatures if s.requantize is not None)
         return tuple(dict.fromkeys((self.requantize, *own)))
 
     def is_wide(self, dtype: DType) -> bool:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import OpSignature
+from quantpipe.types.kernel import KernelSite
 from quantpipe.types.reason import Reason
 from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
@@ -144,6 +145,9 @@ class Topology:
     """Kernel node -> every way in which the device runs it; its bits say which one is taken (hardware/storage.py)."""
     tables: tuple[TableSite, ...] = ()
     """Constants of which float nodes look rows up, and which are stored in integers."""
+
+    sites: tuple[KernelSite, ...] = ()
+    """Where kernels that are patterns of ops lie."""
 
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).

@@ -1,0 +1,208 @@
+"""Read the kernels of a hardware file that are patterns of ops (`kernels:`), and refuse what contradicts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from quantpipe.errors import HardwareError
+from quantpipe.hardware.pattern import read_of, read_pattern
+from quantpipe.hardware.reader import Data, Reader, listed
+from quantpipe.hardware.shorthand import choices, wildcards
+from quantpipe.types import Cost, DType, OpSignature
+from quantpipe.types.kernel import LogicalKernel, PatternStep
+
+FIELDS = ("pattern", "types", "results", "when", "requantize", "limits", "cost")
+LIMITS = ("bits", "min", "max")
+COSTS = ("macs_per_cycle",)
+
+
+def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ...]:
+    """Return the kernels that a file describes by patterns.
+
+    Args:
+        reader: words the errors.
+        data: the file.
+        cost: what the device's nodes cost.
+
+    Returns:
+        The kernels in the order of the file.
+
+    Raises:
+        HardwareError: naming kernel, field and what would be legal.
+    """
+    given = data.get("kernels")
+    if given is None:
+        return ()
+    of = "names and kernels, such as {conv_swish: {pattern: {y: Conv(x, w), z: HardSwish(y)}, types: {…}}}"
+    found = [
+        _kernel(reader, str(name), part, data, cost) for name, part in reader.mapping(given, "kernels", of).items()
+    ]
+    for number, kernel in enumerate(found):
+        for other in found[:number]:
+            if _alike(kernel, other):
+                raise reader.error(
+                    f"kernels.{kernel.name}.pattern",
+                    f"is that of kernels.{other.name}, so which of the two runs is ambiguous; legal is one kernel, "
+                    "with several types by a name of `types`, or another `when`",
+                )
+    return tuple(found)
+
+
+def _alike(a: LogicalKernel, b: LogicalKernel) -> bool:
+    """Whether two patterns are the same but for the names of values."""
+    return _numbered(a) == _numbered(b)
+
+
+def _numbered(kernel: LogicalKernel) -> object:
+    places: dict[str, int] = {}
+
+    def place(argument: str | float) -> object:
+        return places.setdefault(argument, len(places)) if isinstance(argument, str) else argument
+
+    return [
+        (sorted((c.op, tuple(map(place, c.arguments)), c.attributes) for c in s.calls), s.when, place(s.value))
+        for s in kernel.steps
+    ]
+
+
+def _kernel(reader: Reader, name: str, part: object, data: Data, cost: Cost) -> LogicalKernel:
+    field = f"kernels.{name}"
+    given = reader.mapping(part, field, ", ".join(FIELDS))
+    reader.keys(given, FIELDS, field)
+    for key in ("pattern", "types"):
+        if given.get(key) is None:
+            raise reader.error(f"{field}.{key}", f"is missing; legal fields are {', '.join(FIELDS)}")
+    when = _by_value(reader, given, field, "when")
+    steps = read_pattern(reader, given["pattern"], when, f"{field}.pattern")
+    names = {step.value for step in steps}
+    values = names.union(*(read_of(step) for step in steps))
+    for key in ("when", "requantize", "limits"):
+        for value in _by_value(reader, given, field, key):
+            legal = sorted(names if key != "limits" else values)
+            if value not in legal:
+                raise reader.error(f"{field}.{key}.{value}", f"is no value here; legal are {', '.join(legal)}")
+    types = _types(reader, given, field, values)
+    results = tuple(str(v) for v in listed(given.get("results") or steps[-1].value))
+    for value in results:
+        if value not in names:
+            raise reader.error(f"{field}.results", f"names {value!r}, which no step makes")
+    for step in steps:
+        if step.value not in results and not any(step.value in read_of(other) for other in steps):
+            raise reader.error(
+                f"{field}.pattern.{step.value}", "is read by no step; legal is to name it in `results`, too"
+            )
+    return LogicalKernel(
+        name,
+        steps,
+        results,
+        {step.value: _signatures(reader, step, types, given, data, field=field) for step in steps},
+        _bits(reader, given, field, types, wildcards(data, reader)),
+        _cost(reader, given, field, cost),
+    )
+
+
+def _by_value(reader: Reader, given: Data, field: str, key: str) -> Mapping[str, Data]:
+    part = given.get(key) or {}
+    found = reader.mapping(part, f"{field}.{key}", "values of the pattern")
+    return {
+        str(value): reader.mapping(content, f"{field}.{key}.{value}", "fields") if key != "requantize" else content
+        for value, content in found.items()
+    }
+
+
+def _types(reader: Reader, given: Data, field: str, values: set[str]) -> dict[str, tuple[str, ...]]:
+    """Value -> the types (or names of `types`) that it may be stored in."""
+    part = reader.mapping(given["types"], f"{field}.types", "values of the pattern and their types")
+    for value in part:
+        if str(value) not in values:
+            raise reader.error(f"{field}.types.{value}", f"is no value of the pattern; they are {_list(values)}")
+    for value in sorted(values):
+        if value not in part:
+            raise reader.error(f"{field}.types.{value}", "is missing; every value of the pattern has a type")
+    return {str(value): tuple(str(d) for d in listed(types)) for value, types in part.items()}
+
+
+def _list(values: set[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+def _signatures(
+    reader: Reader,
+    step: PatternStep,
+    types: Mapping[str, tuple[str, ...]],
+    given: Data,
+    data: Data,
+    *,
+    field: str,
+) -> dict[str, tuple[OpSignature, ...]]:
+    """Op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
+    own = (given.get("requantize") or {}).get(step.value)
+    narrowing = None if own is None else reader.requantize({"requantize": own}, f"{field}.requantize.{step.value}: ")
+    found: dict[str, tuple[OpSignature, ...]] = {}
+    for call in step.calls:
+        read = [types[a][0] for a in call.arguments if isinstance(a, str)]
+        ways = []
+        for chosen in choices([*read, *types[step.value]], wildcards(data, reader)):
+            inputs = tuple(reader.storable(chosen.get(d, d), f"{field}.types") for d in read)
+            outputs = tuple(reader.storable(chosen.get(d, d), f"{field}.types.{step.value}") for d in types[step.value])
+            ways.append(OpSignature(inputs, outputs, step.when, narrowing))
+        if not read:
+            raise reader.error(f"{field}.pattern.{step.value}", f"has {call.op} read no value; legal is one at least")
+        found[call.op] = (*found.get(call.op, ()), *ways)
+    return found
+
+
+def _bits(
+    reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], names: Mapping[str, Any]
+) -> dict[str, int]:
+    """Value -> the most bits that it may have, from `bits`, or from the least and greatest integer."""
+    found = {}
+    for value, limits in _by_value(reader, given, field, "limits").items():
+        place = f"{field}.limits.{value}"
+        reader.keys(limits, LIMITS, place)
+        said = {_bits_of_range(reader, limits, place)} if {"min", "max"} & set(limits) else set()
+        said |= {reader.bits(limits, place)} if limits.get("bits") is not None else set()
+        if len(said) != 1:
+            raise reader.error(place, f"says {limits!r}; legal is bits, or min and max of so many bits")
+        (bits,) = said
+        widest = max(DType(d).bits for t in types[value] for d in names.get(t, (t,)))
+        if bits > widest:
+            raise reader.error(place, f"has {bits} bits, and {field}.types.{value} holds {widest}")
+        found[value] = bits
+    return found
+
+
+def _bits_of_range(reader: Reader, limits: Data, place: str) -> int:
+    least, most = limits.get("min"), limits.get("max")
+    for bits in range(2, 17):
+        half = 1 << (bits - 1)
+        if (least, most) in ((-half, half - 1), (1 - half, half - 1), (0, 2 * half - 1)):
+            return bits
+    raise reader.error(
+        place, f"has min {least!r} and max {most!r}; legal are those of so many bits: -64 or -63 to 63, or 0 to 127"
+    )
+
+
+def _cost(reader: Reader, given: Data, field: str, cost: Cost) -> Cost | None:
+    if given.get("cost") is None:
+        return None
+    part = reader.mapping(given["cost"], f"{field}.cost", ", ".join(COSTS))
+    reader.keys(part, COSTS, f"{field}.cost")
+    try:
+        return replace(cost, macs_per_cycle={**cost.macs_per_cycle, **reader.rates(part.get("macs_per_cycle", {}))})
+    except HardwareError as error:
+        raise reader.error(f"{field}.cost", f"is wrong: {error}") from None
+
+
+class KernelReader(Reader):
+    """Words errors of a kernel's ops as what they are: fields of the kernel."""
+
+    def __init__(self, name: str, kernel: str) -> None:
+        super().__init__(name)
+        self._kernel = kernel
+
+    def error(self, field: str, problem: str) -> HardwareError:
+        """Return the error of a field; fields of `ops` are those of the kernel."""
+        return super().error(field.replace("ops.", f"kernels.{self._kernel}.", 1), problem)

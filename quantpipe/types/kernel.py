@@ -1,0 +1,65 @@
+"""A kernel of a device that is a pattern of ops, as frozen data: what it looks like and which types its values have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quantpipe.types.hardware import Cost, OpSignature
+
+
+@dataclass(frozen=True)
+class PatternCall:
+    """Describe one op of a pattern.
+
+    `arguments`: names of values, or numbers that a constant operand must have. Inputs of the node that are not named
+    must be constants. `attributes`: what the node must say.
+    """
+
+    op: str
+    arguments: tuple[str | float, ...]
+    attributes: tuple[tuple[str, object], ...] = ()
+
+
+@dataclass(frozen=True)
+class PatternStep:
+    """Describe how a value of a pattern is made: by one of some ops. `when`: conditions on the node."""
+
+    value: str
+    calls: tuple[PatternCall, ...]
+    when: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class LogicalKernel:
+    """Describe a kernel that runs a pattern of ops as one.
+
+    `steps` in the order of the file, the last one makes the result; `results`: every value that may be read outside.
+    `signatures`: value -> op -> the ways to run the node that makes it. `bits`: value -> the most bits that it has.
+    `cost`: what its nodes cost where that differs from the device's others.
+    """
+
+    name: str
+    steps: tuple[PatternStep, ...]
+    results: tuple[str, ...]
+    signatures: Mapping[str, Mapping[str, tuple[OpSignature, ...]]]
+    bits: Mapping[str, int] = field(default_factory=dict)
+    cost: Cost | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the values that no step makes."""
+        made = {step.value for step in self.steps}
+        names = (a for s in self.steps for c in s.calls for a in c.arguments if isinstance(a, str))
+        return tuple(dict.fromkeys(name for name in names if name not in made))
+
+
+@dataclass(frozen=True)
+class KernelSite:
+    """State where a kernel's pattern lies in a model: its nodes in execution order, and the tensor of each value."""
+
+    kernel: str
+    nodes: tuple[str, ...]
+    tensors: tuple[tuple[str, str], ...]
+    makers: tuple[tuple[str, str], ...]
+    """Node -> the value that it makes."""
