@@ -37,7 +37,7 @@ def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel,
         return ()
     of = "names and kernels, such as {conv_swish: {pattern: {y: Conv(x, w), z: HardSwish(y)}, types: {…}}}"
     found = [
-        _kernel(reader, str(name), part, data, cost) for name, part in reader.mapping(given, "kernels", of).items()
+        _kernel(reader, str(name), part, data, cost=cost) for name, part in reader.mapping(given, "kernels", of).items()
     ]
     for number, kernel in enumerate(found):
         for other in found[:number]:
@@ -67,7 +67,7 @@ def _numbered(kernel: LogicalKernel) -> object:
     ]
 
 
-def _kernel(reader: Reader, name: str, part: object, data: Data, cost: Cost) -> LogicalKernel:
+def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) -> LogicalKernel:
     field = f"kernels.{name}"
     given = reader.mapping(part, field, ", ".join(FIELDS))
     reader.keys(given, FIELDS, field)
@@ -97,8 +97,8 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, cost: Cost) -> 
         name,
         steps,
         results,
-        {step.value: _signatures(reader, step, types, given, data, field=field) for step in steps},
-        _bits(reader, given, field, types, wildcards(data, reader)),
+        {step.value: _signatures(reader, step, types, given, data=data, field=field) for step in steps},
+        _bits(reader, given, field, types, names=wildcards(data, reader)),
         _cost(reader, given, field, cost),
     )
 
@@ -133,8 +133,8 @@ def _signatures(
     step: PatternStep,
     types: Mapping[str, tuple[str, ...]],
     given: Data,
-    data: Data,
     *,
+    data: Data,
     field: str,
 ) -> dict[str, tuple[OpSignature, ...]]:
     """Op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
@@ -155,7 +155,7 @@ def _signatures(
 
 
 def _bits(
-    reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], names: Mapping[str, Any]
+    reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], *, names: Mapping[str, Any]
 ) -> dict[str, int]:
     """Value -> the most bits that it may have, from `bits`, or from the least and greatest integer."""
     found = {}

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quantpipe.errors import HardwareError
 from quantpipe.graph.integer_ops import COMMUTES
@@ -95,7 +97,7 @@ def _site(kernel: LogicalKernel, bound: _Bound, graph: Graph) -> KernelSite:
 def _matches(kernel: LogicalKernel, last: PatternStep, node: Node, graph: Graph) -> Iterator[_Bound]:
     """Every way in which the pattern ends in a node."""
     steps = {step.value: step for step in kernel.steps}
-    for bound in _step(steps, last, node, graph, _Bound({}, {})):
+    for bound in _step(steps, last, node, graph, bound=_Bound({}, {})):
         for whole in _rest(steps, graph, bound):
             if _is_apart(kernel, whole, graph):
                 yield whole
@@ -111,7 +113,7 @@ def _rest(steps: Mapping[str, PatternStep], graph: Graph, bound: _Bound) -> Iter
     for other in known[:1]:
         readers = {r.name: r for t in _known_operands(other, bound) for r, _ in graph.consumers.get(t, ())}
         for reader in readers.values():
-            for found in _step(steps, other, reader, graph, bound):
+            for found in _step(steps, other, reader, graph, bound=bound):
                 yield from _rest(steps, graph, found)
 
 
@@ -121,7 +123,7 @@ def _known_operands(step: PatternStep, bound: _Bound) -> list[str]:
 
 
 def _step(
-    steps: Mapping[str, PatternStep], step: PatternStep, node: Node, graph: Graph, bound: _Bound
+    steps: Mapping[str, PatternStep], step: PatternStep, node: Node, graph: Graph, *, bound: _Bound
 ) -> Iterator[_Bound]:
     if step.value in bound.nodes:
         if bound.nodes[step.value] == node.name:
@@ -133,7 +135,7 @@ def _step(
         if call.op == node.op and _attributes(call, node) and _conditions(step, node, graph):
             made = _Bound({**bound.tensors, step.value: node.outputs[0]}, {**bound.nodes, step.value: node.name})
             for order in _orders(node):
-                yield from _operands(steps, call, order, graph, made)
+                yield from _operands(steps, call, order, graph, bound=made)
 
 
 def _orders(node: Node) -> list[tuple[str, ...]]:
@@ -142,7 +144,7 @@ def _orders(node: Node) -> list[tuple[str, ...]]:
 
 
 def _operands(
-    steps: Mapping[str, PatternStep], call: PatternCall, given: Sequence[str], graph: Graph, bound: _Bound
+    steps: Mapping[str, PatternStep], call: PatternCall, given: Sequence[str], graph: Graph, *, bound: _Bound
 ) -> Iterator[_Bound]:
     """Operands one by one; those that the pattern does not name must be constants."""
     if len(given) < len(call.arguments):
@@ -151,12 +153,12 @@ def _operands(
         return
     ways = [bound]
     for argument, tensor in zip(call.arguments, given, strict=False):
-        ways = [found for way in ways for found in _operand(steps, argument, tensor, graph, way)]
+        ways = [found for way in ways for found in _operand(steps, argument, tensor, graph, bound=way)]
     yield from ways
 
 
 def _operand(
-    steps: Mapping[str, PatternStep], argument: str | float, tensor: str, graph: Graph, bound: _Bound
+    steps: Mapping[str, PatternStep], argument: str | float, tensor: str, graph: Graph, *, bound: _Bound
 ) -> Iterator[_Bound]:
     if not isinstance(argument, str):
         if graph.is_constant(tensor) and _is_number(graph.constant(tensor), argument):
@@ -167,12 +169,12 @@ def _operand(
     elif argument in steps:
         maker = graph.producers.get(tensor)
         if maker is not None:
-            yield from _step(steps, steps[argument], maker, graph, bound)
+            yield from _step(steps, steps[argument], maker, graph, bound=bound)
     elif tensor:
         yield _Bound({**bound.tensors, argument: tensor}, bound.nodes)
 
 
-def _is_number(values: np.ndarray, number: float) -> bool:
+def _is_number(values: NDArray[Any], number: float) -> bool:
     return bool(values.size and np.allclose(values, number, rtol=TOLERANCE, atol=0))
 
 
