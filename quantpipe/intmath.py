@@ -1,4 +1,4 @@
-"""Integer arithmetic of quantization: the only place of the program that rounds.
+"""Integer arithmetic of quantization: how scales, codes and sums are rounded, for the planner and everything behind it.
 
 It takes real ranges and gives scales and zero points; it takes real or accumulator arrays and gives the integers that
 the hardware would hold. Everything is vectorized NumPy. Symbols: `r` real, `q` integer, `s` scale (real units per

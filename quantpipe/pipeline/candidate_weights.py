@@ -12,7 +12,7 @@ from quantpipe.types import Strategy
 
 
 def candidate_layer(settings: Settings) -> LayerOptions:
-    """Return how a candidate's layers are solved: as in the step `rounding`."""
+    """Return how a candidate's layers are solved: as in the step `gptq`."""
     return settings.recover.layer("gptq")
 
 
