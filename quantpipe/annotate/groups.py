@@ -190,7 +190,10 @@ def weight_sites(
             raise ConfigError(
                 f"{tensor!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE
             )
-        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=spec.weights.block))
+        block = spec.weights.block
+        if block is not None and block.are_real != (found[0].form is Form.FLOAT):
+            block = None  # kernels in integers take no float scales
+        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=block))
     return tuple(sites)
 
 

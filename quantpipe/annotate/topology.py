@@ -19,10 +19,11 @@ from quantpipe.annotate.pins import pins_of
 from quantpipe.annotate.settle import limited, settle
 from quantpipe.annotate.tables import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.unreached import refuse_unreached
+from quantpipe.annotate.weighted import reason_of, weighted
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.legality import integer_signatures
-from quantpipe.hardware.storage import Signatures, StorageTypes
+from quantpipe.hardware.storage import Signatures, StorageTypes, weight_only_types
 from quantpipe.oprules import OP_RULES, rule_of
 from quantpipe.types import (
     DType,
@@ -90,12 +91,15 @@ def analyze(
     ways = {k.node: _signatures(graph, spec, k.node) for k in kernels}
     stored, weights = _widest(spec, kernels, ways, conditions, stored=draft.dtypes)
     solved = scale_groups(graph, spec, kernels, stored, edges=edges, pins=pins, least=least)
+    real = weighted(graph, spec, reasons)
+    reasons |= {k.node: reason_of(spec) for k in real}
+    weights |= {k.weight: weight_only_types(spec, k.op)[-1] for k in real if k.weight is not None}
     sites = weight_sites(
         graph,
         spec,
         weights,
         lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
-        kernels=kernels,
+        kernels=(*kernels, *real),
         edges=edges,
         least=least,
     )
@@ -112,6 +116,7 @@ def analyze(
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         sites=settled_here.sites,
+        weighted=real,
         signatures=ways if any(len(found) > 1 or _narrows_alone(found) for found in ways.values()) else {},
     )
 

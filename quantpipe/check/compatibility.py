@@ -188,7 +188,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     refused = tuple(
         Refused(n.name, n.op, topology.float_nodes[n.name].text, work[n.name])
         for n in reals
-        if n.name in topology.float_nodes
+        if n.name in topology.float_nodes and n.name not in topology.weighted_of
     )
     sums = accumulations(graph, topology, spec, schema)
     total = sum(work.values())
@@ -206,7 +206,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         schema=schema.name,
         verdict=_verdict(topology, refused, sums, spec),
         nodes=len(reals),
-        integer_nodes=len(reals) - len(refused),
+        integer_nodes=len(reals) - len(refused) - len(topology.weighted),
         mac_share=integer / total if total else 0.0,
         refused=refused,
         islands=islands(graph, topology),
@@ -221,8 +221,16 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         cycles=spent,
         seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
         loads=loaded_forms(graph, topology, spec),
-        notes=(*graph.notes, *_uncounted(graph), *decisions(graph, spec)),
+        notes=(*graph.notes, *_weights_only(topology, spec), *_uncounted(graph), *decisions(graph, spec)),
     )
+
+
+def _weights_only(topology: Topology, spec: HardwareSpec) -> list[str]:
+    """A sentence where weights alone are in integers."""
+    count, block = len(topology.weighted), spec.weights.block
+    if not count or block is None:
+        return []
+    return [f"{count} nodes multiply real numbers by integer weights in blocks of {block.size}"]
 
 
 def _uncounted(graph: Graph) -> list[str]:
@@ -238,7 +246,7 @@ def _verdict(
     topology: Topology, refused: tuple[Refused, ...], sums: tuple[Accumulation, ...], spec: HardwareSpec
 ) -> Verdict:
     """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
-    if not topology.kernels or (refused and spec.float_on is FloatOn.NONE):
+    if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
         return Verdict.CANNOT_RUN
     if spec.accumulator.overflow is Overflow.NEVER and any(a.overflows for a in sums):
         return Verdict.CANNOT_RUN

@@ -18,6 +18,9 @@ KEY = "quantpipe.session_options"
 INT8_KERNELS = {"session.qdqisint8allowed": "1"}
 """Fuse int8 Q/DQ as it stands."""
 
+REAL_ACTIVATIONS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+"""Multiply real numbers by weights in blocks as they are: the default (level 4) quantizes them to 8 bits first."""
+
 EXACT_PAIRS = {"session.x64quantprecision": "1"}
 """Kernels that add products of uint8 and int8 in 32 bits on x86 CPUs without VNNI, too."""
 

@@ -8,9 +8,11 @@ from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     AddInputs,
     BiasScale,
+    DType,
     Granularity,
     HardwareSpec,
     Isa,
+    OpSignature,
     PadValue,
     RequantizeKind,
     Scales,
@@ -107,6 +109,9 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
     for op, signatures in spec.ops.items():
         for signature in signatures:
             types = signature.inputs
+            if signature.is_weight_only:
+                _weight_only(spec, reader, op, signature)
+                continue
             if len({d.is_float for d in types}) > 1:
                 raise reader.error(f"ops.{op}.in", f"mixes float and integer types: {', '.join(types)}")
             if not signature.is_integer and any(not d.is_float for d in signature.outputs):
@@ -120,6 +125,15 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
     """What is multiplied, block by block, must fit the type of the weights."""
     blocks = spec.weights.block
     if blocks is None:
+        return
+    if blocks.are_real:
+        if not any(s.is_weight_only for signatures in spec.ops.values() for s in signatures):
+            raise reader.error(
+                "weights.block",
+                f"is {blocks.size}, a float scale for each block, and no op multiplies real numbers by integer "
+                "weights; legal are {size, multiplier_bits} for kernels in integers, or a signature such as "
+                "{in: [float32, int4], out: float32}",
+            )
         return
     types = {
         s.input(weight)
@@ -154,3 +168,21 @@ def _narrow_sums(spec: HardwareSpec, reader: Reader) -> None:
                 f"adds in fixed point, which takes sums of 32 bits, but accumulator.bits is {spec.accumulator.width}; "
                 "legal are a wider accumulator, another requantize of this op, or add_inputs: none",
             )
+
+
+def _weight_only(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:
+    """Real numbers times integer weights: a float scale for each block, and a real result."""
+    weight = OP_RULES[op].weight if op in OP_RULES else None
+    if weight != 1 or len(signature.inputs) != 2:
+        raise reader.error(f"ops.{op}.in", f"mixes float and integer types: {', '.join(signature.inputs)}")
+    if spec.weights.block is None or not spec.weights.block.are_real:
+        raise reader.error(
+            f"ops.{op}.in",
+            f"is {', '.join(signature.inputs)}: real numbers times integer weights, which have a float scale for each "
+            "block; legal with weights.block, such as 32",
+        )
+    dtype = signature.inputs[weight]
+    if not dtype.signed or dtype.bits > 8:
+        raise reader.error(f"ops.{op}.in", f"has weights of {dtype} for real numbers; legal are int4 and int8")
+    if any(d is not DType.FLOAT32 for d in signature.outputs) or signature.requantize is not None:
+        raise reader.error(f"ops.{op}.out", "must be float32 where real numbers are multiplied by integer weights")

@@ -12,7 +12,7 @@ from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.gain import rate
-from quantpipe.hardware.storage import storage_types
+from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology, WeightSite
@@ -74,18 +74,23 @@ def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
         The number of bytes.
     """
     types = storage_types(topology).at(bits)
-    widths = {w.tensor: _stored_width(w, graph, bits[w.tensor], types[w.tensor].bits) for w in topology.weights}
+    widths = {
+        w.tensor: _stored_width(w, graph, spec, bits[w.tensor], width=types[w.tensor].bits) for w in topology.weights
+    }
     tables = {t.tensor: bits[t.tensor] for t in topology.tables}
     return _bytes_of_weights(topology, graph, {**tables, **widths})
 
 
-def _stored_width(site: WeightSite, graph: Graph, bits: int, width: int) -> float:
+def _stored_width(site: WeightSite, graph: Graph, spec: HardwareSpec, bits: int, *, width: int) -> float:
     """Bits that a value of a weight takes, `width` of its type; in blocks, its code and its share of a multiplier."""
     if site.block is None:
         return width
     shape = graph.shapes[site.tensor]
     elements = shape[1 - site.channel_axis] * prod(shape[2:])
     count = ceil(shape[1 - site.channel_axis] / site.block.size)
+    if site.block.are_real:
+        types = weight_only_types(spec, graph.by_name[site.nodes[0]].op)
+        return narrowest(types, bits).bits + FLOAT_BITS * count / max(elements, 1)
     return (4 if bits <= 4 else 8) + site.block.multiplier_bits * count / max(elements, 1)
 
 
@@ -98,7 +103,7 @@ def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
 
-    Float nodes count 32 x 32.
+    Float nodes count 32 x 32, or 32 times the bits of a weight in integers.
 
     Args:
         topology: what runs in integers.
@@ -111,7 +116,8 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
     """
     total = 0
     for node in graph.nodes:
-        total += macs(node, graph) * _operand_bits(topology.kernel_of.get(node.name), bits)
+        kernel = topology.kernel_of.get(node.name) or topology.weighted_of.get(node.name)
+        total += macs(node, graph) * _operand_bits(kernel, bits)
     return float(total)
 
 
@@ -151,6 +157,9 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             rule = rule_of(node)
             weight = rule.weight_of(node, graph) if rule is not None else None
             loaded = prod(graph.shapes[weight]) * FLOAT_BITS / 8 if weight is not None else 0.0
+            if node.name in topology.weighted_of:
+                site = topology.weight_of[weight or ""]
+                loaded *= _stored_width(site, graph, spec, bits[site.tensor], width=FLOAT_BITS) / FLOAT_BITS
             total += work / spec.cost.macs_per_cycle["float32"] + loaded / spec.cost.bytes_per_cycle
             continue
         if kernel.weight is None:
@@ -161,7 +170,7 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
         total += work * alignment(node, graph, spec) / rate(spec, widest)
         site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
         scales = 1 if site.axis is None else shape[site.axis]
-        width = _stored_width(site, graph, bits[site.tensor], types[site.tensor].bits)
+        width = _stored_width(site, graph, spec, bits[site.tensor], width=types[site.tensor].bits)
         loaded = prod(shape) * width / 8 + scales * spec.cost.scale_bytes
         total += loaded / spec.cost.bytes_per_cycle
     return total

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from math import prod
 
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.storage import narrowest, storage_types
+from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import HardwareSpec, Kernel, Topology
@@ -26,6 +26,8 @@ class Gains:
 
     def __init__(self, topology: Topology, graph: Graph, spec: HardwareSpec) -> None:
         self._spec, self._types = spec, storage_types(topology)
+        sites = (w for w in topology.weights if w.block is not None and w.block.are_real)
+        self._real = {w.tensor: weight_only_types(spec, graph.by_name[w.nodes[0]].op) for w in sites}
         multiplied = [k for k in topology.kernels if multiply_accumulates(graph.by_name[k.node], graph)]
         self._multiplied = {t for k in multiplied for t in _operands(k)}
         self._tight = {t for k in multiplied if _may_overflow(k, topology, graph, spec) for t in _operands(k)}
@@ -47,7 +49,7 @@ class Gains:
 
     def _worth(self, names: tuple[str, ...], bits: int) -> list[float]:
         """What the device pays by each measure, less is better."""
-        stored = [float(narrowest(self._types.options(t), bits).bits) for t in names]
+        stored = [float(narrowest(self._real.get(t) or self._types.options(t), bits).bits) for t in names]
         return stored + [1 / rate(self._spec, bits) for t in names if t in self._multiplied]
 
 

@@ -78,6 +78,7 @@ def _bits(spec: HardwareSpec, reader: Reader) -> None:
             weights.add(signature.input(weight))
         others = [d for port, d in enumerate(signature.inputs) if port != weight or len(signature.inputs) == 1]
         stored |= {d for d in (*others, *signature.outputs) if not spec.is_wide(d)}
+    weights |= {s.inputs[-1] for rows in spec.ops.values() for s in rows if s.is_weight_only}
     given = {
         "activations.bits": (spec.activations.bits, stored, "stores activations"),
         "weights.bits": (spec.weights.bits + spec.weights.reduce_range, weights, "multiplies by weights"),

@@ -75,7 +75,7 @@ OPTIONAL = (
     "types",
     "tables",
 )
-LOADED = ("qdq", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
+LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
 ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
@@ -265,12 +265,16 @@ def _weights(reader: Reader, data: Data) -> WeightLimits:
 def _blocks(reader: Reader, part: Data) -> Blocks | None:
     if part.get("block") is None:
         return None
-    given = reader.mapping(part["block"], "weights.block", "size and multiplier_bits")
+    given = part["block"] if isinstance(part["block"], Mapping) else {"size": part["block"]}
     reader.keys(given, ("size", "multiplier_bits"), "weights.block")
-    size = given.get("size")
+    size, bits = given.get("size"), given.get("multiplier_bits")
     if size not in BLOCK_SIZES or isinstance(size, bool):
-        raise reader.error("weights.block.size", f"is {size!r}; legal are {', '.join(map(str, BLOCK_SIZES))}")
-    return Blocks(size, reader.whole(given.get("multiplier_bits"), "weights.block.multiplier_bits", 2))
+        raise reader.error(
+            "weights.block.size",
+            f"is {size!r}; legal are {', '.join(map(str, BLOCK_SIZES))} (a last block may be shorter: the size need "
+            "not divide the input channels)",
+        )
+    return Blocks(size, 0 if bits is None else reader.whole(bits, "weights.block.multiplier_bits", 2))
 
 
 def _activations(reader: Reader, data: Data) -> ActivationLimits:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quantpipe.oprules import OP_RULES
-from quantpipe.types import DType, Form, Kernel, OpSignature, Topology
+from quantpipe.types import DType, Form, HardwareSpec, Kernel, OpSignature, Topology
 
 Types = Mapping[str, DType]
 Bits = Mapping[str, int]
@@ -114,6 +114,12 @@ class StorageTypes:
     def _allowed(self, row: _Row) -> bool:
         read = all(d in self._options[t] for t, d in row.read.items())
         return read and (row.output is None or any(d in self._options[row.output] for d in row.written))
+
+
+def weight_only_types(spec: HardwareSpec, op: str) -> tuple[DType, ...]:
+    """Return the types of weights by which a device multiplies real numbers in an op, the narrowest first."""
+    found = {s.inputs[-1] for s in spec.ops.get(op, ()) if s.is_weight_only}
+    return tuple(sorted(found, key=_bits))
 
 
 def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types) -> OpSignature | None:

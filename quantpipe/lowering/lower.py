@@ -90,6 +90,10 @@ class Dialect(Protocol):
         """Write a constant of a table of which rows are looked up: its integers, scales or offsets."""
         ...
 
+    def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """Write a node that multiplies real numbers by an integer weight; the result must bear the tensor's name."""
+        ...
+
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write stored integers of the plan's type, from outside the graph, as this form holds them."""
         ...
@@ -118,7 +122,7 @@ class Context:
         names = {t for n in graph.nodes for t in n.outputs} | {i.name for i in graph.inputs} | {*graph.constant_names()}
         self.graph, self.topology, self.plan = graph, topology, plan
         newer = any(q.dtype.bits == 16 for q in plan.quantizers.values())
-        newer = newer or any(w.stored_bits == 4 for w in plan.weights.values())
+        newer = newer or any(w.stored_bits == 4 or w.has_real_blocks for w in plan.weights.values())
         newer = newer or any(t.dtype.bits == 4 for t in plan.tables.values())
         opset, version = (NEWER_OPSET, NEWER_IR_VERSION) if newer else (OPSET, IR_VERSION)
         self.opset = max(opset, graph.opset)
@@ -239,6 +243,9 @@ def render(
             context.set(kernel.output, kernel.form, lowering(context, node, kernel))
         elif node.name in topology.table_of:
             context.set(node.outputs[0], Form.FLOAT, look_up(context, node))
+        elif node.name in topology.weighted_of:
+            real = dialect.weigh(context, node, topology.weighted_of[node.name])
+            context.set(node.outputs[0], Form.FLOAT, real)
         elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}

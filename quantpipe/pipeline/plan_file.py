@@ -51,8 +51,8 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         },
         "weights": {
             t: {
-                "scale": _number(w.scale),
-                "zero_point": w.zero.tolist(),
+                "scale": digest_array(w.scale) if w.has_real_blocks else _number(w.scale),
+                "zero_point": 0 if w.has_real_blocks else w.zero.tolist(),
                 "axis": w.axis,
                 "channel_axis": topology.weight_of[t].channel_axis,
                 "dtype": w.dtype,
@@ -67,6 +67,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
         "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
+        "weighted": {k.node: {"op": k.op, "weight": k.weight} for k in topology.weighted},
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
@@ -77,6 +78,10 @@ def _blocks(weight: WeightTensor) -> dict[str, Any]:
     grid = weight.block
     if grid is None:
         return {}
+    if weight.has_real_blocks:
+        return {
+            "block": {"size": grid.size, "zero_point": digest_array(grid.zero_point), "codes": [grid.low, grid.high]}
+        }
     zero = grid.zero_point.tolist() if np.any(grid.zero_point) else 0
     codes = [grid.low, grid.high]
     return {"block": {"size": grid.size, "multiplier": grid.multiplier.tolist(), "zero_point": zero, "codes": codes}}

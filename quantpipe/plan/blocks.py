@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.types import BlockGrid, Blocks, DType, Symmetry, TensorSchema
+from quantpipe.types import BlockGrid, Blocks, DType, Symmetry, TensorSchema, WeightTensor
 
 Floats = NDArray[np.float64]
 SHARES = np.linspace(1.0, 0.4, 16)
@@ -110,9 +110,7 @@ def fitted(
     Returns:
         The grid with its multipliers and zero points.
     """
-    starts = np.arange(0, rows.shape[1], grid.size)
-    low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
-    high = np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)
+    low, high = _ranges(rows, grid.size)
     affine = schema.symmetry is Symmetry.ASYMMETRIC
     needed = (high - low) / (grid.high - grid.low) if affine else np.maximum(-low, high) / grid.high
     step = np.broadcast_to(scale.astype(np.float64)[:, np.newaxis], needed.shape)
@@ -131,26 +129,98 @@ def fitted(
     return replace(grid, multiplier=multiplier, zero_point=zero)
 
 
+def with_scales(
+    rows: NDArray[Any],
+    ends: tuple[Floats, Floats],
+    bits: int,
+    dtype: DType,
+    *,
+    size: int,
+    schema: TensorSchema,
+    importance: Floats | None = None,
+) -> tuple[NDArray[np.float32], BlockGrid]:
+    """Return a float scale and a zero point of each block, of least squared error: w = s_cb · (code - z_cb).
+
+    Args:
+        rows: the real weights, `[C, I, T]`.
+        ends: the least and the greatest real value of each channel, `[C]` or `[1]`.
+        bits: bits of a code.
+        dtype: what codes are stored in.
+        size: input channels of a block.
+        schema: how ranges become scales.
+        importance: what the square of an error counts, `[1 or C, I, T]`; None: all the same.
+
+    Returns:
+        The scales `[C, B]`, and the grid with the zero points.
+    """
+    low, high = _ranges(rows, size)
+    least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
+    low, high = np.maximum(low, least), np.minimum(high, greatest)
+    if schema.symmetry is not Symmetry.ASYMMETRIC:
+        high = np.maximum(-low, high)
+        low = -high
+    best = np.full(low.shape, np.inf)
+    scale, zero = np.ones(low.shape, np.float32), np.zeros(low.shape, np.int64)
+    grid = BlockGrid(size, np.ones(low.shape, np.int64), zero, 1, 0, 0)
+    for share in SHARES:
+        lows, highs = (v.reshape(-1) * share for v in (low, high))
+        tried, at, qmin, qmax = intmath.scales_zero_points(lows, highs, bits, dtype, schema=schema)
+        tried, at = tried.reshape(low.shape), at.reshape(low.shape)
+        grid = replace(grid, low=qmin, high=qmax)
+        error = _errors(rows, tried.astype(np.float64), at.astype(np.float64), grid, importance=importance)
+        better = error < best
+        best[better], scale[better], zero[better] = error[better], tried[better], at[better]
+    return scale, replace(grid, zero_point=zero)
+
+
 def steps_of(scale: NDArray[np.float32], grid: BlockGrid, inputs: int) -> Floats:
-    """Return what one step of a code is worth in real units at each input channel, `[C, I, 1]`; scales `[C]`, `[1]`."""
-    return spread(scale.astype(np.float64)[:, np.newaxis] * grid.multiplier, grid.size, inputs)
+    """Return what one step of a code is worth in real units at each input channel, `[C, I, 1]`.
+
+    Args:
+        scale: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
+        grid: what the blocks have.
+        inputs: I.
+
+    Returns:
+        The steps, float64.
+    """
+    own = scale.astype(np.float64) if scale.ndim == 2 else scale.astype(np.float64)[:, np.newaxis]
+    return spread(own * grid.multiplier, grid.size, inputs)
 
 
 def integers(rows: NDArray[Any], scale: NDArray[np.float32], grid: BlockGrid) -> NDArray[np.int64]:
-    """Return what kernels multiply by, `[C, I, T]`, of real weights `[C, I, T]` rounded to the nearest code.
+    """Return what a weight in blocks is held in, `[C, I, T]`, of real weights rounded to the nearest code.
 
     Args:
-        rows: the real weights.
-        scale: the scales of the channels, `[C]` or `[1]`.
+        rows: the real weights, `[C, I, T]`.
+        scale: the scales, `[C]` or `[1]` of channels, or `[C, B]` of blocks.
         grid: what the blocks have.
 
     Returns:
-        m_b · (code - z_b), int64.
+        m_b · (code - z_b), which kernels multiply by, or the code where blocks have float scales; int64.
     """
     inputs = rows.shape[1]
     zero, multiplier = (spread(v, grid.size, inputs) for v in (grid.zero_point, grid.multiplier))
     steps = rows / steps_of(scale, grid, inputs)
-    return np.asarray(intmath.nearest_step(steps, grid.low - zero, grid.high - zero).astype(np.int64) * multiplier)
+    nearest = intmath.nearest_step(steps, grid.low - zero, grid.high - zero).astype(np.int64)
+    return np.asarray(nearest + zero if scale.ndim == 2 else nearest * multiplier)
+
+
+def real_weight(weight: WeightTensor, channel_axis: int) -> NDArray[np.float32]:
+    """Return the real values of a weight whose blocks have float scales, as DequantizeLinear gives them.
+
+    Args:
+        weight: the weight.
+        channel_axis: its axis of output channels.
+
+    Returns:
+        f32(code - z) · f32(s), in the weight's own shape.
+    """
+    grid, rows = weight.block, rows_of(weight.values, channel_axis)
+    assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
+    scale, zero = (spread(v, grid.size, rows.shape[1]) for v in (weight.scale, grid.zero_point))
+    real = (rows.astype(np.int64) - zero).astype(np.float32) * scale
+    return as_weight(real, weight.values.shape, channel_axis)
 
 
 def codes(values: NDArray[Any], grid: BlockGrid) -> NDArray[np.int64]:
@@ -158,6 +228,13 @@ def codes(values: NDArray[Any], grid: BlockGrid) -> NDArray[np.int64]:
     inputs = values.shape[1]
     multiplier, zero = (spread(v, grid.size, inputs) for v in (grid.multiplier, grid.zero_point))
     return np.asarray(values.astype(np.int64) // multiplier + zero)
+
+
+def _ranges(rows: NDArray[Any], size: int) -> tuple[Floats, Floats]:
+    """The least and the greatest value of each block, `[C, B]` each, zero within."""
+    starts = np.arange(0, rows.shape[1], size)
+    low = np.minimum(np.minimum.reduceat(rows.min(axis=2), starts, axis=1), 0.0).astype(np.float64)
+    return low, np.maximum(np.maximum.reduceat(rows.max(axis=2), starts, axis=1), 0.0).astype(np.float64)
 
 
 def _errors(rows: NDArray[Any], step: Floats, zero: Floats, grid: BlockGrid, *, importance: Floats | None) -> Floats:

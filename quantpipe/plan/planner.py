@@ -12,7 +12,7 @@ from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import file_array, place_of, row_blocks
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.storage import Types, storage_types
+from quantpipe.hardware.storage import Types, narrowest, storage_types, weight_only_types
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan import blocks
@@ -21,7 +21,7 @@ from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.tables import row_table
-from quantpipe.plan.weights import choose_weight, ends
+from quantpipe.plan.weights import choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
     DType,
@@ -85,6 +85,8 @@ class Planner:
         for kernel in topology.kernels:
             if kernel.weight is not None:
                 choose_weight(draft, kernel)
+        for kernel in topology.weighted:
+            choose_real_weight(draft, kernel)
         for kernel in topology.kernels:
             rule = rule_of(self._graph.by_name[kernel.node])
             if rule is not None:
@@ -145,6 +147,12 @@ class Planner:
     ) -> WeightTensor:
         weight = self._graph.constant(site.tensor)
         rows = blocks.rows_of(weight.astype(np.float32, copy=False), site.channel_axis)
+        if block.are_real:
+            types = weight_only_types(self._spec, self._graph.by_name[site.nodes[0]].op)
+            dtype = narrowest(types, bits)
+            real, grid = blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=self._schema.weights)
+            codes = blocks.as_weight(blocks.integers(rows, real, grid), weight.shape, site.channel_axis)
+            return WeightTensor(site.tensor, codes.astype(dtype.numpy), real, site.axis, dtype, bits, block=grid)
         made, scale, grid = blocks.in_blocks(rows, limits, bits, dtype, blocks=block, schema=self._schema.weights)
         values = blocks.as_weight(made, weight.shape, site.channel_axis).astype(dtype.numpy)
         scale = scale.reshape(()) if site.axis is None else scale

@@ -48,6 +48,13 @@ def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
     draft.weights[tensor] = weight
 
 
+def choose_real_weight(draft: PlanBuilder, kernel: Kernel) -> None:
+    """Choose the integers of a weight by which real numbers are multiplied; accuracy recovery may give others."""
+    tensor = kernel.weight or ""
+    weight = draft.make_weight(tensor, draft.strategy.bits[tensor], draft.strategy.weights[tensor])
+    draft.weights[tensor] = draft.overrides.weights.get(tensor, weight)
+
+
 def _raise_scale(
     draft: PlanBuilder,
     kernel: Kernel,

@@ -10,11 +10,17 @@ from quantpipe.errors import QuantpipeError, brief
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Dialect, Rendered, render
 from quantpipe.realize.integer import Integer
+from quantpipe.realize.matmul_nbits import MatMulNBits
 from quantpipe.realize.qdq import Qdq
 from quantpipe.realize.qoperator import QOperator
 from quantpipe.types import QuantPlan, Topology
 
-OWN: Mapping[str, Callable[[], Dialect]] = {"qdq": Qdq, "qoperator": QOperator, "integer": Integer}
+OWN: Mapping[str, Callable[[], Dialect]] = {
+    "qdq": Qdq,
+    "matmul_nbits": MatMulNBits,
+    "qoperator": QOperator,
+    "integer": Integer,
+}
 """Name in the configuration -> dialect."""
 
 HERE: Mapping[str, Callable[[], Dialect]] = {"qdq": partial(Qdq, here=True)}

@@ -86,3 +86,34 @@ def is_turned(values: Array, weight: WeightTensor) -> bool | None:
 def fits_byte(grid: BlockGrid) -> bool:
     """Return whether the multipliers of a weight can be stored as int8."""
     return grid.most <= DType.INT8.qmax
+
+
+def dequantized(context: Context, weight: WeightTensor, channel_axis: int) -> ir.Value:
+    """Write DequantizeLinear with a scale and a zero point of each block.
+
+    A window of a convolution repeats the numbers of its block for each tap: ONNX has blocks along one axis only.
+
+    Args:
+        context: the graph in the making.
+        weight: the weight.
+        channel_axis: its axis of output channels.
+
+    Returns:
+        The real weight.
+    """
+    grid, b, name, shape = weight.block, context.builder, weight.tensor, weight.values.shape
+    assert grid is not None  # noqa: S101  (asked by the caller; narrows the type)
+    divided = list(shape)
+    divided[1 - channel_axis] = weight.scale.shape[1]
+
+    def laid(numbers: Array) -> Array:
+        taps = int(np.prod(shape[2:]))
+        return as_weight(np.repeat(numbers[:, :, np.newaxis], taps, axis=2), tuple(divided), channel_axis)
+
+    def integers(part: str, array: Array) -> ir.Value:
+        return b.constant(f"{name}_{part}", ir.tensor(array.astype(ir_dtype(weight.dtype).numpy())))
+
+    inputs = [integers("q", weight.values), b.constant(f"{name}_scale", laid(weight.scale))]
+    if np.any(grid.zero_point):
+        inputs.append(integers("zero_point", laid(grid.zero_point)))
+    return b.op("DequantizeLinear", *inputs, name=f"{name}/blocks", axis=1 - channel_axis, block_size=grid.size)

@@ -61,7 +61,7 @@ class Qdq(Stored):
         A default session on x86 runs their ops in float wherever it cannot rewrite the integers to uint8.
         """
         int8 = any(q.dtype.signed and q.dtype.bits == 8 for q in context.plan.quantizers.values())
-        return INT8_KERNELS if int8 else {}
+        return {**super().session_options(context), **(INT8_KERNELS if int8 else {})}
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Raise HardwareError: this form has no accumulators between ops."""

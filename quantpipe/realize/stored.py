@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
+from quantpipe.graph.session_options import REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
-from quantpipe.realize.blocks import expanded, is_turned
+from quantpipe.realize.blocks import dequantized, expanded, is_turned
 from quantpipe.types import (
     Accumulate,
     DType,
@@ -36,6 +37,7 @@ class Stored:
     def __init__(self) -> None:
         self._packed: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._constants: dict[str, tuple[ir.Value, NDArray[Any]]] = {}
+        self._real_weights: dict[str, ir.Value] = {}
 
     @property
     def inexact(self) -> str | None:
@@ -88,8 +90,11 @@ class Stored:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return no options: a default session runs the form as it is meant."""
-        return {}
+        """Return no options, as a default session runs the form as it is meant, but for weights in blocks.
+
+        There a default session on a CPU quantizes the activations to 8 bits.
+        """
+        return REAL_ACTIVATIONS if context.topology.weighted else {}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Return a graph input as it is."""
@@ -237,6 +242,19 @@ class Stored:
             byte = DType.UINT8 if table.offset is not None else DType.INT8
             self._packed[key] = self._cast(context, stored, byte, f"{table.tensor}/unpack", output=name)
         return self._packed[key]
+
+    def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """Write a node that multiplies real numbers by an integer weight: the float op behind DequantizeLinear."""
+        inputs = [self.real_weight(context, t) if t == kernel.weight else context.real(t) for t in node.inputs]
+        return context.builder.copy(node, inputs)[0]
+
+    def real_weight(self, context: Context, tensor: str) -> ir.Value:
+        """Write DequantizeLinear of a weight whose blocks have float scales."""
+        if tensor not in self._real_weights:
+            weight = context.plan.weights[tensor]
+            axis = context.topology.weight_of[tensor].channel_axis
+            self._real_weights[tensor] = dequantized(context, weight, axis)
+        return self._real_weights[tensor]
 
     def constant(self, context: Context, name: str, array: NDArray[Any] | np.generic) -> ir.Value:
         """Write an initializer, once per name and value.

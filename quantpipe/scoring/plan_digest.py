@@ -35,6 +35,8 @@ class PlanDigest:
             _feed(digest, plan.kernels.get(kernel.node))
         for site in topology.tables:
             digest.update(plan.tables[site.tensor].digest)
+        for kernel in topology.weighted:
+            digest.update(plan.weights[kernel.weight or ""].digest)
         for name in names:
             for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
                 _feed(digest, numbers.get(name))

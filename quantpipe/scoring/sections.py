@@ -56,7 +56,9 @@ class Section:
     def identity(self) -> str:
         """Return what it computes, but for numbers: sections of two topologies with the same one are the same."""
         nodes = [n.name for n in self.graph.nodes]
-        return repr((nodes, self.topology.kernels, self.feeds, self.reads, self.makes, self.live))
+        return repr(
+            (nodes, self.topology.kernels, self.topology.weighted, self.feeds, self.reads, self.makes, self.live)
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from quantpipe.lowering.fixedpoint import fixed_sum
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
+from quantpipe.plan.blocks import real_weight
 from quantpipe.simulate import functions
 from quantpipe.simulate.arithmetic import EXACT, Arithmetic
 from quantpipe.simulate.digits import digits_for
@@ -123,6 +124,15 @@ class Simulated(Arithmetic):
     def session_options(self, context: Context) -> Mapping[str, str]:
         """Return no options: the simulated graph has no integer kernels."""
         return {}
+
+    def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
+        """Write a node that multiplies real numbers by an integer weight, as float op on the real weight."""
+        weight = context.plan.weights[kernel.weight or ""]
+        real = real_weight(weight, context.topology.weight_of[weight.tensor].channel_axis)
+        found = self._weight(context, f"{weight.tensor}.real", real)
+        self.centred[found.name or ""] = weight
+        inputs = [found if t == kernel.weight else context.real(t) for t in node.inputs]
+        return context.builder.copy(node, inputs)[0]
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write q - z of integers from outside the graph, as float32."""

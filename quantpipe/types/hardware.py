@@ -180,6 +180,11 @@ class OpSignature:
         """Return whether all inputs are integers."""
         return not any(d.is_float for d in self.inputs)
 
+    @property
+    def is_weight_only(self) -> bool:
+        """Return whether real numbers are multiplied by integer weights."""
+        return self.inputs[0].is_float and not self.inputs[-1].is_float
+
     def input(self, port: int) -> DType:
         """Return the type of the input at `port`; ports beyond the list have the type of its last entry."""
         return self.inputs[min(port, len(self.inputs) - 1)]

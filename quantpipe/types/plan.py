@@ -70,7 +70,8 @@ class WeightTensor:
 
     `values` are q, in the float weight's shape and the NumPy type of `dtype`; `zero_point` is int64, in the shape of
     `scale` or `()`. `block`: where channels are divided into blocks, q is what kernels multiply by, and `bits` those of
-    the codes that q is made of.
+    the codes that q is made of. Where each block has a float scale of its own, `scale` is `[C, B]` and q is the code:
+    real = scale · (q - block.zero_point).
     """
 
     tensor: str
@@ -88,9 +89,15 @@ class WeightTensor:
         return bool(np.any(self.zero_point))
 
     @property
+    def has_real_blocks(self) -> bool:
+        """Return whether each block has a float scale of its own."""
+        return self.block is not None and self.scale.ndim == 2
+
+    @property
     def stored_bits(self) -> int:
         """Return as how many bits each integer, or the code that it is made of, is stored."""
-        return self.dtype.bits if self.block is None else 4 if self.bits <= 4 else 8
+        coded = self.block is not None and not self.has_real_blocks
+        return self.dtype.bits if not coded else 4 if self.bits <= 4 else 8
 
     @property
     def zero(self) -> NDArray[Any]:

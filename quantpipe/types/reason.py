@@ -32,6 +32,8 @@ class ReasonKind(StrEnum):
     """The device does not take it."""
     AROUND = "around"
     """It could run in integers; what is around it makes float the better place."""
+    WEIGHT_ONLY = "weight_only"
+    """It multiplies real numbers by integer weights."""
     SLOW = "slow"
     """The runtime computes it in float, or in a slow kernel."""
     WRITTEN_OUT = "written_out"

@@ -45,14 +45,19 @@ class Granularity(StrEnum):
 
 @dataclass(frozen=True)
 class Blocks:
-    """State which weights of an output channel share a multiplier beside the channel's scale.
+    """State which weights of an output channel share a scale of their own.
 
     `size` input channels make a block, with all of their taps; the last block may be shorter. `multiplier_bits`: a
-    block's multiplier is an unsigned integer of so many bits, from 1 on.
+    block has an unsigned multiplier of so many bits on the channel's scale; 0: it has a float scale of its own.
     """
 
     size: int
-    multiplier_bits: int
+    multiplier_bits: int = 0
+
+    @property
+    def are_real(self) -> bool:
+        """Return whether each block has a float scale, so that only real numbers can be multiplied by the weight."""
+        return self.multiplier_bits == 0
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,8 @@ class Topology:
     """Edges that another variant of the same graph quantizes and this one does not."""
     float_weights: tuple[str, ...] = ()
     """Weights that another variant quantizes wholly and this one keeps in float, for some of their users or all."""
+    weighted: tuple[Kernel, ...] = ()
+    """Nodes in float whose weight is held in integers: what they read and give is real (FLOAT)."""
     signatures: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)
     """Kernel node -> every way in which the device runs it; its bits say which one is taken (hardware/storage.py)."""
     tables: tuple[TableSite, ...] = ()
@@ -152,10 +154,14 @@ class Topology:
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).
 
-        `nodes`: those of the part, which say what tables it looks rows up in; None: all tables.
+        `nodes`: those of the part, which say what tables it looks rows up in, and what it multiplies real numbers by;
+        None: all of both.
         """
-        tables = self.tables if nodes is None else tuple(t for t in self.tables if not set(t.nodes).isdisjoint(nodes))
-        return replace(self, kernels=kernels, tables=tables)
+        if nodes is None:
+            return replace(self, kernels=kernels)
+        tables = tuple(t for t in self.tables if not set(t.nodes).isdisjoint(nodes))
+        weighted = tuple(k for k in self.weighted if k.node in nodes)
+        return replace(self, kernels=kernels, tables=tables, weighted=weighted)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:
@@ -181,6 +187,11 @@ class Topology:
     def kernel_of(self) -> Mapping[str, Kernel]:
         """Return a mapping: node -> the kernel it heads."""
         return {k.node: k for k in self.kernels}
+
+    @cached_property
+    def weighted_of(self) -> Mapping[str, Kernel]:
+        """Return a mapping: node in float whose weight is held in integers -> what it reads and gives."""
+        return {k.node: k for k in self.weighted}
 
     @cached_property
     def fused_into(self) -> Mapping[str, str]:

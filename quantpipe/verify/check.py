@@ -11,12 +11,13 @@ import numpy as np
 
 from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
+from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import Numbers, limits
 
-FORMS = ("qdq", "qoperator", "integer")
+FORMS = ("qdq", "matmul_nbits", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
 PLANNED = ("quantizers", "weights", "constants", "accumulators", "narrowings", "kernels")
 
@@ -83,6 +84,7 @@ def _checked(folder: Folder) -> Verdict:
             raise Wrong(
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
             ) from error
+    check_weighted(plan, model)
     floats = {str(f["node"]) for f in certificate["float_nodes"]}
     check_ends(numbers, floats)
     _all_seen(model, floats)

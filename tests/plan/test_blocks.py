@@ -187,7 +187,7 @@ def test_what_is_stored_is_codes_of_few_bits(tmp_path: Path) -> None:
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "size": ({"block": {"size": 33, "multiplier_bits": 4}}, "weights.block.size is 33; legal are 8, 16, 32"),
     "flag": ({"block": {"size": True, "multiplier_bits": 4}}, "weights.block.size is True; legal are"),
-    "kind": ({"block": 32}, "weights.block must be a mapping of size and multiplier_bits, not 32"),
+    "kind": ({"block": 32}, "weights.block is 32, a float scale for each block, and no op multiplies"),
     "key": ({"block": {"length": 32}}, "weights.block.length is not a field"),
     "bits": ({"block": {"size": 32, "multiplier_bits": 1}}, "weights.block.multiplier_bits is 1; legal are whole"),
     "room": ({"block": {"size": 32, "multiplier_bits": 5}}, "is 5 beside weights.bits=4, and ops multiply by int8"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.plan.blocks import as_weight, fitted, rows_of, spread, steps_of
+from quantpipe.plan.blocks import as_weight, fitted, rows_of, spread, steps_of, with_scales
 from quantpipe.recover.reconstruct.gptq import ROUNDINGS, row_errors
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, damped, mean_output, parts, regression, unit_of
 from quantpipe.recover.reconstruct.moments import Moments
@@ -55,10 +55,11 @@ def solve_blocks(
     schema: TensorSchema,
     options: LayerOptions,
     layout: Layout,
-) -> tuple[Solved, BlockGrid]:
+) -> tuple[Solved, NDArray[np.float32], BlockGrid]:
     """Return the integers of least expected error for one layer in blocks.
 
-    The scale of a channel stays, unless its bias needs a greater one; the multipliers are chosen by the diagonal of H.
+    What the blocks have (multipliers, or float scales, and zero points) is chosen anew, by the diagonal of H. The scale
+    of a channel stays, unless its bias needs a greater one.
 
     Args:
         weight: the float weights, `[G, O, K]`.
@@ -70,17 +71,24 @@ def solve_blocks(
         layout: where the weights lie.
 
     Returns:
-        The solution, whose integers are those that kernels multiply by, and what the blocks have.
+        The solution, whose integers are those that the weight is held in, the scales and what the blocks have.
     """
     assert start.block is not None  # noqa: S101  (chosen so by the caller; narrows the type)
     unit = unit_of(moments, options)
     about = moments if options.correct_bias else moments.about_zero
     target = regression(weight, about, options.ridge * unit) if options.propagate else weight
-    scale = np.maximum(np.atleast_1d(start.scale), floor if start.scale.ndim else floor.max()).astype(np.float32)
-    grid, inputs = start.block, layout.shape[1 - layout.channel_axis]
-    if options.scale_search:
-        diagonal = np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape)
-        grid = fitted(layout.rows(target), scale, grid, schema=schema, importance=layout.rows(diagonal))
+    scale, grid, inputs = start.scale, start.block, layout.shape[1 - layout.channel_axis]
+    importance = layout.rows(np.broadcast_to(np.einsum("gkk->gk", about.hessian)[:, None], weight.shape))
+    rows = layout.rows(target)
+    if not start.has_real_blocks:
+        scale = np.maximum(np.atleast_1d(scale), floor if scale.ndim else floor.max()).astype(np.float32)
+        if options.scale_search:
+            grid = fitted(rows, scale, grid, schema=schema, importance=importance)
+    elif options.scale_search:
+        ends = (rows.min(axis=(1, 2)), rows.max(axis=(1, 2)))
+        scale, grid = with_scales(
+            rows, ends, start.bits, start.dtype, size=grid.size, schema=schema, importance=importance
+        )
     multiplier, zero = (layout.columns(spread(v, grid.size, inputs)) for v in (grid.multiplier, grid.zero_point))
     steps = layout.columns(steps_of(scale, grid, inputs))
     low, high = grid.low - zero.astype(np.float64), grid.high - zero.astype(np.float64)
@@ -88,14 +96,16 @@ def solve_blocks(
     plain = ROUNDINGS["nearest"](about.hessian)
     integers, shift = np.empty(weight.shape), mean_output(weight, moments, options).copy()
     before, after = np.empty(weight.shape[:2]), np.empty(weight.shape[:2])
-    for rows in parts(weight.shape):
-        bounds, own = (low[:, rows], high[:, rows]), steps[None, :, rows]
-        found, _ = rounded(target[:, rows], own, bounds)
+    for part in parts(weight.shape):
+        bounds, own = (low[:, part], high[:, part]), steps[None, :, part]
+        found, _ = rounded(target[:, part], own, bounds)
         real = found[0] * own[0]
-        integers[:, rows] = found[0] * multiplier[:, rows]
-        shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
-        after[:, rows] = row_errors(real - target[:, rows], about.hessian)
-        before[:, rows] = plain(weight[:, rows], own, bounds)[1][0]
+        integers[:, part] = found[0] + zero[:, part] if start.has_real_blocks else found[0] * multiplier[:, part]
+        shift[:, part] -= np.einsum("gok,gk->go", real, moments.mean)
+        after[:, part] = row_errors(real - target[:, part], about.hessian)
+        before[:, part] = plain(weight[:, part], own, bounds)[1][0]
     shift = shift if options.correct_bias else np.zeros_like(shift)
-    whole = np.broadcast_to(scale, weight.shape[0] * weight.shape[1]).reshape(weight.shape[:2])
-    return Solved(integers, whole, shift, float(before.sum()), float(after.sum())), grid
+    whole = scale if start.has_real_blocks else np.broadcast_to(scale, weight.shape[0] * weight.shape[1])
+    shown = whole if start.has_real_blocks else whole.reshape(weight.shape[:2])
+    made = scale if start.scale.ndim else scale.reshape(())
+    return Solved(integers, shown, shift, float(before.sum()), float(after.sum())), made, grid

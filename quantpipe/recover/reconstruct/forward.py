@@ -74,6 +74,10 @@ class Forward:
             return array
         return intmath.quantize(array, q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype)
 
+    def reached(self, tensor: str, batch: int) -> Array:
+        """Return a tensor of the quantized model that is real there, too."""
+        return self._stored.get(tensor, batch)
+
     def error(self, tensor: str, batch: int, plan: QuantPlan) -> Array:
         """Return the float model's values less the quantized model's."""
         quantizer = plan.quantizers.get(tensor)

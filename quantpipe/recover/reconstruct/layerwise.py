@@ -103,7 +103,8 @@ def recover(
         walk = _Walk(problem, plan, options, effort, forward, pool, chain, kept)
         for number, part in enumerate(parts):
             progress(number, len(parts), part.nodes[-1])
-            for kernel in part.kernels:
+            real = (topology.weighted_of[n] for n in part.nodes if n in topology.weighted_of)
+            for kernel in (*part.kernels, *real):
                 if kernel.weight is not None:
                     walk.solve(kernel)
             forward.run(part, planner.plan(strategy, walk.overrides, part.kernels))
@@ -152,7 +153,8 @@ class _Walk:
         where there is one, `errors` before and after, and the `uncertainty` of the moments.
         """
         moments = self._moments(kernel, layer)
-        input_scale = float(self.plan.quantizers[kernel.operands[0].tensor].scale)
+        data = self.plan.quantizers.get(kernel.operands[0].tensor)
+        input_scale = 1.0 if data is None else float(data.scale)
         floor = layer.floor(input_scale, bias)
         made, solved = layer.solved(before, moments, floor, self.problem.schema, options=self.options)
         if bias is not None:
@@ -179,13 +181,16 @@ class _Walk:
         rows = min(max(ROWS_PER_INPUT * width, LEAST_ROWS), self.effort.rows)
         count = sum(sizes)
         share = rows / max(count, 1)
-        quantizer = self.plan.quantizers[data]
+        quantizer = self.plan.quantizers.get(data)
 
         def read(number: int, size: int) -> Read:
-            q = self.forward.integers(data, number, self.plan)
+            stored = self.forward.integers(data, number, self.plan) if quantizer else self.forward.reached(data, number)
             rng = np.random.default_rng([self.effort.seed, len(self.layers), number])
-            picked = layer.form.pick(layer.node, self.problem.graph, q.shape, ceil(share * size), rng=rng)
-            stored = dequantized(picked.read(q, quantizer.zero_point), quantizer)
+            picked = layer.form.pick(layer.node, self.problem.graph, stored.shape, ceil(share * size), rng=rng)
+            if quantizer is None:
+                stored = picked.read(stored)
+            else:
+                stored = dequantized(picked.read(stored, quantizer.zero_point), quantizer)
             if wanted is None:
                 return stored, None
             x = picked.read(self.forward.real(data, number))

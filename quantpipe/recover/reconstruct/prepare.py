@@ -17,7 +17,7 @@ from quantpipe.plan import MOST_BIAS_STEPS
 from quantpipe.recover.reconstruct.blocks import Layout, solve_blocks
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
-from quantpipe.types import Kernel, Schema, Topology, WeightSite, WeightTensor
+from quantpipe.types import Form, Kernel, Schema, Topology, WeightSite, WeightTensor
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -119,12 +119,11 @@ class Layer:
             lambda weight: self.form.matrix(self.node, weight),
             lambda matrix: self.form.weight(self.node, matrix, shape),
         )
-        found, grid = solve_blocks(
+        found, scale, grid = solve_blocks(
             self.matrix, moments, before, floor, schema=schema.weights, options=options, layout=layout
         )
         values = layout.weight(found.integers).astype(before.values.dtype)
-        scale = found.scale.reshape(-1) if self.per_channel else found.scale.reshape(-1)[0]
-        return replace(before, values=values, scale=np.asarray(scale, np.float32), block=grid), found
+        return replace(before, values=values, scale=scale, block=grid), found
 
 
 def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
@@ -138,4 +137,5 @@ def layer_of(graph: Graph, topology: Topology, kernel: Kernel) -> Layer | None:
         return None
     bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64).reshape(-1)
     channels = graph.shapes[kernel.weight][site.channel_axis]
-    return Layer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, rule.bias is not None)
+    takes_bias = rule.bias is not None and kernel.form is not Form.FLOAT  # of a node in float it stays as it is
+    return Layer(node, rule.matrix, site, graph.constant(kernel.weight), bias, channels, takes_bias)
