@@ -32,6 +32,10 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
+WEIGHT_ONLY = "weight_only"
+"""The rule that notes a weight in integers by which real numbers are multiplied."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """State one rule that a tensor or a node breaks.
@@ -63,8 +67,9 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
-        return 2 if not self.quantized_ops else 3 if self.refused else 0
+        """Return 0 when nothing is refused, 3 when something is, 2 for a model without an integer op or weight."""
+        has_integers = self.quantized_ops or any(f.rule == WEIGHT_ONLY for f in self.findings)
+        return 2 if not has_integers else 3 if self.refused else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for `check.format=json`."""
@@ -144,7 +149,7 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
         elif node in reading.weight_only:
             text = f"its weights are integers, its data real numbers: {spec.name} computes it in float"
-            found.append(Finding(Severity.NOTE, "weight_only", node.name, node.name, text))
+            found.append(Finding(Severity.NOTE, WEIGHT_ONLY, node.name, node.name, text))
         elif node.name in below and node.name in above:
             found.append(_island(node, spec))
     return found

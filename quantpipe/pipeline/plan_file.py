@@ -38,6 +38,7 @@ from quantpipe.types import (
 
 def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
     """Return all of plan.json but its origin."""
+    weighted = {k.node: {"op": k.op, "weight": k.weight} for k in topology.weighted}
     return {
         "quantizers": {
             t: {
@@ -67,7 +68,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
         "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
-        "weighted": {k.node: {"op": k.op, "weight": k.weight} for k in topology.weighted},
+        **({"weighted": weighted} if weighted else {}),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
