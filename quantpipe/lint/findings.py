@@ -32,10 +32,6 @@ class Severity(StrEnum):
     NOTE = "note"
 
 
-WEIGHT_ONLY = "weight_only"
-"""The rule that notes a weight in integers by which real numbers are multiplied."""
-
-
 @dataclass(frozen=True)
 class Finding:
     """State one rule that a tensor or a node breaks.
@@ -67,9 +63,8 @@ class Findings:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 when nothing is refused, 3 when something is, 2 for a model without an integer op or weight."""
-        has_integers = self.quantized_ops or any(f.rule == WEIGHT_ONLY for f in self.findings)
-        return 2 if not has_integers else 3 if self.refused else 0
+        """Return 0 when nothing is refused, 3 when something is, 2 for a model without a single integer op."""
+        return 2 if not self.quantized_ops else 3 if self.refused else 0
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain data, for `check.format=json`."""
@@ -135,7 +130,13 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
     found += [(f.node, f) for f in (*_real_nodes(reading, spec), *_at_run_time(reading, spec))]
     order = {n.name: i for i, n in enumerate(graph.nodes)}
     findings = tuple(f for _, f in sorted(found, key=lambda pair: order[pair[0]]))
-    return Findings(graph.source, spec.name, len(reading.ops), len(reading.real), findings)
+    taken = len(reading.weight_only) if takes_weight_only(spec) else 0
+    return Findings(graph.source, spec.name, len(reading.ops) + taken, len(reading.real) - taken, findings)
+
+
+def takes_weight_only(spec: HardwareSpec) -> bool:
+    """Return whether a device multiplies real numbers by integer weights: such ops then count as integer ones."""
+    return any(s.is_weight_only for signatures in spec.ops.values() for s in signatures)
 
 
 def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
@@ -147,10 +148,10 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
         if shifts and _rescales(node, reading.graph):
             text = f"an accumulator is multiplied by a real number; {spec.name} narrows results by shifts only"
             found.append(Finding(Severity.REFUSED, "requantize", node.name, node.name, text))
-        elif node in reading.weight_only:
+        elif node in reading.weight_only and not takes_weight_only(spec):
             text = f"its weights are integers, its data real numbers: {spec.name} computes it in float"
-            found.append(Finding(Severity.NOTE, WEIGHT_ONLY, node.name, node.name, text))
-        elif node.name in below and node.name in above:
+            found.append(Finding(Severity.NOTE, "weight_only", node.name, node.name, text))
+        elif node.name in below and node.name in above and node not in reading.weight_only:
             found.append(_island(node, spec))
     return found
 

@@ -22,7 +22,7 @@ def lint_table(found: Mapping[str, Any]) -> Group:
     )
     findings = found["findings"]
     refused = sum(f["severity"] == "refused" for f in findings)
-    if found["exit_code"] == 2:
+    if not found["quantized_ops"]:
         verdict = Text("there is no integer op in it: nothing to lint", style="bold red")
     elif refused:
         verdict = Text(f"{refused} things the device would refuse", style="bold red")

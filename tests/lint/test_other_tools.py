@@ -104,6 +104,8 @@ def test_a_model_with_packed_weights_only_has_no_integer_op(form: QuantFormat) -
     tool.process()
     found = findings(tool.model.model, hardware("ort_cpu"))
     assert (found.quantized_ops, found.real_ops, found.exit_code) == (0, 1, 2)
+    taken = findings(tool.model.model, hardware("ort_matmul_nbits"))
+    assert (taken.quantized_ops, taken.real_ops, taken.exit_code, taken.findings) == (1, 0, 0, ())
     (note,) = found.findings
     assert note.rule == "weight_only"
     assert "its data real numbers" in note.message
