@@ -29,10 +29,11 @@ from quantpipe.pipeline.conform import FOLDER as VECTORS
 from quantpipe.pipeline.conform import compare_with_dump, export_vectors
 from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.explain_file import explain_file
+from quantpipe.pipeline.identify import identify_device
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 from quantpipe.pipeline.sync import sync as sync_run
-from quantpipe.report import dump_tables, explained, fit_tables, kit_table, lint_table
+from quantpipe.report import dump_tables, explained, fit_tables, identified_table, kit_table, lint_table
 from quantpipe.tracking import MlflowTracker, NullTracker
 from quantpipe.types import RunReport
 from quantpipe.verify.__main__ import main as check_certificate
@@ -153,6 +154,15 @@ def export(settings: Settings) -> int:
     return 0
 
 
+def identify(settings: Settings) -> int:
+    """Run `command=identify`: which values of the hardware file's fields agree with a device's dumps."""
+    dump = settings.dump
+    assert dump is not None  # noqa: S101  (the settings have made sure)
+    found = _of_run(settings, lambda run, console: identify_device(run, console, dump))
+    _answer(settings, found, identified_table)
+    return 3 if found["overrides"] or found["unexplained"] else 0
+
+
 def _of_run(settings: Settings, ask: Callable[[Settings, RichConsole], Any]) -> Any:
     """What is asked of the one finished run that the configuration names."""
     folder, plugins = Path.cwd() / Path(settings.runs[0]).expanduser(), list(settings.config.get("plugins") or ())
@@ -199,6 +209,7 @@ COMMANDS: Mapping[str, Callable[[Settings], int]] = {
     "explain": explain,
     "compare": compare,
     "export_vectors": export,
+    "identify": identify,
     "sync": sync,
 }
 

@@ -22,6 +22,7 @@ from quantpipe.types import (
     FixedPoint,
     Isa,
     Kernel,
+    Limit,
     Overflow,
     RequantizeKind,
     Unify,
@@ -59,6 +60,12 @@ def narrowings() -> Iterator[dict[str, Any]]:
             yield {"kind": str(kind), "rounding": str(rounding)}
 
 
+def limits() -> Iterator[Limit]:
+    """Yield accumulators that may hold fewer sums than the plan's."""
+    for dtype, overflow in itertools.product(DTYPES, (Overflow.WRAP, Overflow.SATURATE)):
+        yield Limit(dtype, overflow)
+
+
 def changes(kernel: Kernel) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (field, value, change of the file) of every field that decides what a kernel computes."""
     for how in narrowings():
@@ -68,9 +75,6 @@ def changes(kernel: Kernel) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield "requantize", text, {"requantize": how, **free}
     for unify in Unify:
         yield "unify", str(unify), {"unify": str(unify)}
-    for dtype, overflow in itertools.product(DTYPES, (Overflow.WRAP, Overflow.SATURATE)):
-        value = {"dtype": str(dtype), "overflow": str(overflow)}
-        yield "accumulator", f"{dtype}, overflow {overflow}", {"accumulator": value}
     for isa in Isa:
         yield "isa", str(isa), {"isa": str(isa)}
 
@@ -91,6 +95,8 @@ def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
         narrower = with_bits(own, bits)
         if narrower is not None:
             yield Alternative("requantize.multiplier_bits", str(bits), narrower)
+    for limit in limits():
+        yield Alternative("accumulator", f"{limit.label}, overflow {limit.overflow}", own, Fault(limit=limit))
     yield Alternative("narrowing", "wrap", own, Fault(wraps=True))
     yield from _mistakes(own)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quantpipe.types import Limit
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -13,6 +15,7 @@ class Fault:
         shift: By how many places windows are moved along each axis of the map.
         pads_zero: The pads hold the integer 0, where 0 is not the zero point.
         wraps: What is stored keeps the low bits of its type, in place of a clamp to the bits' own bounds.
+        limit: What the accumulator keeps of sums, in place of what the plan says.
         no_bias: The bias is left out.
         no_clamp: The bounds of the Relu or Clip behind the kernel are left out.
         no_zero_point: The zero point of the operands is not taken off.
@@ -21,6 +24,7 @@ class Fault:
     shift: tuple[int, ...] = ()
     pads_zero: bool = False
     wraps: bool = False
+    limit: Limit | None = None
     no_bias: bool = False
     no_clamp: bool = False
     no_zero_point: bool = False

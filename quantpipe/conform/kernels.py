@@ -148,11 +148,12 @@ class Site:
         if isinstance(numbers, Accumulate):
             return self._products(numbers, given, fault)
         if isinstance(numbers, Sum) and numbers.scale is not None:
-            return total_of(numbers, self._terms(numbers, given, fault, centred=True), self.rule.output_axis)
+            terms = self._terms(numbers, given, fault, centred=True)
+            return limited(total_of(numbers, terms, self.rule.output_axis), fault.limit)
         if isinstance(numbers, Contract | Product):
             a, b = (self._centred(o, given, fault) for o in self.kernel.operands)
             whole = a * b if isinstance(numbers, Product) else a.astype(np.float64) @ b.astype(np.float64)
-            return np.asarray(whole).astype(np.int64)
+            return limited(np.asarray(whole).astype(np.int64), fault.limit)
         if isinstance(numbers, Average):
             x = self._centred(self.kernel.operands[0], given, fault)
             taps = self.node.attr("kernel_shape", list(x.shape[2:]))
@@ -205,7 +206,7 @@ class Site:
             q = q + _channels(zero * numbers.pairs.total, axis, q.ndim)
             excess = np.moveaxis(q - np.clip(q, DType.INT16.qmin, DType.INT16.qmax), axis, 0)
             np.subtract.at(np.moveaxis(acc, axis, 0), numbers.pairs.owner, excess)
-        return limited(acc, numbers.limit)
+        return limited(acc, fault.limit or numbers.limit)
 
     def _linear(self, x: Ints, weight: Ints, *, pad: int, fault: Fault, ungrouped: bool = False) -> Ints:
         node = self.node

@@ -22,8 +22,9 @@ def limited(acc: Ints, limit: Limit | None) -> Ints:
     if limit is None:
         return acc
     if limit.overflow is Overflow.WRAP:
-        return intmath.wrap(acc, limit.dtype).astype(np.int64)
-    return np.clip(acc, limit.dtype.qmin, limit.dtype.qmax)
+        half = -limit.qmin
+        return (acc + half) % (2 * half) - half
+    return np.clip(acc, limit.qmin, limit.qmax)
 
 
 def narrowed(how: Requantize, acc: Ints, axis: int, *, out: Quantizer, fault: Fault) -> Ints:

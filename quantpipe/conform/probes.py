@@ -126,15 +126,16 @@ def _probe(recipe: Recipe, hardware: Mapping[str, Any], spec: HardwareSpec, sche
     if recipe.scales != TIES and scales.powers and recipe.twin:
         raise _Unfit(f"the scales of {spec.name} are powers of two, so that {recipe.twin} is the same probe")
     made = _Made(draft, hardware, spec, schema, scales=scales)
-    bias = None
+    bias, result = None, None
     if draft.bias:
         steps = np.random.default_rng(SEED + 1).integers(-BIAS, BIAS + 1, draft.channels)
         if recipe.separating:
             most = min(1 << ACCUMULATOR_BITS, spec.bias.qmax, spec.accumulator.dtype.qmax // 2)
-            described, _ = made.described(np.full(draft.channels, most * scales.product), scales.product * most / 127.0)
-            steps = separating(described, most)
+            full = np.full(draft.channels, most * scales.product)
+            result = _result_scale(recipe, made, full)
+            steps = separating(made.described(full, result)[0], most)
         bias = steps * scales.product
-    result = _result_scale(recipe, made, bias)
+    result = result or _result_scale(recipe, made, bias)
     described, model = made.described(bias, result)
     vectors = VectorSet.of(recipe.name, recipe.purpose, described.network, made.inputs(described))
     return Probe(recipe, described, vectors, model)

@@ -61,8 +61,10 @@ dump looks like. One npz file by name, or a folder of `.npz`, `.npy`, `.bin` or 
 samples are fine. A folder for all: `DUMPS/{net.name}.npz`{more}, …
 
     python run.py command=compare runs=[RUN] dump=DUMPS
+    python run.py command=identify runs=[RUN] dump=DUMPS
 
-It says which tensor differs first, by how much, and what would explain it. onnxruntime as a device, from this folder:
+The first says which tensor differs first, by how much, and what would explain it; the second which values of the
+hardware file's fields the probes leave. onnxruntime as a device, from this folder:
 
 ```python
 import json

@@ -28,7 +28,7 @@ RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
-COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors")
+COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
 OBJECTIVE = (
@@ -369,7 +369,7 @@ class Settings:
             "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
             "explain.file": (self.explain.file is not None, "command=explain", self.command == "explain"),
             "runs": (bool(self.runs), f"command={', '.join(OF_RUNS)}", self.command in OF_RUNS),
-            "dump": (self.dump is not None, "command=compare", self.command in OF_DUMPS),
+            "dump": (self.dump is not None, "command=compare or command=identify", self.command in OF_DUMPS),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
             "objective.outputs": (
                 bool(self.objective.get("outputs")),

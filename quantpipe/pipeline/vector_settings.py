@@ -9,9 +9,9 @@ from pathlib import Path
 from quantpipe.errors import ConfigError
 from quantpipe.search.options import whole
 
-OF_RUNS = ("compare", "sync", "export_vectors")
+OF_RUNS = ("compare", "sync", "export_vectors", "identify")
 """Commands that take runs=[…]."""
-OF_DUMPS = ("compare",)
+OF_DUMPS = ("compare", "identify")
 """Commands that take dump=…."""
 
 
@@ -42,8 +42,10 @@ def refuse_runs(command: str, runs: Sequence[str], dump: Path | None) -> None:
             + (", or run ids of MLflow" if command == "compare" else ""),
             where="runs",
         )
-    single = command == "export_vectors" or (command == "compare" and dump is not None)
+    single = command in ("export_vectors", "identify") or (command == "compare" and dump is not None)
     if single and len(runs) != 1:
         raise ConfigError(
             f"names {len(runs)} runs; legal is the folder of one finished run, runs=[FOLDER]", where="runs"
         )
+    if command == "identify" and dump is None:
+        raise ConfigError("command=identify needs dump=FOLDER, what a device gave of the probes", where="dump")

@@ -2,7 +2,7 @@
 
 from quantpipe.report.compared import compare_note, compare_page, compared
 from quantpipe.report.compatibility import fit_tables
-from quantpipe.report.dumped import dump_tables, kit_table
+from quantpipe.report.dumped import dump_tables, identified_table, kit_table
 from quantpipe.report.explained import explained
 from quantpipe.report.lint import lint_table
 from quantpipe.report.page import render_html
@@ -15,6 +15,7 @@ __all__ = [
     "dump_tables",
     "explained",
     "fit_tables",
+    "identified_table",
     "kit_table",
     "lint_table",
     "render_html",

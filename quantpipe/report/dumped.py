@@ -74,3 +74,16 @@ def _set(found: Mapping[str, Any]) -> list[RenderableType]:
 def _explanation(row: Mapping[str, Any]) -> str:
     left = "all of it" if not row["left"] else f"all but {row['left']:,}"
     return f"{row['field']}: {row['value']} ({left})"
+
+
+def identified_table(report: Mapping[str, Any]) -> Group:
+    """Return what the probes leave of each field."""
+    table = Table(title=f"{report['hardware']}, by {len(report['probes'])} probes", title_justify="left")
+    for name in ("field", "", "values that agree", "would decide"):
+        table.add_column(name, overflow="fold")
+    for row in report["fields"]:
+        values = "\n".join(row["values"]) if row["state"] != "not tested" else f"any of {len(row['values'])}"
+        table.add_row(Text(row["field"]), row["state"], Text(values), Text(", ".join(row["would_decide"])))
+    wrong = [Text(f"no values explain the probe {name}", style="bold red") for name in report["unexplained"]]
+    other = [Text(f"the device has {text}", style="bold") for text in report["overrides"]]
+    return Group(table, *wrong, *other)

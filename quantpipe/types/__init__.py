@@ -4,7 +4,14 @@ from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Sco
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
 from quantpipe.types.dtype import DType
-from quantpipe.types.dumped import DumpedRow, DumpedSet, DumpReport, ExplanationRow
+from quantpipe.types.dumped import (
+    DumpedRow,
+    DumpedSet,
+    DumpReport,
+    ExplanationRow,
+    IdentifiedField,
+    IdentifyReport,
+)
 from quantpipe.types.explained import (
     AccumulatorRow,
     AdviceRow,
@@ -188,6 +195,8 @@ __all__ = [
     "Granularity",
     "Grid",
     "HardwareSpec",
+    "IdentifiedField",
+    "IdentifyReport",
     "Imported",
     "ImportedChangeRow",
     "ImportedComparedPart",

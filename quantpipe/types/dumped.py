@@ -60,3 +60,32 @@ class DumpReport(TypedDict):
     hardware: str
     differing: int
     sets: list[DumpedSet]
+
+
+class IdentifiedField(TypedDict):
+    """What the probes leave of a field of the hardware file, whose own value is `own`.
+
+    `state`: `found` (one value is left), `ambiguous` (several), `not tested` (no dump depends on it). `tested_by`:
+    probes with a dump that depend on it. `would_decide`: probes without a dump on which the values that are left give
+    other integers.
+    """
+
+    field: str
+    own: str
+    state: str
+    values: list[str]
+    tested_by: list[str]
+    would_decide: list[str]
+
+
+class IdentifyReport(TypedDict):
+    """What dumps of the probes say of a device. `unexplained`: probes that no combination of values explains."""
+
+    version: str
+    run: str
+    dump: str
+    hardware: str
+    probes: list[str]
+    fields: list[IdentifiedField]
+    unexplained: list[str]
+    overrides: list[str]

@@ -1,0 +1,239 @@
+"""Find the fields of a hardware file that agree with what a device gave of the probes.
+
+A field is a variable with the values that are legal on this device. Each probe says which values of the fields that it
+depends on give exactly the device's integers, on the device's own operands; what all probes leave is the answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.conform.alternatives import WIDTHS, limits, narrowings, with_bits
+from quantpipe.conform.describe import Change
+from quantpipe.conform.dump import Dump
+from quantpipe.conform.faults import Fault
+from quantpipe.conform.kernels import Site
+from quantpipe.conform.probes import Probe
+from quantpipe.types import Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
+
+Array = NDArray[Any]
+Assignment = Mapping[str, str]
+WIDTH = ", multiplier_bits "
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Hold one value of a field: what the file says then, and what a kernel does that no plan says.
+
+    `bits`: of a fixed-point multiplier; 31: all.
+    """
+
+    label: str
+    change: Change = field(default_factory=dict)
+    fault: Mapping[str, Any] = field(default_factory=dict)
+    bits: int = 31
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """Hold a probe beside what the device gave of it; `found` None: nothing was given."""
+
+    probe: Probe
+    found: Array | None
+    given: Mapping[str, Array] = field(repr=False)
+
+    @classmethod
+    def of(cls, probe: Probe, dump: Dump | None) -> Held:
+        """Return a probe with its dump."""
+        samples = probe.vectors.samples if dump is None else dump.samples
+        golden = {t: v[:samples].astype(np.int64) for t, v in probe.vectors.golden.items()}
+        if dump is None:
+            return cls(probe, None, golden)
+        return cls(probe, dump.tensors.get(probe.kernel.output), {**golden, **dump.tensors})
+
+    @property
+    def narrowing(self) -> str:
+        """Return the variable of how its op narrows."""
+        return f"requantize of {self.probe.kernel.op}"
+
+    def predicted(self, values: Sequence[Value]) -> Array | None:
+        """Return what the device would give with some values of fields; None where no such file is legal."""
+        change: dict[str, Any] = {}
+        fault: dict[str, Any] = {}
+        for value in values:
+            change, fault = {**change, **value.change}, {**fault, **value.fault}
+        key = repr((sorted(change.items(), key=str), sorted(fault.items(), key=str), [v.bits for v in values]))
+        if key not in self._known:
+            self._known[key] = self._predict(change, Fault(**fault), min(v.bits for v in values) if values else 31)
+        return self._known[key]
+
+    @cached_property
+    def _known(self) -> dict[str, Array | None]:
+        return {}
+
+    def _predict(self, change: Change, fault: Fault, bits: int) -> Array | None:
+        kernel = self.probe.kernel
+        if kernel.form is Form.RAW:  # its accumulator is handed on, and narrowed for those who read it so
+            return self._narrowed(change, fault, bits)
+        site: Site | None = self.probe.described.site(kernel, change)
+        site = with_bits(site, bits) if site is not None and bits < 31 else site
+        return None if site is None else site.result(self.given, fault)
+
+    def _narrowed(self, change: Change, fault: Fault, bits: int) -> Array | None:
+        kernel = self.probe.kernel
+        first = self.probe.described.site(kernel, change)
+        second = self.probe.described.site(kernel, change, narrows=True)
+        second = with_bits(second, bits) if second is not None and bits < 31 else second
+        if first is None or second is None:
+            return None
+        acc = first.accumulator(self.given, fault)
+        return None if acc is None else second.result({second.operands[0]: acc}, fault)
+
+
+def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
+    """Return the fields that may differ, each with its values, that of the file first.
+
+    Args:
+        spec: The hardware file.
+        ops: The ops that are probed.
+    """
+    found: dict[str, list[Value]] = {f"requantize of {op}": [Value("as the file says"), *_ways()] for op in ops}
+    own = spec.accumulator
+    found["accumulator"] = [Value(f"{own.label}, overflow {own.overflow}")]
+    for limit in limits():
+        if (limit.label, limit.overflow) != (own.label, own.overflow):
+            found["accumulator"].append(Value(f"{limit.label}, overflow {limit.overflow}", fault={"limit": limit}))
+    for name, kind, mine in (("unify", Unify, spec.unify), ("isa", Isa, spec.isa)):
+        found[name] = [Value(str(mine)), *(Value(str(v), {name: str(v)}) for v in kind if v is not mine)]
+    found["pad.value"] = [Value("zero_point"), Value("zero", fault={"pads_zero": True})]
+    found["narrowing"] = [Value("saturate"), Value("wrap", fault={"wraps": True})]
+    return found
+
+
+def _ways() -> Iterator[Value]:
+    for how in narrowings():
+        free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
+        text = f"{how['kind']}, rounding {how['rounding']}"
+        yield Value(text, {"requantize": how, **free})
+        if how["kind"] == RequantizeKind.FIXED_POINT:
+            for bits in WIDTHS:
+                yield Value(f"{text}{WIDTH}{bits}", {"requantize": how, **free}, bits=bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Identified:
+    """Hold what the probes leave of each field, and the probes that no combination explains."""
+
+    fields: list[IdentifiedField]
+    unexplained: list[str]
+
+
+def identify(spec: HardwareSpec, held: Sequence[Held]) -> Identified:
+    """Return the values of fields that agree with every probe.
+
+    Args:
+        spec: The hardware file that the probes were planned for.
+        held: Every probe of the device, with what it gave.
+    """
+    ops = list(dict.fromkeys(h.probe.kernel.op for h in held))
+    known = _without_twins(variables(spec, ops), held)
+    asked = [(h, _relevant(h, known)) for h in held]
+    told = {h.probe.recipe.name: (names, _agreeing(h, names, known)) for h, names in asked if h.found is not None}
+    unexplained = [name for name, (_, agreeing) in told.items() if not agreeing]
+    left = {name: [v.label for v in values] for name, values in known.items()}
+    before = None
+    while before != left:  # a value that no assignment of some probe has is none of any other probe's, either
+        before = {name: list(labels) for name, labels in left.items()}
+        for probe, (names, agreeing) in told.items():
+            kept = [a for a in agreeing if all(a[n] in left[n] for n in names)]
+            if agreeing and not kept:
+                unexplained.append(probe)
+            told[probe] = names, kept
+            for name in names if kept else ():
+                left[name] = [label for label in left[name] if any(a[name] == label for a in kept)]
+    fields = [_field(name, known[name], left[name], held=asked) for name in known]
+    return Identified(fields, unexplained)
+
+
+def _without_twins(known: dict[str, list[Value]], held: Sequence[Held]) -> dict[str, list[Value]]:
+    """The fields without values that are illegal on this device; where the file's own is named twice, by its name."""
+    found = {}
+    for name, values in known.items():
+        mine = [h for h in held if not name.startswith("requantize of ") or h.narrowing == name]
+        legal = [v for v in values if any(h.predicted([v]) is not None for h in mine)]
+        if name.startswith("requantize of ") and mine:
+            own = _own_label(mine[0])
+            legal = [replace(v, label=own) if n == 0 else v for n, v in enumerate(legal) if n == 0 or v.label != own]
+        found[name] = legal
+    return found
+
+
+def _own_label(held: Held) -> str:
+    site = held.probe.described.site(held.probe.kernel, {}, narrows=held.probe.kernel.form is Form.RAW)
+    output = None if site is None else site.output
+    return "as the file says" if output is None else f"{output.kind}, rounding {output.rounding}"
+
+
+def _relevant(held: Held, known: Mapping[str, Sequence[Value]]) -> list[str]:
+    """The fields that a probe depends on: some value gives other integers than the file's."""
+    found = []
+    for name, values in known.items():
+        if name.startswith("requantize of ") and name != held.narrowing:
+            continue
+        made = [p for v in values if (p := held.predicted([v])) is not None]
+        if any(not np.array_equal(p, made[0]) for p in made[1:]):
+            found.append(name)
+    return found
+
+
+def _agreeing(held: Held, names: Sequence[str], known: Mapping[str, Sequence[Value]]) -> list[Assignment]:
+    found: list[Assignment] = []
+    for values in itertools.product(*(known[name] for name in names)):
+        made = held.predicted(values)
+        if made is not None and np.array_equal(made, held.found):
+            found.append({name: value.label for name, value in zip(names, values, strict=True)})
+    return found
+
+
+def _field(
+    name: str, values: Sequence[Value], left: Sequence[str], *, held: Sequence[tuple[Held, list[str]]]
+) -> IdentifiedField:
+    touched = [h for h, names in held if name in names]
+    some = [v for v in values if v.label in left]
+    many = len(left) > 1
+    tested = [h.probe.recipe.name for h in touched if h.found is not None]
+    state = "found" if not many else "ambiguous" if len(left) < len(values) else "not tested"
+    would = [h.probe.recipe.name for h in touched if h.found is None and many and _tells(h, some)]
+    return {
+        "field": name,
+        "own": _shortened([values[0].label], [v.label for v in values])[0],
+        "state": state,
+        "values": _shortened(left, [v.label for v in values]),
+        "tested_by": tested,
+        "would_decide": would,
+    }
+
+
+def _shortened(left: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Values without those that another one stands for, as widths of its multiplier make no difference."""
+    found = []
+    for label in left:
+        stem, _, width = label.partition(WIDTH)
+        widths = [other for other in labels if other.startswith(stem + WIDTH)]
+        if widths and stem in left and all(other in left for other in widths):
+            found += [] if width else [stem]
+        else:
+            found.append(label)
+    return found
+
+
+def _tells(held: Held, values: Sequence[Value]) -> bool:
+    made = [p for v in values if (p := held.predicted([v])) is not None]
+    return any(not np.array_equal(p, made[0]) for p in made[1:])
