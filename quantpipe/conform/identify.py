@@ -197,7 +197,7 @@ def _agreeing(held: Held, names: Sequence[str], known: Mapping[str, Sequence[Val
     found: list[Assignment] = []
     for values in itertools.product(*(known[name] for name in names)):
         made = held.predicted(values)
-        if made is not None and np.array_equal(made, held.found):
+        if made is not None and held.found is not None and np.array_equal(made, held.found):
             found.append({name: value.label for name, value in zip(names, values, strict=True)})
     return found
 

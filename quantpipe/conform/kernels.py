@@ -149,7 +149,8 @@ class Site:
             return self._products(numbers, given, fault)
         if isinstance(numbers, Sum) and numbers.scale is not None:
             terms = self._terms(numbers, given, fault, centred=True)
-            return limited(total_of(numbers, terms, self.rule.output_axis), fault.limit)
+            limit = None if numbers.terms[0].fixed is not None else fault.limit  # those are of 32 bits by definition
+            return limited(total_of(numbers, terms, self.rule.output_axis), limit)
         if isinstance(numbers, Contract | Product):
             a, b = (self._centred(o, given, fault) for o in self.kernel.operands)
             whole = a * b if isinstance(numbers, Product) else a.astype(np.float64) @ b.astype(np.float64)

@@ -33,6 +33,7 @@ NOT_RUN = {
     "MODEL": "needs EfficientNet-Lite0 and its images",
     "search.max_seconds=170": "takes minutes",
     "command=export_vectors": "needs a finished run; tests/e2e/test_conformance.py runs it",
+    "command=identify": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "dump=": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "command=sync": "files in MLflow; tests/e2e/test_sync.py runs it",
     "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_launchers.py runs it where there is one",

@@ -34,6 +34,11 @@ def test_vectors_are_exported_run_and_compared(program: Program) -> None:
     assert held.code == (3 if wrong else 0)
     assert all(ISA & {f"{e['field']}: {e['value']}" for e in r["explanations"] if not e["left"]} for r in wrong), wrong
 
+    told = program.bare("command=identify", "runs=[run]", f"dump={folder / 'dumps'}", "check.format=json")
+    left = {row["field"]: row["values"] for row in json.loads(told.out)["fields"]}
+    assert left["requantize of Conv"] == ["float_multiplier, rounding half_even"]
+    assert left["isa"] == (["avx2"] if wrong else ["vnni"]) and told.code == (3 if wrong else 0)
+
     golden = dict(np.load(folder / "net" / "golden.npz"))
     first = list(golden)[1]
     golden[first] = golden[first][:, ::-1]
