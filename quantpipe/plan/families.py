@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.oprules.rule import mean_of_window
+from quantpipe.plan.bias import quantize_bias
 from quantpipe.plan.bounds import bounded, limit_of, reach, refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.device import plan_device
@@ -20,7 +21,6 @@ from quantpipe.plan.programs import plan_program
 from quantpipe.plan.requantize import limits, requantize, shared_among, steps_of
 from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.sums import plan_sum
-from quantpipe.plan.weights import bias_steps
 from quantpipe.types import (
     Accumulate,
     Average,
@@ -48,7 +48,7 @@ def _accumulate(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate 
     weight = draft.weights[kernel.weight or ""]
     exact_scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64))
     acc_scale = np.asarray(exact_scale, np.float32)
-    bias = bias_steps(draft, kernel, acc_scale)
+    bias = quantize_bias(draft, kernel, acc_scale)
     bound = int(np.max(reach(draft.topology, weight, data) + (np.abs(bias) if bias is not None else 0)))
     pairs = saturating_pairs(draft, kernel, weight, data)
     if pairs is not None:

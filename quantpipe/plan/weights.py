@@ -1,20 +1,17 @@
-"""Integer weights and biases of accumulating kernels, and the bound of the sums that they make."""
+"""Integer weights of accumulating kernels, and the bound of the sums that they make."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.requantize import exponent_of
-from quantpipe.types import BiasScale, Kernel, PowerOfTwo, WeightTensor
+from quantpipe.types import Kernel, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
@@ -104,51 +101,3 @@ def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[
     """
     limits = np.atleast_1d(np.asarray(thresholds, np.float64))
     return (limits[:, 0], limits[:, 1]) if limits.ndim == 2 else (-limits, limits)
-
-
-def bias_steps(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
-    """Return the bias in accumulator steps `[C]`, rounded to the nearest; None where there is no bias.
-
-    Accuracy recovery may give a bias to a kernel that has none.
-
-    Args:
-        draft: the plan in the making.
-        kernel: the accumulating kernel.
-        acc_scale: real units per accumulator step, `()` or `[C]`.
-
-    Returns:
-        The bias, int64, or None.
-
-    Raises:
-        HardwareError: where the type of biases cannot hold it.
-    """
-    real = draft.overrides.biases.get(kernel.node)
-    if real is None:
-        if kernel.bias is None:
-            return None
-        real = draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
-    if draft.spec.bias_scale is BiasScale.OWN:
-        return _own_steps(draft, kernel, real, acc_scale)
-    steps = intmath.round_real(real / acc_scale.astype(np.float64))
-    if np.any(np.abs(steps) > draft.spec.bias.qmax):
-        raise HardwareError(
-            f"its bias needs {np.abs(steps).max():.4g} steps, {draft.spec.bias} holds {draft.spec.bias.qmax}",
-            stage="plan",
-            where=kernel.node,
-        )
-    return steps.astype(np.int64)
-
-
-def _own_steps(
-    draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
-) -> NDArray[np.int64]:
-    """Return a bias that is stored in few bits at the least power of two at which it fits, shifted to the accumulator.
-
-    Where that power of two is not larger than the accumulator's scale, the bias is stored at the accumulator's.
-    """
-    product = exponent_of(acc_scale, kernel.node)
-    largest = float(np.max(np.abs(real), initial=0.0))
-    least = math.ceil(math.log2(largest / draft.spec.bias.qmax)) if largest > 0 else product
-    exponent = max(product, least)
-    steps = intmath.round_real(real / 2.0**exponent)
-    return steps.astype(np.int64) << (exponent - product)
