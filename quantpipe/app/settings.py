@@ -157,7 +157,7 @@ def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     if command == "explain" and other and not of_file:
         raise ConfigError(
             "has no meaning with explain.run=FOLDER, as command=explain takes the configuration from the folder of the "
-            "run; legal are explain.run, explain.culprits, explain.samples, explain.apply, check.format and plugins",
+            "run; legal are explain.*, check.format and plugins",
             where=other[0].lstrip("+~").partition("=")[0],
         )
 
@@ -357,9 +357,10 @@ def _path(value: Any, key: str, launch: Path) -> Path:
 
 def _explain(given: Mapping[str, Any], launch: Path) -> ExplainSettings:
     own = {k: v for k, v in given.items() if k not in ("run", "file")}
+    own["per_channel"] = own.get("per_channel") or []
     found: ExplainSettings = _options(ExplainSettings, own, "explain")
     places: dict[str, Any] = {k: _path(given[k], f"explain.{k}", launch) for k in ("run", "file") if given.get(k)}
-    return replace(found, **places)
+    return replace(found, per_channel=tuple(found.per_channel), **places)
 
 
 def _profile(given: Mapping[str, Any], launch: Path) -> Path | None:

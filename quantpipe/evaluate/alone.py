@@ -1,7 +1,7 @@
 """What each stored tensor, weight and bias costs alone: the float model with nothing but this one quantized.
 
 All are measured over the same few samples. A cause is at most one float pass over these: from the last cut before it
-to the outputs (`stretches`), by sessions in which single tensors are switched (`graph.switches`).
+to the outputs (`stretches`), in a session of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.evaluate.layers import Moments
@@ -18,10 +19,11 @@ from quantpipe.evaluate.nearness import nearness_of
 from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.execute import Session, joined
 from quantpipe.graph.extract import part_of
-from quantpipe.graph.switches import Switched, with_switches
+from quantpipe.graph.switches import Switched, with_constants, with_switches
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import round_real
-from quantpipe.metrics.reference import Compared, Found, loss_of, reference_of
+from quantpipe.metrics.reference import Compared, Found, first_samples, loss_of, reference_of
+from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import (
     Accumulate,
     AloneRow,
@@ -35,6 +37,12 @@ from quantpipe.types import (
 )
 
 Array = NDArray[Any]
+
+HEAVY = 10**9
+"""Multiply-accumulates of a pass over the samples: from here on a session costs less than what it saves."""
+
+SCREENED = 4
+"""Of a heavy model everything is measured on this part of the samples first, and what costs most on all of them."""
 
 KEPT_BYTES = 1 << 29
 """Of the tensors that pass a cut, over all samples."""
@@ -64,6 +72,7 @@ class Alone:
     """What one quantized tensor costs at the outputs."""
 
     loss: float
+    samples: int
     outputs: tuple[AloneRow, ...]
 
 
@@ -109,59 +118,109 @@ class AloneMeasure:
         self.reference = reference_of(session, samples, size, compared)
         del session
         self.passes += 1.0
-        self._own = self.reference.every(self.reference.found)
         self._parts = stretches(graph, self.reference.names, KEPT_BYTES // max(len(samples), 1))
         batches = [{i.name: batch.inputs[i.name] for i in graph.inputs} for batch in samples.batches(size)]
+        work = sum(multiply_accumulates(node, graph) for node in graph.nodes) * len(samples)
+        self._heavy = work > HEAVY
         self._states = States(graph, self._parts, batches)
+        self._few(0)
         self._place = self._places()
-        self._open: tuple[int, Switched, Session] | None = None
+        self._part: tuple[int, ir.Model] | None = None
+        self._open: tuple[str, Switched, Session] | None = None
 
-    def measure(self, wanted: Sequence[Wanted], show: Callable[[int, int, str], None] | None = None) -> list[Alone]:
-        """Return what each costs, in the order of `wanted`; they are measured in the order of the model."""
+    def first(self, wanted: Sequence[Wanted], worst: int, show: Callable[[int, int, str], None]) -> dict[str, Alone]:
+        """Return what each costs by name: all in a light model, else the worst on all samples, the others on a part.
+
+        Args:
+            wanted: The things, whole ones.
+            worst: So many are measured on all samples.
+            show: Is told how far the work is.
+        """
+        part = -(-len(self._states.at(0)) // SCREENED) if self._heavy else 0
+        found = {one.name: a for one, a in zip(wanted, self.measure(wanted, show, part), strict=True)}
+        if part and part < len(self._states.at(0)):
+            order = worst_first({name: one.loss for name, one in found.items()})[:worst]
+            again = [Wanted(name) for name in order]
+            found |= {one.name: a for one, a in zip(again, self.measure(again, show), strict=True)}
+        return found
+
+    def measure(
+        self, wanted: Sequence[Wanted], show: Callable[[int, int, str], None] | None = None, batches: int = 0
+    ) -> list[Alone]:
+        """Return what each costs, in the order of `wanted`; they are measured in the order of the model.
+
+        Args:
+            wanted: The things.
+            show: Is told how far the work is.
+            batches: How many batches of the samples they are measured on; 0: all.
+        """
         found: dict[int, Alone] = {}
-        for number in sorted(range(len(wanted)), key=lambda n: self._place.get(wanted[n].name, -1)):
+        self._few(batches)
+        for number in sorted(range(len(wanted)), key=lambda n: (self._place.get(wanted[n].name, -1), wanted[n].name)):
             found[number] = self._one(wanted[number])
             if show is not None:
                 show(len(found), len(wanted), wanted[number].name)
-        self._open = None  # it holds a copy of the weights
+        self._open = self._part = None  # they hold weights
         return [found[number] for number in range(len(wanted))]
+
+    def _few(self, batches: int) -> None:
+        """Go on with so many batches; 0: all."""
+        count = sum(len(next(iter(state.values()))) for state in self._states.at(0)[: batches or None])
+        self._now, self._batches = first_samples(self.reference, count), batches or None
+        self._own = self._now.every(self._now.found)
 
     def _one(self, wanted: Wanted) -> Alone:
         part = self._place.get(wanted.name)
         if part is None:  # no output that is compared depends on it
-            return Alone(0.0, tuple({"output": name, "sqnr_db": None} for name in self.reference.names))
-        switched, session = self._opened(part)
-        off = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
-        if wanted.name in self.constants:
-            on: dict[str, Array] = {wanted.name: self.constants[wanted.name].held}
-        else:
-            on = {switched.clips[wanted.name]: np.asarray(wanted.clip)}
-            on |= {switched.rounds[wanted.name]: np.asarray(wanted.round)}
-        feeds = {**off, **on}  # of inputs with a default, such as constants, a session tells nothing
-        names = self.reference.names
+            return Alone(
+                0.0, len(self._now.outputs), tuple({"output": name, "sqnr_db": None} for name in self.reference.names)
+            )
+        switched, session = self._opened(wanted.name, part)
+        on = self._switched(wanted, switched)
+        names = self._now.names
         here = [switched.outputs[name] for name in names]
         known = set(session.inputs)
-        states = self._states.at(part)
-        parts = [session.run({**{t: a for t, a in s.items() if t in known}, **feeds}, here) for s in states]
+        parts = [
+            session.run({**{t: a for t, a in state.items() if t in known}, **on}, here)
+            for state in self._states.at(part)[: self._batches]
+        ]
         self.evaluations += 1
-        self.passes += self._parts[part].rest
+        self.passes += self._parts[part].rest * len(self._now.outputs) / len(self.reference.outputs)
         found = {name: joined([one[h] for one in parts]) for name, h in zip(names, here, strict=True)}
         outputs: Found = found if len(found) > 1 else found[names[0]]
         rows = [nearness_of(name, self._own[name], found[name]) for name in names]
         return Alone(
-            loss_of(self.reference, outputs),
+            loss_of(self._now, outputs),
+            len(self._now.outputs),
             tuple({"output": row["output"], "sqnr_db": row["sqnr_db"]} for row in rows),
         )
 
-    def _opened(self, part: int) -> tuple[Switched, Session]:
-        """The model from the beginning of a stretch on, with switches for what is in that stretch."""
-        if self._open is None or self._open[0] != part:
+    def _switched(self, wanted: Wanted, switched: Switched) -> dict[str, Array]:
+        """What a run is fed with beside the tensors at the cut."""
+        found = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
+        if wanted.name in self.constants:
+            return found if self._heavy else {**found, wanted.name: self.constants[wanted.name].held}
+        found[switched.clips[wanted.name]] = np.asarray(wanted.clip)
+        found[switched.rounds[wanted.name]] = np.asarray(wanted.round)
+        return found
+
+    def _opened(self, name: str, part: int) -> tuple[Switched, Session]:
+        """The model from the beginning of a stretch on, with switches for what is quantized in that stretch.
+
+        In a heavy model it is a session of its own for each: switches are computed in every run, and weights that may
+        be exchanged keep the runtime from laying them out in advance. In a light one sessions cost more than that.
+        """
+        key = name if self._heavy else str(part)
+        if self._open is None or self._open[0] != key:
             self._open = None
-            model = part_of(self._graph, self._parts[part].reads, self.reference.names).model
-            here = [name for name, place in self._place.items() if place == part]
-            quantizers = {name: self._quantizers[name] for name in here if name in self._quantizers}
-            switched = with_switches(model, quantizers, [name for name in here if name in self.constants])
-            self._open = part, switched, Session(switched.model, where="float model with switches")
+            if self._part is None or self._part[0] != part:
+                self._part = part, part_of(self._graph, self._parts[part].reads, self.reference.names).model
+            names = [name] if self._heavy else [one for one, place in self._place.items() if place == part]
+            constants = {one: self.constants[one].held for one in names if one in self.constants}
+            quantizers = {one: self._quantizers[one] for one in names if one in self._quantizers}
+            model = with_constants(self._part[1], constants) if self._heavy and constants else self._part[1]
+            switched = with_switches(model, quantizers, () if self._heavy else constants)
+            self._open = key, switched, Session(switched.model, where="float model with switches")
         return self._open[1], self._open[2]
 
     def _places(self) -> dict[str, int]:
@@ -233,3 +292,10 @@ def _bias(graph: Graph, kernel: Kernel, plan: QuantPlan) -> Exchanged | None:
 def worst_first(losses: Mapping[str, float]) -> Sequence[str]:
     """Return the names by falling loss; what is no number comes first."""
     return sorted(losses, key=lambda name: -losses[name] if losses[name] == losses[name] else -np.inf)
+
+
+def by_cost(found: Mapping[str, Alone]) -> Sequence[str]:
+    """Return names by falling loss, those first that were measured on all samples."""
+    most = max((one.samples for one in found.values()), default=0)
+    whole = worst_first({name: one.loss for name, one in found.items() if one.samples == most})
+    return [*whole, *worst_first({name: one.loss for name, one in found.items() if one.samples != most})]

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 
 import numpy as np
 
-from quantpipe.evaluate.alone import Alone, AloneMeasure, Exchanged, Numbers, Wanted, worst_first
+from quantpipe.errors import ConfigError, nearest
+from quantpipe.evaluate.alone import Alone, AloneMeasure, Exchanged, Numbers, Wanted, by_cost
+from quantpipe.evaluate.cause_row import cause_row
+from quantpipe.evaluate.channels import constant_rows
 from quantpipe.evaluate.layers import layer_row, layer_sums
+from quantpipe.evaluate.local_split import local_splits
 from quantpipe.evaluate.overflow import overflow_report
+from quantpipe.evaluate.passing import passing_rows
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named
@@ -33,15 +39,18 @@ class Causes:
     """Measure what each number of a plan costs, on a few samples."""
 
     def __init__(
-        self, graph: Graph, topology: Topology, plan: QuantPlan, samples: Samples, *, compared: Compared
-    ) -> None:
-        self._graph, self._topology, self._plan = graph, topology, plan
-        simulation = simulate(graph, topology, plan)
-        self._sums = layer_sums(graph, plan, simulation, samples)
+        self, graph: Graph, topology: Topology, plan: QuantPlan, samples: Samples, *, compared: Compared,
+        per_channel: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self._graph, self._topology, self._plan, self._samples = graph, topology, plan, samples
+        numbers = Numbers.of(graph, topology, plan)
+        self._by_channel = matching((*numbers.quantizers, *numbers.constants), per_channel)
+        simulation = self._simulation = simulate(graph, topology, plan)
+        self._sums = layer_sums(graph, plan, simulation, samples, by_channel=self._by_channel)
         found = overflow_report(graph, topology, plan, simulation, samples=samples)
         self._overflow = {row["tensor"]: row["share"] for row in found}
         self.accumulators = accumulator_rows(topology, plan, self._overflow)
-        self._measure = AloneMeasure(graph, Numbers.of(graph, topology, plan), samples, compared=compared)
+        self._measure = AloneMeasure(graph, numbers, samples, compared=compared)
         self._roles = roles_of(graph, [kernel.node for kernel in topology.kernels])
 
     @property
@@ -63,12 +72,28 @@ class Causes:
         """
         measure = self._measure
         every = [Wanted(name) for name in (*measure.tensors, *measure.constants)]
-        alone = {one.name: found for one, found in zip(every, measure.measure(every, show), strict=True)}
-        order = worst_first({name: one.loss for name, one in alone.items()})
+        alone = measure.first(every, split, show)
+        order = by_cost(alone)
         # Few nodes fall into finer roles than all of them do.
         self._roles |= roles_of(self._graph, [node for name in order[:split] if (node := self._node(name))])
         rows = {name: self._row(name, alone[name]) for name in order}
-        split_halves(rows, [n for n in order if n in measure.tensors][:split], measure)
+        worst = [n for n in order if n in measure.tensors][:split]
+        split_halves(rows, worst, measure)
+        graph, topology, plan, simulation = self._graph, self._topology, self._plan, self._simulation
+        passing = passing_rows(graph, topology, plan, simulation, samples=self._samples)
+        for row in passing:
+            row["overflow"], row["role"] = (
+                self._overflow.get(row["tensor"], 0.0),
+                self._roles.get(row["node"], row["role"]),
+            )
+        rows |= {row["tensor"]: row for row in passing}
+        wrapped = [row["tensor"] for row in passing if row["overflow"]][:split]
+        parts = local_splits(
+            graph, topology, plan, simulation, samples=self._samples, tensors=[*worst, *wrapped],
+            constants=measure.constants,
+        )  # fmt: skip
+        for name, part in parts.items():
+            rows[name]["split"] = part
         return list(rows.values())
 
     def _row(self, name: str, alone: Alone) -> CauseRow:
@@ -78,6 +103,9 @@ class Causes:
             row = cause_row(name, kind, one.node, alone)
             row["role"], row["bits"] = self._roles.get(one.node, one.node), one.bits
             row["before"], row["after"] = one.moments()
+            if name in self._by_channel:
+                site = self._topology.weight_of.get(name)
+                row["channels"] = constant_rows(one.real, one.held, site.channel_axis if site is not None else 0)
             return row
         node = self._node(name)
         row = cause_row(name, "tensor", node, alone)
@@ -88,12 +116,32 @@ class Causes:
             row["accumulated"], row["saturated"] = local["sqnr_db"], local["saturated"]
             row["local_rounding"], row["local_clipping"] = local["rounding"], local["saturation"]
             row["before"], row["after"] = sums.real.row(), sums.held.row()
+            row["channels"] = sums.channels.rows() if sums.channels is not None else None
         return row
 
     def _node(self, name: str) -> str:
         """The kernel's node that makes a tensor, or reads a constant; empty for an input of the model."""
         node = node_of(self._graph, name, self._measure.constants)
         return self._topology.fused_into.get(node, node)
+
+
+def matching(names: Sequence[str], patterns: Sequence[str]) -> frozenset[str]:
+    """Return the names that match a glob pattern of `explain.per_channel`.
+
+    Raises:
+        ConfigError: For a pattern that matches none.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        here = {name for name in names if fnmatchcase(name, pattern)}
+        if not here:
+            raise ConfigError(
+                f"{pattern!r} matches none of {len(names)} tensors, weights and biases"
+                f"{nearest(pattern, list(names))}; legal are glob patterns of names such as {', '.join(names[:3])}",
+                where="explain.per_channel",
+            )
+        found |= here
+    return frozenset(found)
 
 
 def accumulator_rows(topology: Topology, plan: QuantPlan, overflowed: Mapping[str, float]) -> list[AccumulatorRow]:
@@ -139,28 +187,6 @@ def split_halves(rows: Mapping[str, CauseRow], tensors: Sequence[str], measure: 
     halves = [Wanted(name, clip=not half, round=half) for name in tensors for half in (True, False)]
     for one, found in zip(halves, measure.measure(halves), strict=True):
         rows[one.name]["rounding" if one.round else "clipping"] = found.loss
-
-
-def cause_row(name: str, kind: CauseKind, node: str, alone: Alone) -> CauseRow:
-    """Return the row of something that is quantized, as far as its error alone says it."""
-    return {
-        "tensor": name,
-        "kind": kind,
-        "node": node,
-        "role": node,
-        "bits": 0,
-        "alone": alone.loss,
-        "outputs": list(alone.outputs),
-        "rounding": None,
-        "clipping": None,
-        "accumulated": None,
-        "local_rounding": None,
-        "local_clipping": None,
-        "saturated": None,
-        "overflow": 0.0,
-        "before": None,
-        "after": None,
-    }
 
 
 def roles_of(graph: Graph, nodes: Sequence[str]) -> dict[str, str]:

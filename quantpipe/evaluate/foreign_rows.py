@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from quantpipe.evaluate.alone import AloneMeasure, Wanted, worst_first
-from quantpipe.evaluate.causes import INPUT, cause_row, node_of, roles_of, split_halves
+from quantpipe.calibrate.passes import run_size
+from quantpipe.evaluate.alone import AloneMeasure, Wanted, by_cost
+from quantpipe.evaluate.cause_row import cause_row
+from quantpipe.evaluate.causes import INPUT, node_of, roles_of, split_halves
+from quantpipe.evaluate.channels import constant_rows
 from quantpipe.evaluate.foreign import Foreign, ForeignRun
-from quantpipe.evaluate.layers import LayerSums, add_layer, layer_row
+from quantpipe.evaluate.layers import LayerSums, add_layer, layer_row, layer_start
+from quantpipe.evaluate.passing import PassingSums
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -18,7 +22,7 @@ from quantpipe.types import CauseKind, CauseRow, Samples
 
 def foreign_rows(
     graph: Graph, found: Foreign, measure: AloneMeasure, split: int, *, sums: Mapping[str, LayerSums],
-    show: Callable[[int, int, str], None],
+    by_channel: Collection[str], show: Callable[[int, int, str], None],
 ) -> list[CauseRow]:  # fmt: skip
     """Return a row for everything that the file quantizes, worst first, and for what it computes in float.
 
@@ -28,11 +32,12 @@ def foreign_rows(
         measure: Measures errors alone.
         split: For so many of the worst tensors, rounding and clipping are measured apart.
         sums: What both models hold of the tensors that could be compared (`sums_of`).
+        by_channel: What is compared channel by channel, too.
         show: Is told how far the work is.
     """
     every = [Wanted(name) for name in (*measure.tensors, *measure.constants)]
-    alone = {one.name: cost for one, cost in zip(every, measure.measure(every, show), strict=True)}
-    order = worst_first({name: one.loss for name, one in alone.items()})
+    alone = measure.first(every, split, show)
+    order = by_cost(alone)
     nodes = {name: node_of(graph, name, measure.constants) for name in order}
     roles = roles_of(graph, [node for node in nodes.values() if node])
     roles |= roles_of(graph, [node for name in order[:split] if (node := nodes[name])])
@@ -45,6 +50,7 @@ def foreign_rows(
         if one is not None:
             row["bits"], (row["before"], row["after"]) = one.bits, one.moments()
             row["overflow"] = _at_its_ends(found, name) if one.kind == "bias" else 0.0
+            row["channels"] = constant_rows(one.real, one.held, _axis(found, name)) if name in by_channel else None
             continue
         row["bits"] = found.numbers.quantizers[name].bits
         if name in sums:
@@ -52,33 +58,42 @@ def foreign_rows(
             row["accumulated"], row["saturated"] = local["sqnr_db"], local["saturated"]
             row["local_rounding"], row["local_clipping"] = local["rounding"], local["saturation"]
             row["before"], row["after"] = sums[name].real.row(), sums[name].held.row()
+            row["channels"] = channels.rows() if (channels := sums[name].channels) is not None else None
     split_halves(rows, [name for name in order if name in measure.tensors][:split], measure)
     return list(rows.values())
 
 
-def sums_of(graph: Graph, found: Foreign, run: ForeignRun, samples: Samples, *, tensors: Sequence[str]) -> dict[
-    str, LayerSums
-]:  # fmt: skip
-    """Return what the float model and the file hold of some tensors.
+def sums_of(
+    graph: Graph, found: Foreign, run: ForeignRun, samples: Samples, *, by_channel: Collection[str] = ()
+) -> tuple[dict[str, LayerSums], list[CauseRow]]:
+    """Return what the float model and the file hold of stored tensors, and rows of those that the file has in float.
 
     Args:
         graph: The float model.
         found: The file in its terms.
-        run: Gives the integers of these tensors.
+        run: Gives the file's values of `found.stored` and `found.real`.
         samples: What both run on.
-        tensors: The tensors, by the float model's names.
+        by_channel: Tensors whose channels are compared, too.
     """
-    made = [t for t in tensors if t in graph.producers]
+    stored = [t for t in found.stored if t in found.numbers.quantizers]
+    made = [t for t in (*stored, *found.real) if t in graph.producers]
     session = Session(expose(graph.model, made), where=graph.source)
-    sums = {t: LayerSums() for t in tensors}
-    for batch in samples.batches(graph.batch_size):
+    sums = {t: layer_start(graph, found.numbers.quantizers[t], t in by_channel) for t in stored}
+    passing = PassingSums(graph, found.real)
+    for batch in samples.batches(run_size(graph, [*made, *made])):
         real = {**batch.inputs, **session.run(batch.inputs, made)}
         _, inner = run.run(batch.inputs)
-        for tensor in tensors:
+        for tensor in stored:
             quantizer, integers = found.numbers.quantizers[tensor], inner[tensor]
             if integers.shape == real[tensor].shape:
                 add_layer(sums[tensor], real[tensor], integers.astype(np.float64) - quantizer.zero_point, quantizer)
-    return {t: one for t, one in sums.items() if one.elements}
+        passing.add(real, inner)
+    return {t: one for t, one in sums.items() if one.elements}, passing.rows()
+
+
+def _axis(found: Foreign, name: str) -> int:
+    weight = found.weights.get(name)
+    return 0 if weight is None or weight.grid.axis is None else weight.grid.axis % weight.values.ndim
 
 
 def _at_its_ends(found: Foreign, name: str) -> float:

@@ -7,6 +7,7 @@ the simulated model by then.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
+from quantpipe.evaluate.channels import ChannelSums, channel_axis
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -67,6 +69,7 @@ class LayerSums:
     elements: int = 0
     real: Moments = field(default_factory=Moments)
     held: Moments = field(default_factory=Moments)
+    channels: ChannelSums | None = None
 
 
 def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> list[LayerRow]:
@@ -89,7 +92,9 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     return [layer_row(t, found, plan.quantizers[t]) for t, found in sums.items() if t in graph.producers]
 
 
-def layer_sums(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples) -> dict[str, LayerSums]:
+def layer_sums(
+    graph: Graph, plan: QuantPlan, simulation: Simulation, samples: Samples, *, by_channel: Collection[str] = ()
+) -> dict[str, LayerSums]:
     """Return what the float and the simulated model hold of each stored tensor, inputs of the model included.
 
     Args:
@@ -97,6 +102,7 @@ def layer_sums(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: S
         plan: every number of the integer model.
         simulation: the simulated graph.
         samples: the samples.
+        by_channel: the tensors whose channels are compared, too.
 
     Returns:
         The sums by tensor, in graph order.
@@ -109,13 +115,23 @@ def layer_sums(graph: Graph, plan: QuantPlan, simulation: Simulation, samples: S
     model = bind(simulation.rendered.model, simulation.weights)
     simulated = Session(expose(model, list(stored.values())), where="simulated model")
     real = Session(expose(graph.model, made), where=graph.source)
-    sums = {t: LayerSums() for t in stored}
+    sums = {t: layer_start(graph, plan.quantizers[t], t in by_channel) for t in stored}
     for batch in samples.batches(run_size(graph, made)):
         x = {**batch.inputs, **real.run(batch.inputs, made)}
         q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
         for tensor, name in stored.items():
             add_layer(sums[tensor], x[tensor], q[name], plan.quantizers[tensor])
     return sums
+
+
+def layer_start(graph: Graph, quantizer: Quantizer, by_channel: bool) -> LayerSums:
+    """Return the empty sums of a tensor, with those of its channels where they are asked for."""
+    shape, scale = graph.shapes.get(quantizer.tensor, ()), float(quantizer.scale)
+    if not by_channel or len(shape) < 2:
+        return LayerSums()
+    axis = channel_axis(len(shape))
+    low, high, step = (np.full(shape[axis], end * scale) for end in (quantizer.low, quantizer.high, 1))
+    return LayerSums(channels=ChannelSums(axis, low, high, step))
 
 
 def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
@@ -129,6 +145,8 @@ def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quan
     """
     scale = float(quantizer.scale)
     real, held = x.astype(np.float64), q.astype(np.float64) * scale
+    if sums.channels is not None:
+        sums.channels.add(real, held)
     sums.real.add(real)
     sums.held.add(held)
     sums.signal += float(np.sum(real**2))

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quantpipe.graph.normalize import expose
 from quantpipe.types import Quantizer
@@ -67,6 +69,14 @@ def with_switches(model: ir.Model, quantizers: Mapping[str, Quantizer], constant
     for name in constants:
         graph.inputs.append(graph.initializers[name])
     return Switched(copy, clips, rounds, renamed)
+
+
+def with_constants(model: ir.Model, values: Mapping[str, NDArray[Any]]) -> ir.Model:
+    """Return a copy of the model in which some initializers have other values of the same shape."""
+    copy = expose(model, [])
+    for name, array in values.items():
+        copy.graph.initializers[name].const_value = ir.tensor(np.ascontiguousarray(array), name=name)
+    return copy
 
 
 class _Inserted:

@@ -25,7 +25,7 @@ from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions
-from quantpipe.scoring.holdout import HoldoutScorer
+from quantpipe.scoring.kept import KeptScorer
 from quantpipe.types import AdviceRow, Point, Profile, Strategy, Topology
 from quantpipe.types.choice_key import ChoiceKind
 
@@ -80,7 +80,7 @@ class Advisor:
         session = Session(job.graph.model, where=job.graph.source)
         samples = job.inputs.search
         self.reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
-        self._judge = HoldoutScorer(self.reference, samples)
+        self._judge = KeptScorer(job.graph, self.reference, samples, job.settings.calibrate.memory_mb)
 
     @property
     def evaluations(self) -> int:

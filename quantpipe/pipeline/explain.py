@@ -55,7 +55,9 @@ def _explained(
     plan = Problem(job.graph, settled.topology, spec, schema).plan(found.strategy)
     few = First(job.inputs.search, whole_batches(job.graph, options.samples))
     job.console.stage("alone", f"every tensor, weight and bias, on {len(few)} samples")
-    causes = Causes(job.graph, settled.topology, plan, few, compared=job.inputs.compared)
+    causes = Causes(
+        job.graph, settled.topology, plan, few, compared=job.inputs.compared, per_channel=options.per_channel
+    )
     rows = causes.rows(SPLIT * options.culprits, job.console.progress("alone"))
     advisor = Advisor(job, found, profile)
     now = advisor.as_it_is()
@@ -63,7 +65,8 @@ def _explained(
     before = advisor.unrecovered() if recovered else now
     culprits = _culprits(rows, settled.topology)[: options.culprits]
     statistics = _statistics(job, culprits, settled.topology, profile)
-    proposals = Proposals(job, found.strategy, settled.topology, statistics)
+    wrapped = [row["tensor"] for row in rows if row["overflow"]]
+    proposals = Proposals(job, found.strategy, settled.topology, statistics, wrapped)
     changes = [*(c for one in culprits for c in proposals.of(one)), *proposals.of_all(shipped, recovered=recovered)]
     job.console.stage("advice", f"{len(changes)} changes, each on {len(job.inputs.search)} samples")
     show = job.console.progress("advice")
@@ -116,10 +119,11 @@ def _culprits(causes: Sequence[CauseRow], topology: Topology) -> list[Culprit]:
     for row in causes:
         group = topology.group_of.get(row["tensor"]) if row["kind"] == "tensor" else None
         if (row["alone"] > 0 or row["overflow"]) and (group is None or group.key not in groups):
-            found.setdefault((row["role"], row["kind"] != "tensor"), []).append(row)
+            found.setdefault((row["role"], row["kind"] in ("weight", "bias")), []).append(row)
             groups |= {group.key} if group is not None else set()
     culprits = [
         Culprit(role, tuple(row["tensor"] for row in rows), is_weight, sum(row["alone"] for row in rows))
         for (role, is_weight), rows in found.items()
     ]
-    return sorted(culprits, key=lambda one: -one.loss)
+    wrapped = {row["tensor"] for row in causes if row["overflow"]}
+    return sorted(culprits, key=lambda one: (not wrapped.intersection(one.members), -one.loss))

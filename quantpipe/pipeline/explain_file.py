@@ -11,6 +11,7 @@ from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
 from quantpipe.evaluate.alone import AloneMeasure
+from quantpipe.evaluate.causes import matching
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.evaluate.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
 from quantpipe.evaluate.foreign_rows import foreign_rows, sums_of
@@ -71,12 +72,12 @@ def _explained(
     few = First(inputs.search, whole_batches(graph, options.samples))
     console.stage("alone", f"every tensor, weight and bias, on {len(few)} samples")
     alone = AloneMeasure(graph, found.numbers, few, compared=inputs.compared)
-    compared = [t for t in found.numbers.quantizers if t in found.stored]
-    run = ForeignRun(graph, read.other, found, {t: found.stored[t] for t in compared})
+    run = ForeignRun(graph, read.other, found, {**found.stored, **found.real})
+    by_channel = matching((*alone.tensors, *alone.constants), options.per_channel)
+    sums, passing = sums_of(graph, found, run, few, by_channel=by_channel)
     rows = foreign_rows(
-        graph, found, alone, SPLIT * options.culprits, sums=sums_of(graph, found, run, few, tensors=compared),
-        show=console.progress("alone"),
-    )  # fmt: skip
+        graph, found, alone, SPLIT * options.culprits, sums=sums, by_channel=by_channel, show=console.progress("alone")
+    )
     judge = FakeQuantized(graph, inputs.search, inputs.compared)
     now, before = _as_it_runs(judge, run, inputs.search, graph), judge.measured(found.numbers)
     culprits = culprits_of(rows)[: options.culprits]
@@ -101,7 +102,7 @@ def _explained(
         "accuracy": {"float": top1(judge.reference.outputs, judge.reference.labels), "run": now.accuracy},
         "samples": len(few),
         "doubts": [*inputs.doubts, *_doubts(read, judge, now, before)],
-        "causes": rows,
+        "causes": [*rows, *passing],
         "accumulators": accumulators(graph, found),
         "advice": ordered(advice),
         "evaluations": alone.evaluations + judge.evaluations,

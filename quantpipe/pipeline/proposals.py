@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,9 @@ WIDE = 16
 
 OTHER_RANGES: Mapping[str, Estimator] = {"max_range": MaxRange(), "percentile": Percentile()}
 """Of a single tensor: everything that calibration saw, or all but its rarest values."""
+
+FEWEST = 4
+"""Bits of a weight, at least."""
 
 ALIKE = 0.01
 """Ranges whose ends differ by less, as a share of the greater one, are the same."""
@@ -60,6 +63,8 @@ class Proposals:
     strategy: Strategy
     topology: Topology
     statistics: Mapping[str, TensorStats]
+    overflowed: Collection[str] = ()
+    """Results whose sums overflow."""
 
     def of(self, culprit: Culprit) -> Iterator[Change]:
         """Return what could mend a culprit."""
@@ -67,6 +72,7 @@ class Proposals:
         if culprit.is_weight:
             yield from self._weights(culprit)
             return
+        yield from self._fewer(culprit)
         yield from self._wider(culprit)
         for name, estimator in OTHER_RANGES.items():
             yield from self._range(culprit, name, estimator)
@@ -111,6 +117,17 @@ class Proposals:
     def _wider(self, culprit: Culprit) -> Iterator[Change]:
         members = [t for t in culprit.members if self.strategy.bits.get(t, WIDE) < WIDE]
         yield from self._stated(culprit, f"{WIDE} bits", {t: {"kind": "any", "bits": WIDE} for t in members})
+
+    def _fewer(self, culprit: Culprit) -> Iterator[Change]:
+        """Fewer bits for the weight, where a sum overflows: smaller integers leave room for it."""
+        bits, kernels = self.strategy.bits, {k.output: k for k in self.topology.kernels}
+        wrapped = [kernels[t].weight or "" for t in culprit.members if t in self.overflowed]
+        weights = [w for w in wrapped if w in bits]
+        for less in (1, 2):
+            fewer = {choice_key(ChoiceKind.BITS, w): bits[w] - less for w in weights if bits[w] - less >= FEWEST}
+            if fewer:
+                words = f"{less} bit{'s' if less > 1 else ''} fewer in the weight, which leaves room for its sums"
+                yield self._fixed(culprit, words, fewer)
 
     def _range(self, culprit: Culprit, name: str, estimator: Estimator) -> Iterator[Change]:
         stats = self.statistics

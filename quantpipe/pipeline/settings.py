@@ -178,7 +178,8 @@ class ExplainSettings:
 
     `run`: its folder. `file`: a quantized file, whose float model and samples the rest of the configuration names.
     `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how many samples of
-    the search errors alone are measured. `apply`: so many of the best changes are made in a further run.
+    the search errors alone are measured. `per_channel`: glob patterns of what is compared channel by channel, too.
+    `apply`: so many of the best changes are made in a further run.
     """
 
     run: Path | None = None
@@ -186,6 +187,7 @@ class ExplainSettings:
     culprits: int = 10
     samples: int = 64
     apply: int = 0
+    per_channel: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         whole("explain.apply", self.apply, least=0)

@@ -73,6 +73,9 @@ def _worst(outputs: Sequence[Mapping[str, Any]]) -> str:
 def _mostly(row: Mapping[str, Any]) -> str:
     if row["overflow"]:
         return "overflow"
+    split = row.get("split") or {}
+    if split and split["rescale"] > max(split["rounding"], split["clipping"]):
+        return "rescale"
     if row["rounding"] is None or row["clipping"] is None:
         return text.DASH  # not measured apart
     return "clipping" if row["clipping"] > row["rounding"] else "rounding"

@@ -18,8 +18,10 @@ from quantpipe.types.explained import (
     AloneRow,
     CauseKind,
     CauseRow,
+    ChannelRow,
     ExplainReport,
     MomentsRow,
+    SplitRow,
 )
 from quantpipe.types.hardware import (
     Accumulator,
@@ -157,6 +159,7 @@ __all__ = [
     "CalibratePart",
     "CauseKind",
     "CauseRow",
+    "ChannelRow",
     "ChannelStats",
     "Choice",
     "ChoiceRow",
@@ -274,6 +277,7 @@ __all__ = [
     "SessionRow",
     "Skip",
     "SpeedPart",
+    "SplitRow",
     "StartPart",
     "Step",
     "StepOp",

@@ -23,6 +23,30 @@ class AloneRow(TypedDict):
     sqnr_db: float | None
 
 
+class SplitRow(TypedDict):
+    """The error of a stored tensor in the integer model by where it comes from, as shares of its mean square."""
+
+    inherited: float
+    weight: float
+    bias: float
+    clipping: float
+    rounding: float
+    overflow: float
+    rescale: float
+
+
+class ChannelRow(TypedDict):
+    """One channel of a tensor or weight: as the rows of whole ones, in real units."""
+
+    channel: int
+    sqnr_db: float | None
+    rounding: float
+    clipping: float
+    saturated: float
+    min: float
+    max: float
+
+
 class CauseRow(TypedDict):
     """What a stored tensor, a weight or a bias costs."""
 
@@ -32,6 +56,7 @@ class CauseRow(TypedDict):
     role: str
     bits: int
     alone: float
+    samples: int
     outputs: list[AloneRow]
     rounding: float | None
     clipping: float | None
@@ -40,8 +65,10 @@ class CauseRow(TypedDict):
     local_clipping: float | None
     saturated: float | None
     overflow: float
+    split: SplitRow | None
     before: MomentsRow | None
     after: MomentsRow | None
+    channels: list[ChannelRow] | None
 
 
 class AccumulatorRow(TypedDict):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from quantpipe.evaluate.alone import AloneMeasure, Numbers, Wanted
+from quantpipe.evaluate import alone
+from quantpipe.evaluate.alone import AloneMeasure, Numbers, Wanted, by_cost
 from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph
@@ -66,6 +69,26 @@ def test_errors_alone_are_those_of_whole_runs() -> None:
     assert cut.passes < 0.75 * whole.passes
     weights = [a.loss for a, one in zip(found, wanted, strict=True) if one.name in numbers.constants]
     assert len(set(weights)) == len(weights) and max(weights) > 1e-6  # each is another error
+
+
+def test_a_heavy_model_is_screened_on_a_part_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions of their own give the same losses; what costs most is measured on all samples, the rest on a quarter."""
+    graph, numbers, samples = planned()
+    graph = replace(graph)
+    graph.__dict__["batch_size"] = 2  # of 12 samples, so that there is something to leave out
+    light = AloneMeasure(graph, numbers, samples, compared=Compared())
+    wanted = [Wanted(name) for name in (*light.tensors, *light.constants)]
+    expected = dict(zip([one.name for one in wanted], light.measure(wanted), strict=True))
+    monkeypatch.setattr(alone, "HEAVY", 0)
+    heavy = AloneMeasure(graph, numbers, samples, compared=Compared())
+    for one, cost in zip(wanted, heavy.measure(wanted), strict=True):
+        assert cost.loss == pytest.approx(expected[one.name].loss, rel=1e-3, abs=1e-9), one.name
+    before = heavy.passes
+    found = heavy.first(wanted, 3, lambda done, total, note: None)
+    assert heavy.passes - before < 0.6 * before
+    order = by_cost(found)
+    assert [found[name].samples for name in order] == [12] * 3 + [4] * (len(order) - 3)
+    assert all(found[name].loss == pytest.approx(expected[name].loss, rel=1e-3) for name in order[:3])
 
 
 def planned() -> tuple[Graph, Numbers, Samples]:

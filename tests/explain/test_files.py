@@ -149,7 +149,8 @@ def test_weights_alone(tmp_path: Path) -> None:
     onnx.save(small_net(), tmp_path / "float.onnx")
     quantize_dynamic(tmp_path / "float.onnx", tmp_path / "m.onnx", weight_type=QuantType.QInt8)
     answer = quantpipe.explain_file(tmp_path / "m.onnx", tmp_path / "float.onnx", SAMPLES, culprits=1)
-    assert {row["kind"] for row in answer["causes"]} == {"weight"}
+    assert {row["kind"] for row in answer["causes"]} == {"weight", "float"}
+    assert all(row["accumulated"] for row in answer["causes"] if row["kind"] == "float")
     assert answer["loss"] > 0
 
 

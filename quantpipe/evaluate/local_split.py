@@ -1,0 +1,192 @@
+"""Where the error of a stored tensor comes from, in the integer model itself: each step of its kernel apart.
+
+The kernel's operands are taken as the simulated model holds them. From them the kernel is computed in real numbers
+three times: with the float weights, with the integer ones, and with the integer bias as well. What the result loses
+after that is clipping and rounding to its own scale; what the integers still differ by is the arithmetic between:
+sums that overflowed, else multipliers, shifts and tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.calibrate.passes import run_size
+from quantpipe.evaluate.alone import Exchanged
+from quantpipe.graph.execute import Session
+from quantpipe.graph.extract import part_of
+from quantpipe.graph.normalize import expose
+from quantpipe.graph.switches import with_constants
+from quantpipe.graph.view import Graph
+from quantpipe.intmath import round_real
+from quantpipe.lowering.fragments import along_channels
+from quantpipe.simulate.simulator import Simulation, bind
+from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, QuantPlan, Samples, SplitRow, Topology
+
+Array = NDArray[Any]
+ACCUMULATOR = " (accumulator)"
+
+
+@dataclass
+class _Sums:
+    """Squared errors of one tensor by where they come from."""
+
+    inherited: float = 0.0
+    weight: float = 0.0
+    bias: float = 0.0
+    clipping: float = 0.0
+    rounding: float = 0.0
+    overflow: float = 0.0
+    rescale: float = 0.0
+
+    def add(self, name: str, one: Array, other: Array) -> None:
+        difference = one - other
+        difference = difference[np.isfinite(difference)]
+        setattr(self, name, getattr(self, name) + float(np.sum(difference * difference)))
+
+
+def local_splits(
+    graph: Graph, topology: Topology, plan: QuantPlan, simulation: Simulation, *, samples: Samples,
+    tensors: Sequence[str], constants: Mapping[str, Exchanged],
+) -> dict[str, SplitRow]:  # fmt: skip
+    """Return the parts of the error of stored tensors, as shares of their mean square.
+
+    Args:
+        graph: The clean model.
+        topology: What of it runs in integers.
+        plan: Every number.
+        simulation: The simulated graph.
+        samples: What it runs on.
+        tensors: The tensors; those that no kernel makes of known operands are left out.
+        constants: Weights and biases of the kernels, real and as integers hold them.
+
+    Returns:
+        The parts by tensor.
+    """
+    kernels = {k.output: k for k in topology.kernels}
+    made = [_Made.of(graph, plan, simulation, kernels[t], constants) for t in tensors if t in kernels]
+    known = [one for one in made if one is not None]
+    if not known:
+        return {}
+    model = bind(simulation.rendered.model, simulation.weights)
+    inner = list(dict.fromkeys(name for one in known for name in one.names))
+    simulated = Session(expose(model, inner), where="simulated model")
+    ends = [one.kernel.output for one in known]
+    real = Session(expose(graph.model, ends), where=graph.source)
+    signal = dict.fromkeys(ends, 0.0)
+    for batch in samples.batches(run_size(graph, [*ends, *ends])):
+        values = simulated.run({**batch.inputs, **simulation.scalars}, inner)
+        wanted = real.run(batch.inputs, ends)
+        for one in known:
+            one.add(values, wanted[one.kernel.output].astype(np.float64))
+            signal[one.kernel.output] += float(np.sum(wanted[one.kernel.output].astype(np.float64) ** 2))
+    return {one.kernel.output: one.row(signal[one.kernel.output] or 1.0) for one in known}
+
+
+@dataclass(eq=False)
+class _Made:
+    """One kernel with its operands, and its three real forms."""
+
+    kernel: Kernel
+    quantizer: Quantizer | None
+    """None for an accumulator that is handed on."""
+    scale: Array
+    operands: Mapping[str, tuple[str, Array]]
+    """Operand -> the value that holds its integers, less their zero point, and their scale."""
+    stored: str
+    limits: tuple[str, str] | None
+    forms: Sequence[Session]
+    sums: _Sums
+
+    @classmethod
+    def of(
+        cls, graph: Graph, plan: QuantPlan, simulation: Simulation, kernel: Kernel, constants: Mapping[str, Exchanged]
+    ) -> _Made | None:
+        """The kernel; None where its operands are real numbers, or are held under no name."""
+        held, output = simulation.rendered.integers, kernel.output
+        narrowed = output in held and output in plan.quantizers  # of an accumulator, too
+        stored = _operand(graph, plan, held, output, Form.QUANTIZED if narrowed else kernel.form)
+        if stored is None:
+            return None
+        operands = {}
+        for operand in kernel.operands:
+            found = _operand(graph, plan, held, operand.tensor, operand.form)
+            if found is None:
+                return None
+            operands[operand.tensor] = found
+        part = part_of(graph, list(operands), [output]).model
+        here = [t for t in (kernel.weight, kernel.bias) if t and t in constants and t in part.graph.initializers]
+        models = [part]
+        for count in range(1, len(here) + 1):
+            models.append(with_constants(part, {t: constants[t].held for t in here[:count]}))
+        forms = [Session(model, where=f"kernel {kernel.node}") for model in models]
+        if kernel.weight not in here and len(forms) > 1:
+            forms.insert(1, forms[0])  # its weight is as it was
+        limits = simulation.limits.get(output)
+        quantizer = plan.quantizers[output] if narrowed else None
+        return cls(kernel, quantizer, stored[1], operands, stored[0], limits, forms, _Sums())
+
+    @property
+    def names(self) -> list[str]:
+        """What is to be read of the simulated model."""
+        return [self.stored, *(name for name, _ in self.operands.values()), *(self.limits or ())]
+
+    def add(self, values: Mapping[str, Array], wanted: Array) -> None:
+        feeds = {t: (values[name] * scale).astype(np.float32) for t, (name, scale) in self.operands.items()}
+        output, scale = self.kernel.output, self.scale
+        made = [one.run(feeds)[output].astype(np.float64) for one in self.forms]
+        made += [made[-1]] * (3 - len(made))
+        self.sums.add("inherited", made[0], wanted)
+        self.sums.add("weight", made[1], made[0])
+        self.sums.add("bias", made[2], made[1])
+        rounded = made[2]
+        if self.quantizer is not None:
+            clipped = np.clip(made[2], self.quantizer.low * scale, self.quantizer.high * scale)
+            rounded = round_real(clipped / scale) * scale
+            self.sums.add("clipping", clipped, made[2])
+            self.sums.add("rounding", rounded, clipped)
+        held = values[self.stored].astype(np.float64) * scale
+        wrong = np.zeros(held.shape, bool)
+        if self.limits is not None:
+            before, after = (values[name] for name in self.limits)
+            wrong = (
+                before != after if before.shape == held.shape else np.full(held.shape, bool(np.any(before != after)))
+            )
+        self.sums.add("overflow", held[wrong], rounded[wrong])
+        self.sums.add("rescale", held[~wrong], rounded[~wrong])
+
+    def row(self, signal: float) -> SplitRow:
+        sums = self.sums
+        return {
+            "inherited": sums.inherited / signal,
+            "weight": sums.weight / signal,
+            "bias": sums.bias / signal,
+            "clipping": sums.clipping / signal,
+            "rounding": sums.rounding / signal,
+            "overflow": sums.overflow / signal,
+            "rescale": sums.rescale / signal,
+        }
+
+
+def _operand(
+    graph: Graph, plan: QuantPlan, held: Mapping[str, str], tensor: str, form: Form
+) -> tuple[str, Array] | None:
+    if form is Form.QUANTIZED and tensor in held and tensor in plan.quantizers:
+        return held[tensor], np.asarray(plan.quantizers[tensor].scale, np.float64)
+    scale = raw_scale(graph, plan, tensor)
+    if form is Form.RAW and scale is not None and f"{tensor}{ACCUMULATOR}" in held:
+        return held[f"{tensor}{ACCUMULATOR}"], scale
+    return None
+
+
+def raw_scale(graph: Graph, plan: QuantPlan, tensor: str) -> Array | None:
+    """Return the scale of an accumulator that is handed on, shaped to broadcast; None where no kernel has one."""
+    maker = graph.producers.get(tensor)
+    numbers = plan.kernels.get(maker.name) if maker is not None else None
+    if not isinstance(numbers, Accumulate | Contract):
+        return None
+    return along_channels(np.asarray(numbers.acc_scale, np.float64), graph, tensor)
