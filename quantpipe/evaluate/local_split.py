@@ -68,7 +68,7 @@ def local_splits(
         The parts by tensor.
     """
     kernels = {k.output: k for k in topology.kernels}
-    made = [_Made.of(graph, plan, simulation, kernels[t], constants) for t in tensors if t in kernels]
+    made = [_Made.of(graph, plan, simulation, kernels[t], constants=constants) for t in tensors if t in kernels]
     known = [one for one in made if one is not None]
     if not known:
         return {}
@@ -104,17 +104,23 @@ class _Made:
 
     @classmethod
     def of(
-        cls, graph: Graph, plan: QuantPlan, simulation: Simulation, kernel: Kernel, constants: Mapping[str, Exchanged]
+        cls,
+        graph: Graph,
+        plan: QuantPlan,
+        simulation: Simulation,
+        kernel: Kernel,
+        *,
+        constants: Mapping[str, Exchanged],
     ) -> _Made | None:
         """The kernel; None where its operands are real numbers, or are held under no name."""
         held, output = simulation.rendered.integers, kernel.output
         narrowed = output in held and output in plan.quantizers  # of an accumulator, too
-        stored = _operand(graph, plan, held, output, Form.QUANTIZED if narrowed else kernel.form)
+        stored = _operand(graph, plan, held, output, form=Form.QUANTIZED if narrowed else kernel.form)
         if stored is None:
             return None
         operands = {}
         for operand in kernel.operands:
-            found = _operand(graph, plan, held, operand.tensor, operand.form)
+            found = _operand(graph, plan, held, operand.tensor, form=operand.form)
             if found is None:
                 return None
             operands[operand.tensor] = found
@@ -173,7 +179,7 @@ class _Made:
 
 
 def _operand(
-    graph: Graph, plan: QuantPlan, held: Mapping[str, str], tensor: str, form: Form
+    graph: Graph, plan: QuantPlan, held: Mapping[str, str], tensor: str, *, form: Form
 ) -> tuple[str, Array] | None:
     if form is Form.QUANTIZED and tensor in held and tensor in plan.quantizers:
         return held[tensor], np.asarray(plan.quantizers[tensor].scale, np.float64)
