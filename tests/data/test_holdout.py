@@ -129,7 +129,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         fixed={},
         isolate=True,
         keep=Keep.ALL,
-        spec=SimpleNamespace(realize="qdq", ops={}),
+        spec=SimpleNamespace(realize="qdq", ops={}, declared={}),
     )
     inputs = load(cast(Any, settings))
     assert inputs.aside is inputs.judge is not inputs.search

@@ -68,9 +68,9 @@ def test_convolutions_with_operands_made_at_run_time(port: int) -> None:
 
 def test_matmul_sides() -> None:
     net = Net()
-    x = net.input(None, 4, 4)
+    x = net.input(None, 2, 4, 4)
     y = net.node("MatMul", net.floats(4, 4), x, name="left")
-    net.output(net.node("MatMul", net.node("MatMul", y, x, name="both"), net.floats(1, 4, 3), name="batched"))
+    net.output(net.node("MatMul", net.node("MatMul", y, x, name="both"), net.floats(2, 4, 3), name="batched"))
     graph = load(net)
     reasons = {n.name: OP_RULES["MatMul"].refuse(n, graph) for n in graph.nodes}
     assert reasons == {
