@@ -19,6 +19,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.subset import First
 from quantpipe.pipeline.inputs import load
 from quantpipe.types import Keep, Samples, TensorInfo
+from tests.ops.line import hardware
 
 INPUTS = [TensorInfo("x", (None, 2), "float32")]
 ALL = {"calibrate": None, "search": None, "evaluate": None}
@@ -129,7 +130,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         fixed={},
         isolate=True,
         keep=Keep.ALL,
-        spec=SimpleNamespace(realize="qdq", ops={}, declared={}),
+        spec=hardware("ort_cpu"),
     )
     inputs = load(cast(Any, settings))
     assert inputs.aside is inputs.judge is not inputs.search
