@@ -13,7 +13,7 @@ from typing import Any, cast
 from quantpipe.metrics.reference import objective_value
 from quantpipe.recover import RecoverOptions, RecoveryResult
 from quantpipe.report.text import recovery_gain
-from quantpipe.search import Form, Metric, Objective, reaches
+from quantpipe.search import Metric, Objective, ObjectiveForm, reaches
 from quantpipe.types import (
     RecoveryGain,
     SearchReport,
@@ -26,7 +26,7 @@ def least_value(objective: Objective) -> float | None:
 
     The result is None where it bounds no loss, so that recovery cannot meet it.
     """
-    if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
+    if objective.form is not ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
         return None
     return objective.reference_value - objective.tolerance
 

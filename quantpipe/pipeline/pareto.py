@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.search import Form, Objective, Pick, SearchResult
+from quantpipe.search import Objective, ObjectiveForm, Pick, SearchResult
 from quantpipe.types import (
     FrontPart,
     Point,
@@ -21,7 +21,7 @@ def picked(job: RunContext, result: SearchResult, objective: Objective) -> tuple
 
     The last is empty without a front.
     """
-    if objective.form is not Form.PARETO or not result.front:
+    if objective.form is not ObjectiveForm.PARETO or not result.front:
         return result.best, result.score, {}
     rule = Pick.parse(job.settings.pick)
     trial = rule(result.front, objective)

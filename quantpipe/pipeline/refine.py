@@ -13,7 +13,7 @@ from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search import SearchContext
 from quantpipe.plan import NO_OVERRIDES
 from quantpipe.recover import RecoveryResult
-from quantpipe.search import Form, Objective, Pick, finalists, front
+from quantpipe.search import Objective, ObjectiveForm, Pick, finalists, front
 from quantpipe.types import (
     FinalistRow,
     Profile,
@@ -82,7 +82,7 @@ def refine(job: RunContext, found: SearchDecision, aim: SearchContext, profile: 
 
 
 def _best(trials: list[Trial], objective: Objective, pick: str) -> Trial:
-    if objective.form is Form.PARETO:
+    if objective.form is ObjectiveForm.PARETO:
         return Pick.parse(pick)(front(trials), objective)
     best = trials[0]
     for trial in trials[1:]:

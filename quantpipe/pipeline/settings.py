@@ -19,7 +19,7 @@ from quantpipe.metrics.reference import ValueOf
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
-from quantpipe.search import Algorithm, FloatFigures, Form, Metric, Objective, ObjectiveOptions, Pick
+from quantpipe.search import Algorithm, FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions, Pick
 from quantpipe.search.options import real, whole
 from quantpipe.tracking import Tracker
 from quantpipe.types import HardwareSpec, Keep, Schema, TensorInfo
@@ -329,9 +329,9 @@ class Settings:
             _legal("objective", name, OBJECTIVE)
         # Built once more, with the float model's own figures, when the search begins: a wrong word is told now.
         objective = Objective.of(ObjectiveOptions(**self.objective), FloatFigures(accuracy=0.0, start_cost=1.0))
-        if objective.form is Form.PARETO and self.search.target is not None:
+        if objective.form is ObjectiveForm.PARETO and self.search.target is not None:
             raise ConfigError(
-                f"has no meaning with objective.form={Form.PARETO}, which has no single best; give null",
+                f"has no meaning with objective.form={ObjectiveForm.PARETO}, which has no single best; give null",
                 where="search.target",
             )
         structural = [kind for kind in self.annotate.choices if kind in STRUCTURAL]
@@ -378,7 +378,7 @@ class Settings:
                 "objective=auto",
                 self.objective["metric"] == Metric.AUTO,
             ),
-            "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == Form.PARETO),
+            "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == ObjectiveForm.PARETO),
             "search.finalists": (
                 self.search.finalists != SearchSettings.finalists,
                 "search.refine=true",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.pareto import front
 from quantpipe.types import Trial
 
@@ -24,9 +24,9 @@ def finalists(trials: Iterable[Trial], objective: Objective, count: int) -> tupl
     if not exact:
         return ()
     ranked = sorted(exact, key=lambda t: objective.key(t.score), reverse=True)
-    if objective.form is Form.PARETO:
+    if objective.form is ObjectiveForm.PARETO:
         return _spread(front(exact), count)
-    if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
+    if objective.form is not ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
         return tuple(ranked[:count])
     best = ranked[0]
     least = objective.reference_value - REACH * objective.tolerance

@@ -42,7 +42,7 @@ LOSSES = (Metric.AUTO, Metric.KL, Metric.MSE)
 """Whose value is a loss with a minus: the float model's is 0."""
 
 
-class Form(StrEnum):
+class ObjectiveForm(StrEnum):
     """Name what a search looks for: least cost, best value, a weighted sum of both, or a front."""
 
     LEAST_COST_WITHIN_TOLERANCE = "least_cost_within_tolerance"
@@ -109,7 +109,7 @@ class Objective:
     """
 
     metric: Metric = Metric.ACCURACY
-    form: Form = Form.LEAST_COST_WITHIN_TOLERANCE
+    form: ObjectiveForm = ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
     tolerance: float = 0.01
     cost: CostKind = CostKind.BITS
     reference_value: float = 0.0
@@ -124,7 +124,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", check_enum("objective.metric", self.metric, Metric))
-        object.__setattr__(self, "form", check_enum("objective.form", self.form, Form))
+        object.__setattr__(self, "form", check_enum("objective.form", self.form, ObjectiveForm))
         object.__setattr__(self, "cost", check_enum("objective.cost", self.cost, CostKind))
         object.__setattr__(self, "tolerance", real("objective.tolerance", self.tolerance, least=0.0))
         if self.cost_limit is not None:
@@ -135,8 +135,11 @@ class Objective:
         whole("objective.latency_runs", self.latency_runs, least=5)
         real("objective.latency_seconds", self.latency_seconds, above=0.0)
         needed = {
-            "cost_limit": (Form.BEST_VALUE_WITHIN_COST, "a share or an amount"),
-            "weight": (Form.WEIGHTED, "what the cost of the most precise point is worth, in units of the metric"),
+            "cost_limit": (ObjectiveForm.BEST_VALUE_WITHIN_COST, "a share or an amount"),
+            "weight": (
+                ObjectiveForm.WEIGHTED,
+                "what the cost of the most precise point is worth, in units of the metric",
+            ),
         }
         for name, (form, legal) in needed.items():
             if self.form is form and getattr(self, name) is None:
@@ -181,7 +184,7 @@ class Objective:
             cost_limit = cost_limit * start_cost
         return cls(
             metric=kind,
-            form=check_enum("objective.form", options.form, Form),
+            form=check_enum("objective.form", options.form, ObjectiveForm),
             tolerance=options.tolerance,
             cost=cost_kind(options.cost),
             reference_value=reference,
@@ -198,7 +201,7 @@ class Objective:
     @property
     def open_ended(self) -> bool:
         """Return whether every point is legal, because cost and value are weighed against each other."""
-        return self.form in (Form.WEIGHTED, Form.PARETO)
+        return self.form in (ObjectiveForm.WEIGHTED, ObjectiveForm.PARETO)
 
     @property
     def bounded(self) -> bool:
@@ -234,7 +237,7 @@ class Objective:
         value, thrift = _value(score), -score.cost
         if self.open_ended:
             return (feasible, self.utility(score), thrift)
-        cost_first = feasible == (self.form is Form.LEAST_COST_WITHIN_TOLERANCE)
+        cost_first = feasible == (self.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE)
         return (feasible, thrift, value) if cost_first else (feasible, value, thrift)
 
     def better(self, a: Score, b: Score) -> bool:
@@ -268,9 +271,9 @@ class Objective:
         """
         if not self.feasible(score):
             return False
-        if self.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+        if self.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
             return score.cost <= (target * self.cost_unit if target <= 1 else target) * (1 + _SLACK)
-        if self.form is Form.WEIGHTED:
+        if self.form is ObjectiveForm.WEIGHTED:
             return self.utility(score) >= target
         return score.value >= (-target if self.metric in LOSSES else target) - _SLACK
 

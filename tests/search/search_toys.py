@@ -13,13 +13,13 @@ from quantpipe.search import (
     Budget,
     Evaluator,
     Evolutionary,
-    Form,
     Greedy,
     GreedyBackward,
     GreedyEdge,
     Grid,
     Knapsack,
     Objective,
+    ObjectiveForm,
     RandomSearch,
     SearchResult,
     Surrogate,
@@ -99,7 +99,7 @@ def _interaction(p: Point) -> float:
 
 
 def _within_cost(limit: float) -> Objective:
-    return Objective(form=Form.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=limit)
+    return Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=limit)
 
 
 TOYS = {
@@ -113,9 +113,11 @@ TOYS = {
     ),
     "cost_out_of_reach": _toy((3, 3), lambda p: 0.01 * sum(p), _within_cost(1.0)),
     "weighted": _toy(
-        (3, 3, 3, 3, 3), _additive, Objective(form=Form.WEIGHTED, reference_value=0.9, weight=0.1, cost_unit=40.0)
+        (3, 3, 3, 3, 3),
+        _additive,
+        Objective(form=ObjectiveForm.WEIGHTED, reference_value=0.9, weight=0.1, cost_unit=40.0),
     ),
-    "pareto": _toy((3, 3, 3, 3), _additive, Objective(form=Form.PARETO, reference_value=0.9, cost_unit=32.0)),
+    "pareto": _toy((3, 3, 3, 3), _additive, Objective(form=ObjectiveForm.PARETO, reference_value=0.9, cost_unit=32.0)),
     "no_choices": _toy((), lambda p: 0.0, WITHIN_TOLERANCE),
     "one_option_each": _toy((1, 1), lambda p: 0.0, WITHIN_TOLERANCE),
 }

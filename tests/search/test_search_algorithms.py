@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from search_toys import ALGORITHMS, TOYS, WITHIN_TOLERANCE, Counting, Toy, bits, make_space, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Annealing, Form, Greedy, GreedyBackward, Grid, Knapsack, Objective, RandomSearch, Stopped
+from quantpipe.search import (
+    Annealing,
+    Greedy,
+    GreedyBackward,
+    Grid,
+    Knapsack,
+    Objective,
+    ObjectiveForm,
+    RandomSearch,
+    Stopped,
+)
 from quantpipe.types import Point
 
 PAIRS = list(itertools.product(ALGORITHMS, TOYS))
@@ -103,7 +113,7 @@ def toys(draw: st.DrawFn) -> Toy:
         return Toy(
             space, value, cost, Objective(reference_value=0.9, tolerance=draw(st.sampled_from([0.0, 0.01, 0.1])))
         )
-    form = Form.BEST_VALUE_WITHIN_COST
+    form = ObjectiveForm.BEST_VALUE_WITHIN_COST
     return Toy(space, value, cost, Objective(form=form, reference_value=0.9, cost_limit=limit * cost(space.start) + 1))
 
 
@@ -180,7 +190,7 @@ def test_greedy_within_a_cost_stops_as_soon_as_it_fits() -> None:
 @pytest.mark.parametrize(("order", "best"), [("sensitivity", (3, 1)), ("topological", (2, 2))])
 def test_greedy_within_a_cost_lowers_what_loses_least_next(order: str, best: Point) -> None:
     space = make_space(4, 4)
-    objective = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=12.0)
+    objective = Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, cost_limit=12.0)
     toy = Toy(space, lambda p: 0.9 - 0.01 * p[0] ** 2 - 0.04 * p[1] ** 2, lambda p: bits(space, p), objective)
     measure = Counting(toy)
     assert search(toy, Greedy(order), measure=measure).best == best  # type: ignore[arg-type]

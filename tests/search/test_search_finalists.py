@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from quantpipe.search import Form, Objective, finalists
+from quantpipe.search import Objective, ObjectiveForm, finalists
 from quantpipe.types import Score, Trial
 
 
@@ -15,8 +15,8 @@ def trials(*scores: tuple[float, float]) -> list[Trial]:
 
 
 WITHIN = Objective(tolerance=0.01, metric="kl")
-LIMITED = Objective(form=Form.BEST_VALUE_WITHIN_COST, metric="kl", cost_limit=50.0)
-FRONT = Objective(form=Form.PARETO, metric="kl", cost_unit=100.0)
+LIMITED = Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, metric="kl", cost_limit=50.0)
+FRONT = Objective(form=ObjectiveForm.PARETO, metric="kl", cost_unit=100.0)
 
 
 def numbers(found: tuple[Trial, ...]) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from search_toys import TOYS, WITHIN_TOLERANCE, Counting, Toy, bits, make_space, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Form, GreedyBackward, GreedyEdge, Grid, Knapsack, Objective
+from quantpipe.search import GreedyBackward, GreedyEdge, Grid, Knapsack, Objective, ObjectiveForm
 from quantpipe.types import Point
 
 SIZES = (4, 3, 4, 2)
@@ -40,7 +40,7 @@ def test_exact_within_a_tolerance_where_losses_add_up(losses: list[list[int]], t
 @given(losses=LOSSES, limit=st.integers(23, 32))
 @settings(max_examples=30, deadline=None)
 def test_exact_within_a_cost_where_losses_add_up(losses: list[list[int]], limit: int) -> None:
-    objective = Objective(form=Form.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=float(limit))
+    objective = Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, reference_value=0.9, cost_limit=float(limit))
     toy = additive(losses, objective)
     result = search(toy, Knapsack())
     assert result.feasible
@@ -147,7 +147,7 @@ def test_where_the_most_precise_point_overflows_a_better_level_is_probed_from() 
         overflow = sum(2 - i for i in p) - (len(p) + 2)
         return -5.0 if overflow > 0 else -sum(w * i * i for w, i in zip(worth, p, strict=True)) / 100
 
-    objective = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=8.0 * len(worth))
+    objective = Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, cost_limit=8.0 * len(worth))
     toy = Toy(space, value, lambda p: bits(space, p), objective)
     result = search(toy, Knapsack(), max_evaluations=1 + 2 * len(worth) + 30)
     assert result.score.value >= -(sum(worth) - sum(sorted(worth)[-2:])) / 100

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import FloatFigures, Form, Metric, Objective, ObjectiveOptions
+from quantpipe.search import FloatFigures, Metric, Objective, ObjectiveForm, ObjectiveOptions
 from quantpipe.types import Score
 
 CHEAPEST = Objective(reference_value=0.9, tolerance=0.01)
-BEST = Objective(form=Form.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
-WEIGHTED = Objective(form=Form.WEIGHTED, reference_value=0.9, weight=0.2, cost_unit=30.0)
-PARETO = Objective(form=Form.PARETO, reference_value=0.9, cost_unit=30.0)
+BEST = Objective(form=ObjectiveForm.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
+WEIGHTED = Objective(form=ObjectiveForm.WEIGHTED, reference_value=0.9, weight=0.2, cost_unit=30.0)
+PARETO = Objective(form=ObjectiveForm.PARETO, reference_value=0.9, cost_unit=30.0)
 CONFIG = {"metric": "kl", "form": "least_cost_within_tolerance", "tolerance": 0.02, "cost": "bits", "cost_limit": None}
 
 
@@ -61,7 +61,7 @@ def test_a_target_is_a_cost_or_a_value() -> None:
     cost = Objective(reference_value=0.9, tolerance=0.01, cost_unit=20.0)
     assert cost.reaches(Score(0.9, 8.0), 0.4) and not cost.reaches(Score(0.9, 8.1), 0.4), "a share of 20"
     assert cost.reaches(Score(0.9, 8.1), 8.5) and not cost.reaches(Score(0.5, 1.0), 8.5), "feasible ones only"
-    kl = Objective(metric=Metric.KL, form=Form.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
+    kl = Objective(metric=Metric.KL, form=ObjectiveForm.BEST_VALUE_WITHIN_COST, cost_limit=10.0)
     assert kl.reaches(Score(-0.01, 9), 0.01) and not kl.reaches(Score(-0.02, 9), 0.01)
     assert not kl.reaches(Score(-0.01, 11), 0.01)
     assert BEST.reaches(Score(0.8, 9), 0.8) and not BEST.reaches(Score(0.79, 9), 0.8)
@@ -132,7 +132,7 @@ def test_values_without_meaning_are_refused_by_key(change: dict[str, object], ke
 
 def test_which_objectives_can_give_up() -> None:
     assert Objective(metric=Metric.KL).bounded
-    assert Objective(metric=Metric.KL, form=Form.BEST_VALUE_WITHIN_COST, cost_limit=5.0).bounded
-    assert not Objective(metric=Metric.KL, form=Form.PARETO).bounded
-    assert not Objective(metric=Metric.KL, form=Form.WEIGHTED, weight=1.0).bounded
+    assert Objective(metric=Metric.KL, form=ObjectiveForm.BEST_VALUE_WITHIN_COST, cost_limit=5.0).bounded
+    assert not Objective(metric=Metric.KL, form=ObjectiveForm.PARETO).bounded
+    assert not Objective(metric=Metric.KL, form=ObjectiveForm.WEIGHTED, weight=1.0).bounded
     assert not Objective(metric=Metric.CALLABLE, target="package.module:function").bounded

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from search_toys import ALGORITHMS, TOYS, Counting, ListLog, Toy, search
 
 from quantpipe.errors import ConfigError
-from quantpipe.search import Form, Metric, Objective, Pick, front
+from quantpipe.search import Metric, Objective, ObjectiveForm, Pick, front
 from quantpipe.types import Score, Trial
 
-KL = Objective(metric=Metric.KL, form=Form.PARETO)
-ACCURACY = Objective(metric=Metric.ACCURACY, form=Form.PARETO, reference_value=0.9)
+KL = Objective(metric=Metric.KL, form=ObjectiveForm.PARETO)
+ACCURACY = Objective(metric=Metric.ACCURACY, form=ObjectiveForm.PARETO, reference_value=0.9)
 
 
 def trials(*scores: tuple[float, float]) -> list[Trial]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import check_enum
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -50,7 +50,7 @@ class Greedy:
     def __call__(self, space: ChoiceSpace, evaluate: Evaluate, objective: Objective, rng: np.random.Generator) -> None:
         """Lower the choices one after the other, in the order of what they lose, as the objective's form asks."""
         point, score, start = begin(space, evaluate, objective)
-        if objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+        if objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
             self._while_it_holds(space, evaluate, objective, point, start=score)
         elif objective.open_ended or not objective.feasible(start):
             self._until_it_fits(space, evaluate, objective, start)

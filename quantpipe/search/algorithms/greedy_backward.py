@@ -9,7 +9,7 @@ import numpy as np
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.begin import begin
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import real
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -45,7 +45,7 @@ class GreedyBackward:
         ranks = {i: rank for i, rank in ranks.items() if point[i] > 0}
         (score,) = evaluate([point])
         # Of a tolerance the search wants the first feasible point, of a cost limit the last one.
-        within_cost = objective.form is Form.BEST_VALUE_WITHIN_COST
+        within_cost = objective.form is ObjectiveForm.BEST_VALUE_WITHIN_COST
         while ranks and (objective.open_ended or objective.feasible(score) == within_cost):
             choice = max(ranks, key=ranks.__getitem__)
             rank = ranks.pop(choice)
@@ -86,7 +86,7 @@ def _coarse(space: ChoiceSpace, evaluate: Evaluate, objective: Objective, last: 
 
     That is a point of an earlier search that is not good enough yet, or the last options.
     """
-    if objective.form is not Form.LEAST_COST_WITHIN_TOLERANCE:
+    if objective.form is not ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
         return last
     scores = zip(space.begin, evaluate(space.begin), strict=True)
     return next((point for point, score in scores if not objective.feasible(score)), last)

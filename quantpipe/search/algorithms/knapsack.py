@@ -21,7 +21,7 @@ from quantpipe.search.algorithms.additive import Additive, Table, plan, rebased,
 from quantpipe.search.algorithms.begin import begin
 from quantpipe.search.algorithms.levels import depth, level, levels
 from quantpipe.search.algorithms.local_search import descend
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -63,7 +63,7 @@ class Knapsack:
         run.best = (point, score)
         run.levels()
         run.rebase()
-        if not objective.feasible(run.start) and objective.form is Form.LEAST_COST_WITHIN_TOLERANCE:
+        if not objective.feasible(run.start) and objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE:
             run.probe(run.model.unmeasured())  # there is no budget to plan with, so nothing to plan early
         else:
             run.probe_in_parts([(i, o) for i, o in run.model.unmeasured() if o == len(space.choices[i].options) - 1])
@@ -253,7 +253,7 @@ class _Run:
 
         They are made by several prices of cost, or, for a front, by costs from the least to the greatest.
         """
-        if self.objective.form is Form.WEIGHTED:
+        if self.objective.form is ObjectiveForm.WEIGHTED:
             price = self.objective.trade / self.objective.cost_unit
             plans = [weighed(table, price * factor) for factor in _PRICES[:rounds]]
         else:

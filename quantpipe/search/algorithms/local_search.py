@@ -6,7 +6,7 @@ import math
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.additive import Table
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.types import Point, Score
 
 _HOPELESS = 4.0
@@ -43,9 +43,9 @@ def descend(point: Point, score: Score, table: Table, evaluate: Evaluate, *, obj
 
 def _steps(point: Point, score: Score, table: Table, objective: Objective) -> list[tuple[int, int]]:
     """Steps that may be better, the most promising first: (choice, option)."""
-    if objective.form is Form.PARETO:
+    if objective.form is ObjectiveForm.PARETO:
         return []
-    within_tolerance = objective.form is Form.LEAST_COST_WITHIN_TOLERANCE
+    within_tolerance = objective.form is ObjectiveForm.LEAST_COST_WITHIN_TOLERANCE
     cost_first = objective.feasible(score) == within_tolerance
     left = score.value - objective.reference_value + objective.tolerance
     # Beside others a change may gain what it lost alone, so those that lose little are tried, too.

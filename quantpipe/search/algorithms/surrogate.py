@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.search.algorithm import Evaluate
 from quantpipe.search.algorithms.levels import levels, mutated, unseen
-from quantpipe.search.objective import Form, Objective
+from quantpipe.search.objective import Objective, ObjectiveForm
 from quantpipe.search.options import real, whole
 from quantpipe.types import ChoiceSpace, Point, Score
 
@@ -128,9 +128,11 @@ class Surrogate:
 
 def _view(objective: Objective, rng: np.random.Generator) -> Objective:
     """The order of one batch: of a front another part each time, by another price of cost (Knowles, "ParEGO", 2006)."""
-    if objective.form is not Form.PARETO:
+    if objective.form is not ObjectiveForm.PARETO:
         return objective
-    return replace(objective, form=Form.WEIGHTED, weight=objective.trade * 10.0 ** float(rng.uniform(-1.5, 1.5)))
+    return replace(
+        objective, form=ObjectiveForm.WEIGHTED, weight=objective.trade * 10.0 ** float(rng.uniform(-1.5, 1.5))
+    )
 
 
 def _scaled(loss: float) -> float:
