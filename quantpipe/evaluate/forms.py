@@ -20,6 +20,7 @@ from quantpipe.evaluate.sides import Simulated
 from quantpipe.graph.io import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.realize import FileForm, Runner
+from quantpipe.realize.protocol import Feeds
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import FormRow, Samples
 
@@ -166,6 +167,8 @@ def executed(
         timed: Whether its latency is measured.
     """
     count, done, latency = Counter(), 0, None
+    others: Mapping[str, Runner] = getattr(runner, "others", {})
+    beside = {name: Counter() for name in others}
     size = simulated.graph.fixed_batch or 1
     for batch in samples.batches(size):
         if not runner.takes(batch.inputs):
@@ -173,13 +176,18 @@ def executed(
         found = runner.run(batch.inputs)
         simulated.start(batch.inputs)
         expected = simulated.run(found)
-        for tensor in (*simulated.watched.integers, *simulated.watched.entries):
-            count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
+        _count(count, simulated, expected, found)
+        for name, other in others.items():
+            apart = other.run(batch.inputs)
+            simulated.start(batch.inputs)
+            _count(beside[name], simulated, simulated.run(apart), apart)
         done += len(batch)
         latency = runner.latency(batch.inputs) if timed and latency is None else latency
     if not done:
         return form.row(why_not="it is made for one shape of the inputs, and no sample compared has it")
+    told = {f"differing_{name}": c.differing for name, c in beside.items()}
     return form.row(
+        facts={**form.facts, **told},
         samples=done,
         tensors=len(simulated.names),
         elements=count.elements,
@@ -188,3 +196,8 @@ def executed(
         first_tensor=count.first,
         latency_ms=latency,
     )
+
+
+def _count(count: Counter, simulated: Simulated, expected: Feeds, found: Feeds) -> None:
+    for tensor in (*simulated.watched.integers, *simulated.watched.entries):
+        count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS, WORDS
-from quantpipe.oprules import FLOAT_OPS, OP_RULES
+from quantpipe.oprules import FLOAT_OPS, OP_RULES, Family
 from quantpipe.types import DType, FixedRounding, OpSignature, RequantizeKind, RequantizeSpec, Rounding
 
 E = TypeVar("E", bound=StrEnum)
@@ -23,6 +23,13 @@ ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
     RequantizeKind.SHIFT: (Rounding.HALF_UP, Rounding.HALF_EVEN, Rounding.HALF_AWAY, Rounding.FLOOR),
 }
 """Legal roundings by kind, the default first."""
+
+
+class Zero(StrEnum):
+    """Say whether the zero point is added before the rounding or behind it."""
+
+    FIRST = "first"
+    LAST = "last"
 
 
 class Reader:
@@ -197,12 +204,13 @@ class Reader:
                 raise self.error(field, f"names the unknown op {op!r}{nearest(op, [*OP_RULES, *FLOAT_OPS])}")
         return names
 
-    def requantize(self, data: Data, before: str) -> RequantizeSpec:
+    def requantize(self, data: Data, before: str, *, adds: bool = False) -> RequantizeSpec:
         """Return the section `requantize` of the file, or of a signature.
 
         Args:
             data: the file or signature that holds the section.
             before: what its name begins with in errors; empty for the file itself.
+            adds: whether it is that of an addition.
 
         Returns:
             How accumulators are narrowed.
@@ -211,13 +219,19 @@ class Reader:
             HardwareError: for an unknown field, or a value that is not legal.
         """
         field = f"{before}requantize"
-        part = self.section({field: data["requantize"]}, field, ("kind", "rounding", "max_shift"), "kind")
+        part = self.section({field: data["requantize"]}, field, ("kind", "rounding", "max_shift", "zero"), "kind")
         kind = self.choice(RequantizeKind, part.get("kind"), f"{field}.kind")
         legal, rounding = ROUNDINGS[kind], part.get("rounding")
+        if adds and kind is RequantizeKind.FIXED_POINT:
+            legal = (*legal, FixedRounding.COMMON_SHIFT)
+        zero = part.get("zero")
+        if zero is not None and (kind is not RequantizeKind.FLOAT_MULTIPLIER or adds):
+            raise self.error(f"{field}.zero", f"is of float_multiplier alone, and not of additions; the kind is {kind}")
         return RequantizeSpec(
             kind,
             int(self.number(part.get("max_shift", 31), f"{field}.max_shift", least=1)),
             legal[0] if rounding is None else self.one_of(legal, rounding, f"{field}.rounding"),
+            None if zero is None else self.choice(Zero, zero, f"{field}.zero") is Zero.FIRST,
         )
 
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
@@ -252,7 +266,8 @@ class Reader:
         outputs = tuple(self.storable(d, f"ops.{op}.out") for d in listed(row["out"]))
         if not inputs or not outputs:
             raise self.error(f"ops.{op}", "needs at least one dtype in `in` and in `out`")
-        own = None if row.get("requantize") is None else self.requantize(row, f"ops.{op}.")
+        adds = op in OP_RULES and OP_RULES[op].family is Family.SUM
+        own = None if row.get("requantize") is None else self.requantize(row, f"ops.{op}.", adds=adds)
         return OpSignature(inputs, outputs, tuple((str(k), str(v)) for k, v in when.items()), own)
 
     def _when_values(self, op: str, when: Data) -> None:

@@ -132,6 +132,7 @@ def _kernel(kernel: KernelPlan) -> dict[str, Any]:
         scale = None if kernel.scale is None else _number(kernel.scale)
         terms = [_term(t) for t in kernel.terms]
         found |= {"terms": terms, "scale": scale, "offset": float(kernel.offset), "rounding": kernel.rounding}
+        found |= {"whole": True} if kernel.whole else {}
     if isinstance(kernel, Average):
         found["count"] = kernel.count
     if isinstance(kernel, Lookup):

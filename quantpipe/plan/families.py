@@ -101,7 +101,7 @@ def _average(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
         return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)
-    output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, False, how.rounding)
+    output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, bool(how.zero_first), how.rounding)
     return Average(kernel.node, count, bound, output)
 
 

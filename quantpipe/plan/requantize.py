@@ -46,7 +46,8 @@ def requantize(
     kind, rounding = how.kind, how.rounding
     if kind is RequantizeKind.FLOAT_MULTIPLIER:
         multiplier = np.asarray(np.asarray(scale, np.float32) / out.scale, np.float32)
-        return Requantize(kind, multiplier, 0, out.zero_point, low, high, zero_first, rounding, None, own)
+        first = zero_first if how.zero_first is None else how.zero_first
+        return Requantize(kind, multiplier, 0, out.zero_point, low, high, first, rounding, None, own)
     if kind is RequantizeKind.FIXED_POINT:
         fixed = fixed_point(draft, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
         return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed, own)

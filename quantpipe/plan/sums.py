@@ -8,14 +8,33 @@ from dataclasses import replace
 import numpy as np
 
 from quantpipe import intmath
+from quantpipe.errors import HardwareError
 from quantpipe.plan.bounds import bounded, limit_of
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.requantize import exponent_of, fixed_point, limits, real_of, requantize
-from quantpipe.types import DType, Form, Kernel, Overflow, Requantize, RequantizeKind, Rounding, Sum, Term, Unify
+from quantpipe.types import (
+    DType,
+    FixedPoint,
+    FixedRounding,
+    Form,
+    Kernel,
+    Overflow,
+    Requantize,
+    RequantizeKind,
+    Rounding,
+    Sum,
+    Term,
+    Unify,
+)
 
 LEFT_8, LEFT_16 = 20, 15
 """Bits by which stored operands are shifted left before a fixed-point addition rescales them."""
 
+
+WHOLE_BITS = 21
+"""Bits of the larger of two whole multipliers."""
+RATIOS = (2.0**-10, 2.0**8)
+"""How many times the scale of the result those of operands may be, from the first to below the last."""
 
 Signs = tuple[int, int]
 """1 for an operand that is added, -1 for one that is subtracted."""
@@ -26,7 +45,10 @@ def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
     kernel, signs = _broadcast_last(draft, kernel, sign)
     if draft.spec.unify is not Unify.FREE:
         return _unified(draft, kernel, signs)
-    fixed = draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT
+    how = draft.narrowing(kernel)
+    if how.rounding is FixedRounding.COMMON_SHIFT:
+        return _shifted_once(draft, kernel, signs)
+    fixed = how.kind is RequantizeKind.FIXED_POINT
     return _fixed(draft, kernel, signs) if fixed else _free(draft, kernel, signs)
 
 
@@ -62,6 +84,37 @@ def _fixed(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     bound = DType.INT32.qmax  # terms and sum saturate there; real values stay far below
     output = requantize(draft, kernel, common, out)
     return Sum(kernel.node, tuple(terms), np.asarray(common, np.float32), np.float32(0), bound, output)
+
+
+def _shifted_once(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
+    """Plan an addition as XNNPACK's qs8-vadd does: q = (a·M_a + b·M_b + 2^(n-1)) >> n.
+
+    M = rint(f32(s / s_y) · 2^n) for each operand, n such that the larger one has 21 bits.
+    """
+    out, terms = draft.quantizers[kernel.output], []
+    scales = [np.asarray(draft.scale(o.tensor, o.form), np.float32) for o in kernel.operands]
+    ratios = [np.asarray(scale / out.scale, np.float32) for scale in scales]
+    raw = any(o.form is not Form.QUANTIZED for o in kernel.operands) or any(r.ndim for r in ratios)
+    low, high = min(float(np.min(r)) for r in ratios), max(float(np.max(r)) for r in ratios)
+    if raw or low < RATIOS[0] or high >= RATIOS[1]:
+        raise HardwareError(
+            f"its operands have {low:g} and {high:g} times the scale of its result; legal are stored operands at "
+            f"{RATIOS[0]:g} up to {RATIOS[1]:g} times (XNNPACK's kernel takes no others)",
+            stage="plan",
+            where=kernel.node,
+        )
+    count = WHOLE_BITS - math.frexp(high)[1]
+    for o, scale, ratio, sign in zip(kernel.operands, scales, ratios, signs, strict=True):
+        whole = intmath.round_real(np.float64(ratio) * 2.0**count)
+        fixed = FixedPoint(*intmath.quantize_multipliers(whole))
+        zero = draft.zero_point(o.tensor, o.form)
+        terms.append(Term(o.tensor, o.form, scale, zero, 0, np.float32(sign) * real_of(fixed), fixed))
+    low_q, high_q = limits(kernel, out)
+    fixed = FixedPoint(*intmath.quantize_multipliers(np.asarray(2.0**-count)))
+    common = np.asarray(np.float64(out.scale) * 2.0**-count, np.float32)
+    output = Requantize(RequantizeKind.FIXED_POINT, real_of(fixed), 0, out.zero_point, low_q, high_q, False,
+                        FixedRounding.SINGLE, fixed)  # fmt: skip
+    return Sum(kernel.node, tuple(terms), common, np.float32(0), DType.INT32.qmax, output, whole=True)
 
 
 def _free(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:

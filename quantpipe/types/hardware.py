@@ -59,12 +59,14 @@ class FixedRounding(StrEnum):
     """Name how often a fixed-point product is rounded.
 
     `double` (gemmlowp) rounds after the multiplication and again after the shift; `single` rounds once, halves up;
-    `single_away` once, halves away from zero.
+    `single_away` once, halves away from zero. `common_shift` is a way of additions alone: their operands are multiplied
+    by whole numbers, added, and shifted right once, halves up.
     """
 
     DOUBLE = "double"
     SINGLE = "single"
     SINGLE_AWAY = "single_away"
+    COMMON_SHIFT = "common_shift"
 
 
 class FunctionKind(StrEnum):
@@ -147,17 +149,20 @@ class Overflow(StrEnum):
 class RequantizeSpec:
     """State how a device, or one of its kernels, narrows an accumulator.
 
-    `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`.
+    `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`. `zero_first`: whether a float multiplier
+    adds the zero point before it rounds; None: as onnxruntime's kernel of the op does.
     """
 
     kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
     max_shift: int = 31
     rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
+    zero_first: bool | None = None
 
     @property
     def is_kernel_arithmetic(self) -> bool:
         """Return whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
-        return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
+        plain = self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
+        return plain and self.zero_first is None
 
 
 @dataclass(frozen=True)

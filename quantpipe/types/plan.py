@@ -284,7 +284,8 @@ class Sum:
     """Describe an addition.
 
     `scale` is the common scale of the integer form; where it is None, the kernel rescales inside, in float32, and
-    `offset` is the constant of its formula. `rounding` is that of shifted terms.
+    `offset` is the constant of its formula. `rounding` is that of shifted terms. `whole`: the multipliers of
+    terms are whole numbers, so that the sum is rounded once.
     """
 
     node: str
@@ -295,6 +296,7 @@ class Sum:
     output: Requantize | None
     rounding: Rounding = Rounding.HALF_UP
     limit: Limit | None = None
+    whole: bool = False
 
     @property
     def is_kernel_arithmetic(self) -> bool:

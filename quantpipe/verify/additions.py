@@ -111,7 +111,12 @@ class Addition(Written):
         """The shift or multiplier of a term follows from its scale and the common one."""
         own, common = np.float64(term["scale"]), np.float64(self.plan["scale"])
         if fixed:
-            expect_fixed(term, np.asarray(own / (common * 2.0 ** int(term["shift"]))), self.node)
+            real = np.asarray(own / (common * 2.0 ** int(term["shift"])))
+            if self.plan.get("whole"):
+                out, _ = self.numbers.grid(self.plan["result"]["tensor"])
+                single = np.float64(np.float32(own) / np.float32(out))
+                real = np.rint(single * np.exp2(np.rint(np.log2(np.float64(out) / common))))
+            expect_fixed(term, real, self.node)
             return
         shift = math.log2(float(own)) - math.log2(float(common))
         expect(

@@ -35,6 +35,14 @@ class Pieces(Written):
         found: Mapping[str, Any] = self.numbers.plan["origin"]["config"]["hardware"]
         return found
 
+    def _zero_said(self) -> str | None:
+        """Where the hardware file has this op's zero point added, if it says so; the op's own word goes first."""
+        rows = self._hardware().get("ops", {}).get(self.plan["op"], [])
+        places = [row.get("requantize") for row in ([rows] if isinstance(rows, Mapping) else rows)]
+        own = [place for place in places if place is not None] or [self._hardware().get("requantize")]
+        found = [place["zero"] for place in own if isinstance(place, Mapping) and place.get("zero") is not None]
+        return str(found[0]) if found else None
+
     def _unscaled(self) -> None:
         """The parts of a `requantize` entry that do not depend on scales."""
         expect(not self._has_pairs(), self.node, "pairs of its products saturate, which is not proved")
@@ -43,6 +51,9 @@ class Pieces(Written):
         numbers, kind = self.plan["requantize"], self.plan["kind"]
         free = kind == "sum" and self.plan["scale"] is None
         first = numbers["kind"] == "float_multiplier" and (kind == "product" or free)
+        said = self._zero_said()
+        if said is not None and numbers["kind"] == "float_multiplier" and kind != "sum":
+            first = said == "first"
         expect(numbers["zero_first"] is first, self.node, "its zero point is added at another place")
         expect(numbers["kind"] == "shift" or numbers["shift"] == 0, self.node, "it has a shift, and its kind has none")
         if free:

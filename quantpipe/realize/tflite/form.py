@@ -19,11 +19,11 @@ from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.howto import howto
 from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import Written, write_model
-from quantpipe.types import QuantPlan, Topology
+from quantpipe.types import QuantPlan, RequantizeKind, Topology
 
 
 class TfliteForm:
-    """Write a plan as a .tflite file, and run it by LiteRT's reference kernels."""
+    """Write a plan as a .tflite file, and run it by the kernels of LiteRT whose arithmetic the device has."""
 
     def __init__(self, name: str = "tflite", file: str = "model.tflite", *, whole: bool = False) -> None:
         """`whole`: its inputs and outputs are the stored integers."""
@@ -48,8 +48,22 @@ class TfliteForm:
         return WrittenForm({self.file: written.content}, _facts(written), howto(self.file, written, whole=self._whole))
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
-        """Return what runs the file in a folder, by LiteRT's reference kernels."""
-        return TfliteRunner(TfliteModel.read(folder / self.file), Kernels.REFERENCE)
+        """Return what runs the file in a folder; the other kernels stand beside it, and decide nothing."""
+        model, own = TfliteModel.read(folder / self.file), kernels_of(plan)
+        others = {other.word: TfliteRunner(model, other) for other in COMPARED if other is not own}
+        return TfliteRunner(model, own, others)
+
+
+COMPARED = (Kernels.REFERENCE, Kernels.XNNPACK)
+"""Kernels that a file is run by."""
+
+
+def kernels_of(plan: QuantPlan) -> Kernels:
+    """Return the kernels that compute what a plan says: XNNPACK's multiply by float32 numbers, the reference's never."""
+    outputs = [output for k in plan.kernels.values() if (output := getattr(k, "output", None)) is not None]
+    real = any(output.kind is RequantizeKind.FLOAT_MULTIPLIER for output in outputs)
+    whole = any(getattr(kernel, "whole", False) for kernel in plan.kernels.values())
+    return Kernels.XNNPACK if real or whole else Kernels.REFERENCE
 
 
 def _facts(written: Written) -> dict[str, float | int | str]:

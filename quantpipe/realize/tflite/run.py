@@ -32,6 +32,11 @@ class Kernels(StrEnum):
     XNNPACK = "AUTO"
     OPTIMIZED = "BUILTIN_WITHOUT_DEFAULT_DELEGATES"
 
+    @property
+    def word(self) -> str:
+        """Return its name in reports."""
+        return self.name.lower()
+
 
 class TfliteModel:
     """A file in memory and what its metadata say of it."""
@@ -69,11 +74,16 @@ class TfliteModel:
 class TfliteRunner:
     """Run a file by some kernels of LiteRT.
 
-    `tensors`: those whose integers `run` gives.
+    `tensors`: those whose integers `run` gives. `others`: the same file run by other kernels, by name.
     """
 
-    def __init__(self, model: TfliteModel, kernels: Kernels = Kernels.REFERENCE) -> None:
-        self.model, self.kernels = model, kernels
+    def __init__(
+        self,
+        model: TfliteModel,
+        kernels: Kernels = Kernels.REFERENCE,
+        others: Mapping[str, TfliteRunner] | None = None,
+    ) -> None:
+        self.model, self.kernels, self.others = model, kernels, dict(others or {})
         content = model.content if kernels is Kernels.REFERENCE else model.watched()
         self._interpreter = _interpreter(content, kernels, model.where, keep=kernels is Kernels.REFERENCE)
         self._plain: Any = None
@@ -136,6 +146,8 @@ class TfliteRunner:
     def close(self) -> None:
         """Let the interpreters go."""
         self._interpreter = self._plain = None
+        for other in self.others.values():
+            other.close()
 
     def _as_it_is(self) -> Any:
         if self._plain is None:
