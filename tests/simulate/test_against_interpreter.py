@@ -72,6 +72,7 @@ def test_nets(name: str, spec: str, backend: str) -> None:
 ROUNDINGS = {
     "tflite double": ("tflite_int8", {}),
     "cmsis single": ("cmsis_nn", {}),
+    "whole multipliers": ("tflite_xnnpack", {}),
     **{
         f"multiplier {how}": ("ort_cpu", {"requantize": {"kind": "float_multiplier", "rounding": how}})
         for how in ("half_up", "half_away", "floor")

@@ -17,7 +17,7 @@ from tests.ops.line import ArraySamples, Line, Net, line
 from tests.verify.folders import FORMS, digits_line, hardware_files, refreshed, write
 
 QUICK = {"ort_cpu": ("qdq", "qoperator", "integer"), "vta": ("integer",), "tflite_int8": ("integer",),
-         "hago_int16_acc": ("integer",), "mixed_npu": ("integer",)}  # fmt: skip
+         "tflite_xnnpack": ("integer",), "hago_int16_acc": ("integer",), "mixed_npu": ("integer",)}  # fmt: skip
 
 
 def accepted(made: Line, plan: QuantPlan, form: str, root: Path) -> Any:

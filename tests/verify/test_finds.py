@@ -80,6 +80,7 @@ def test_each_kind_of_number_in_the_model_is_found_by_place(folders: Callable[[s
             "logits_acc_scale": "logits",
         },
         ("tflite_int8", "integer"): {"stem.out/fixed_multiplier": "stem.conv: its q31"},
+        ("tflite_xnnpack", "integer"): {"block2.pointwise.add/term0/fixed_multiplier": "block2.pointwise.add: "},
         ("snpe", "integer"): {"stem.out_multiplier": "stem.conv"},
     }
     for (spec, form), places in names.items():

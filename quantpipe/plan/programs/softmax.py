@@ -8,6 +8,7 @@ algorithm 3. Formulas: docs/numerics.md.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,8 +177,10 @@ def long_exponentials(scale: float, span: int, rounding: FixedRounding = FixedRo
     multiplier, shift = intmath.quantize_multipliers(np.asarray(scale / (10.0 / 65535.0)))
     differences = np.arange(-span, 1, dtype=np.int64)
     far = -(1 << 31), (1 << 31) - 1
+    single: Literal["single", "single_away"] = "single_away" if rounding is FixedRounding.SINGLE_AWAY else "single"
+    mode: Literal["double", "single", "single_away"] = "double" if rounding is FixedRounding.DOUBLE else single
     scaled = intmath.requantize_fixed_point(
-        differences, (multiplier, shift), 0, qmin=far[0], qmax=far[1], rounding=rounding.value
+        differences, (multiplier, shift), 0, qmin=far[0], qmax=far[1], rounding=mode
     )
     codes = np.clip(scaled + 32767, -(1 << 15), (1 << 15) - 1)
     return interpolation.between(codes, interpolation.entries(np.exp, -10.0, 0.0, 1 << 15))

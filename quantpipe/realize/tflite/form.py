@@ -59,7 +59,7 @@ COMPARED = (Kernels.REFERENCE, Kernels.XNNPACK)
 
 
 def kernels_of(plan: QuantPlan) -> Kernels:
-    """Return the kernels that compute what a plan says: XNNPACK's multiply by float32 numbers, the reference's never."""
+    """Return the kernels that compute what a plan says: XNNPACK's multiply by float32, the reference's never."""
     outputs = [output for k in plan.kernels.values() if (output := getattr(k, "output", None)) is not None]
     real = any(output.kind is RequantizeKind.FLOAT_MULTIPLIER for output in outputs)
     whole = any(getattr(kernel, "whole", False) for kernel in plan.kernels.values())
