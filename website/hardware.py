@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from quantpipe.app.compose import option
 from website.configuration import CONF
 
 
 def page() -> str:
     """The whole page, as Markdown."""
     files = sorted((CONF / "hardware").glob("*.yaml"))
-    content = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in files}
+    content = {path.stem: option("hardware", path.stem) for path in files}  # what a file is like is laid under it
     rows = [_row(name, one) for name, one in content.items()]
     table = [
         "| option | device | requantizes by | scales | weights | form | schema | ops in integers |",
