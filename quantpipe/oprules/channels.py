@@ -182,15 +182,23 @@ PASSAGES: Mapping[str, ChannelPassthrough] = {
 
 @dataclass(frozen=True)
 class Affine:
-    """Ports of gain and offset, and the axis along which they lie; negative from behind."""
+    """Describe an op that ends with a gain and an offset per channel.
+
+    `gain`, `offset`: their ports (None: it has none); `axis`: where the channels lie, negative from behind. `rows`: it
+    divides each row of channels by its size, so that a rotation of the channels passes; `centres`: it takes off their
+    mean first, which only such rotations let pass that keep it.
+    """
 
     gain: int
-    offset: int
+    offset: int | None
     axis: int
+    rows: bool = False
+    centres: bool = False
 
 
 AFFINE: Mapping[str, Affine] = {
-    "LayerNormalization": Affine(1, 2, -1),
+    "LayerNormalization": Affine(1, 2, -1, rows=True, centres=True),
+    "RMSNormalization": Affine(1, None, -1, rows=True),
     "InstanceNormalization": Affine(1, 2, 1),
     "BatchNormalization": Affine(1, 2, 1),
 }
@@ -203,11 +211,49 @@ CLAMP, MAX, MIN = "Clip", "Max", "Min"
 
 
 def keeps_rows(node: Node, graph: Graph) -> bool:
-    """Return whether a node leaves channels along the last axis where they are: rows laid flat, or put back."""
-    if node.op not in VIEWS:
-        return False
+    """Return whether a node leaves channels along the last axis where they are, and does the same to each of them.
+
+    Such nodes lay rows flat or put them back, choose or repeat some, or average over them.
+    """
     before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
-    return bool(before) and before[-1:] == after[-1:]
+    same = bool(before) and before[-1:] == after[-1:]
+    if node.op in ROW_AXES:
+        return same and _spares_last(node, graph, len(before))
+    return same and node.op in (*VIEWS, *REPEATS)
+
+
+REPEATS = ("Expand",)
+"""Ops that repeat rows."""
+
+
+@dataclass(frozen=True)
+class RowAxes:
+    """Where an op on whole rows says along which axes it works: an attribute, or a constant at a port."""
+
+    attribute: str
+    port: int | None = None
+    default: int | None = None
+
+
+ROW_AXES: Mapping[str, RowAxes] = {
+    "Gather": RowAxes("axis", default=0),
+    "Slice": RowAxes("", port=3),
+    "ReduceMean": RowAxes("axes", port=1),
+}
+"""Ops that choose rows, or average over them."""
+
+
+def _spares_last(node: Node, graph: Graph, rank: int) -> bool:
+    how = ROW_AXES[node.op]
+    axes = node.attr(how.attribute, how.default) if how.attribute else None
+    if (
+        axes is None
+        and how.port is not None
+        and how.port < len(node.inputs)
+        and graph.is_constant(node.inputs[how.port])
+    ):
+        axes = graph.constant(node.inputs[how.port])
+    return axes is not None and all(int(axis) % rank != rank - 1 for axis in np.atleast_1d(axes))
 
 
 def along(values: Array, rank: int, axis: int) -> Array:

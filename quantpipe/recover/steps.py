@@ -120,9 +120,11 @@ def _absorb(work: Work, state: State, options: Absorption) -> State:
 
 def _smooth(work: Work, state: State, options: Smoothing) -> State:
     links, reasons = work.links
-    behind = [link for link in links.values() if link.affine]
+    behind = [link for link in links.values() if link.affine or link.attended]
     if not behind:
-        raise NotApplicable(_why("no layer reads a normalization with gain and offset alone", reasons))
+        raise NotApplicable(
+            _why("no layer reads a normalization with gain and offset alone, nor an attention", reasons)
+        )
     extremes = work.extremes(state, behind, moments=False)
     best: tuple[float, float, State] | None = None
     for alpha in options.alphas:
@@ -139,7 +141,7 @@ def _rotate(work: Work, state: State, options: Rotation) -> State:
     found, reasons = work.streams
     if not found:
         raise NotApplicable(_why("no tensors are tied together by linear ops alone, between layers", reasons))
-    free = [s for s in found.values() if not state.overrides.channels.keys() & set(s.tensors)]
+    free = [s for s in found.values() if not state.overrides.channels.keys() & {*s.tensors, *s.behind}]
     if not free:
         raise NotApplicable("the channels of all streams are in other units already; rotate stands in front of those")
     with one_thread_each() as pool:

@@ -167,7 +167,8 @@ class Work:
         composed = {**before, **{name: m @ before[name] if name in before else m for name, m in rotations.items()}}
         graph, topology = rescale_channels(self.graph, self.topology, state.overrides.channels, composed)
         nodes = {n for name in rotations for n in (*known[name].makers, *known[name].readers)}
-        ranges = self._ranges(graph, topology, {t for name in rotations for t in known[name].tensors})
+        touched = {t for name in rotations for t in (*known[name].tensors, *known[name].behind)}
+        ranges = self._ranges(graph, topology, touched)
         overrides = replace(state.overrides, rotations=composed)
         return self._renewed(state, graph, topology, overrides, nodes=nodes, ranges=ranges)
 
@@ -241,7 +242,7 @@ class Work:
     @cached_property
     def _own(self) -> ThresholdTable:
         tensors = {t for link in self.links[0].values() for t in link.tensors}
-        tensors |= {t for stream in self.streams[0].values() for t in stream.tensors}
+        tensors |= {t for stream in self.streams[0].values() for t in (*stream.tensors, *stream.behind)}
         groups = [g for g in self.topology.groups if g.fixed is None and tensors.intersection(g.tensors)]
         known = self.profile if self.profile is not None else _NOTHING
         return self._table(self.graph, self.topology, groups, known)

@@ -23,7 +23,7 @@ def test_recovery_helps_repeats_and_replays(program: Program, target: tuple[str,
     plain = good(program.run(*target, "recover=none", folder="plain"))
     first = good(program.run(*target, "recover=default"))
     steps = first.report["recover"]
-    assert [s["step"] for s in steps] == ["rotate", "gptq_compensated", "equalize"]
+    assert [s["step"] for s in steps] == ["rotate", "smooth", "gptq_compensated", "equalize"]
     assert any(s["kept"] for s in steps)
     assert first.report["metrics"]["simulated"]["kl"] < plain.report["metrics"]["simulated"]["kl"]
     assert first.report["metrics"]["simulated"] == first.report["metrics"]["realized"]

@@ -1,12 +1,15 @@
 """The network with the channels of streams rotated: the same function, other constants.
 
 T' = M T for every tensor of a stream, M orthogonal: a maker's weight becomes M W and its bias M b, a reader's weight
-W Mᵀ; in float64, stored in the constants' own type.
+W Mᵀ, a constant that is added M c. A reader behind a normalization with gain g and offset o takes these up: its weight
+becomes W diag(g) Mᵀ, its bias b + W o, and the normalization has gain 1 and offset 0. In float64, stored in the
+constants' own type.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
-from quantpipe.oprules.channels import COLUMNS
+from quantpipe.oprules.channels import AFFINE, COLUMNS, along
 from quantpipe.recover.rescale.optimize_rotation import StreamWeight
 from quantpipe.recover.rescale.residual_streams import Stream, streams
 from quantpipe.recover.rescale.writer import Writer
@@ -41,15 +44,20 @@ def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Flo
     """
     known, _ = streams(graph, topology)
     made: dict[str, Floats] = {}
-    read: dict[str, Floats] = {}
+    read: dict[str, _Reading] = {}
+    writer = Writer(graph)
     for name, matrix in rotations.items():
         stream = _fitting(known, name, matrix)
         made |= dict.fromkeys(stream.makers, matrix)
-        read |= dict.fromkeys(stream.readers, matrix)
-    writer = Writer(graph)
-    for node in graph.nodes:
-        if node.name in made or node.name in read:
-            _rotate_layer(graph, topology, writer, node, made=made.get(node.name), read=read.get(node.name))
+        read |= {reader: _Reading(matrix, *_affine(graph, stream, reader)) for reader in stream.readers}
+        for node, port in stream.constants:
+            added = graph.constant(graph.by_name[node].inputs[port]).astype(np.float64)
+            writer.constant(graph.by_name[node], port, added @ matrix.T)
+        for norm, _ in stream.norms:
+            _make_plain(graph, writer, graph.by_name[norm])
+    for layer in graph.nodes:
+        if layer.name in made or layer.name in read:
+            _rotate_layer(graph, topology, writer, layer, made=made.get(layer.name), read=read.get(layer.name))
     return writer.graph()
 
 
@@ -61,6 +69,8 @@ def stream_weights(graph: Graph, topology: Topology, stream: Stream) -> list[Str
             node, site = graph.by_name[name], topology.weight_of[topology.kernel_of[name].weight or ""]
             axis = _output_axis(graph, node) if is_maker else _input_axis(node)
             weight = np.moveaxis(graph.constant(site.tensor).astype(np.float64), axis, -1)
+            if not is_maker:
+                weight = weight * _affine(graph, stream, name)[0]
             if site.axis is None:
                 found.append(StreamWeight(weight.reshape(1, -1, stream.channels), (0, 1, 2)))
             elif is_maker:
@@ -77,23 +87,64 @@ def _fitting(known: Mapping[str, Stream], name: str, matrix: Floats) -> Stream:
         raise ArtifactError(f"rotates the channels of {name}, which does not fit this model", stage="recover")
     if not np.allclose(matrix @ matrix.T, np.eye(len(matrix)), rtol=0, atol=ORTHOGONAL):
         raise ArtifactError(f"mixes the channels of {name} by a matrix that is no rotation", stage="recover")
+    if stream.centred and not np.allclose(matrix.sum(axis=1), 1.0, rtol=0, atol=ORTHOGONAL):
+        raise ArtifactError(f"rotates the channels of {name} and moves their mean, which it must keep", stage="recover")
     return stream
 
 
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """How a layer reads a rotated stream: gain and offset `[C]` of the normalization between, 1 and 0 without one."""
+
+    matrix: Floats
+    gain: Floats
+    offset: Floats
+
+
+def _affine(graph: Graph, stream: Stream, reader: str) -> tuple[Floats, Floats]:
+    """Return gain and offset `[C]` between a stream and a layer that reads it."""
+    norm = next((name for name, readers in stream.norms if reader in readers), None)
+    found = [np.ones(stream.channels), np.zeros(stream.channels)]
+    for number, port in enumerate(() if norm is None else _ports(graph.by_name[norm])):
+        if port is not None:
+            found[number] = graph.constant(graph.by_name[norm or ""].inputs[port]).astype(np.float64)
+    return found[0], found[1]
+
+
+def _ports(norm: Node) -> tuple[int | None, int | None]:
+    """Return the ports of gain and offset that a normalization has."""
+    gain, offset = AFFINE[norm.op].gain, AFFINE[norm.op].offset
+    there = offset is not None and offset < len(norm.inputs) and norm.inputs[offset]
+    return gain, offset if there else None
+
+
+def _make_plain(graph: Graph, writer: Writer, norm: Node) -> None:
+    """Give a normalization gain 1 and offset 0."""
+    for port, value in zip(_ports(norm), (1.0, 0.0), strict=True):
+        if port is not None:
+            writer.constant(norm, port, np.full(graph.shapes[norm.inputs[port]], value))
+
+
 def _rotate_layer(
-    graph: Graph, topology: Topology, writer: Writer, node: Node, *, made: Floats | None, read: Floats | None
+    graph: Graph, topology: Topology, writer: Writer, node: Node, *, made: Floats | None, read: _Reading | None
 ) -> None:
     kernel, rule = topology.kernel_of[node.name], rule_of(node)
     assert rule is not None and rule.weight is not None and kernel.weight is not None  # noqa: S101  (a layer)
     weight = graph.constant(kernel.weight).astype(np.float64)
+    bias = None if kernel.bias is None else graph.constant(kernel.bias).astype(np.float64)
+    before = bias
     if read is not None:
-        weight = _along(read, weight, _input_axis(node))
+        if bias is not None and np.any(read.offset):
+            bias = bias + COLUMNS[node.op].response(node, weight, read.offset).reshape(bias.shape)
+        axis = _input_axis(node)
+        weight = _along(read.matrix, weight * along(read.gain, weight.ndim, axis), axis)
     if made is not None:
         weight = _along(made, weight, _output_axis(graph, node))
-        if kernel.bias is not None and rule.bias is not None:
-            bias = graph.constant(kernel.bias).astype(np.float64)
-            writer.constant(node, rule.bias, (made @ bias.reshape(-1)).reshape(bias.shape))
+        if bias is not None:
+            bias = (made @ bias.reshape(-1)).reshape(bias.shape)
     writer.constant(node, rule.weight, weight)
+    if bias is not before and bias is not None and rule.bias is not None:
+        writer.constant(node, rule.bias, bias)
 
 
 def _along(matrix: Floats, values: Floats, axis: int) -> Floats:

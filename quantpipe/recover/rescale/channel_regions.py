@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
+from quantpipe.oprules.attention import through_heads
 from quantpipe.oprules.channels import AFFINE, COLUMNS, PASSAGES, keeps_rows, takes_offsets
+from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, Topology
 
 
@@ -26,7 +28,9 @@ class Link:
     values, `clamped` what it gives (`tensor` where there is none: a pool between them may average what met a limit
     away), and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
     the way, counted from the end (-1) where it is the last one of each. `offsets`: whether channels may also be moved,
-    or only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight.
+    or only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight. `attended`: the
+    scores of an attention weigh the tensor on the way. `view`: others than the readers read what the maker gives, too
+    (the shortcut behind a normalization), so a copy of the maker, for this node alone, is what changes.
     """
 
     tensor: str
@@ -41,6 +45,8 @@ class Link:
     repeats: int
     offsets: bool
     affine: bool
+    attended: bool = False
+    view: str | None = None
 
 
 def links(graph: Graph, topology: Topology) -> tuple[dict[str, Link], dict[str, str]]:
@@ -81,12 +87,17 @@ class _Finder:
         axis = self._axis(maker)
         channels = graph.shapes[tensor][axis]
         tensors, repeats, ranks = [tensor], 1, {len(graph.shapes[tensor])}
+        view = self._own_view(maker, axis) if affine else None
+        if view is not None:
+            tensor = view.outputs[0]
+            axis = len(graph.shapes[tensor]) - 1
+            tensors, ranks = [tensor], {axis + 1}
         clamp: str | None = None
-        offsets = affine or self._has_bias(maker)
+        offsets, attended = self._has_offset(maker), False
         while True:
             if tensor in graph.output_names:
                 return f"{tensor} is an output of the model"
-            readers = [node for node, _ in graph.consumers.get(tensor, ())]
+            readers = self._readers(tensor)
             others = [node.name for node in readers if not self._reads(node, tensor, axis)]
             if readers and not others:
                 break
@@ -104,6 +115,13 @@ class _Finder:
             elif passage is not None and self._passes(node, tensor, axis) and passage.repeats(node, graph):
                 repeats *= passage.repeats(node, graph)
                 offsets = offsets and passage.offsets(node)
+            elif axis == len(graph.shapes[tensor]) - 1 and (way := through_heads(graph, tensor)):
+                tensors += way[:-1]
+                axis, offsets, attended = len(graph.shapes[way[-1]]) - 1, False, True
+                ranks |= {axis + 1, 0}  # in between, channels lie along two axes
+                tensor = way[-1]
+                tensors.append(tensor)
+                continue
             else:
                 return f"{tensor} is read by {node.name} ({node.op}), no layer, and none that keeps channels apart"
             tensor = node.outputs[0]
@@ -127,7 +145,25 @@ class _Finder:
             repeats,
             offsets,
             affine,
+            attended,
+            None if view is None else view.name,
         )
+
+    def _readers(self, tensor: str) -> list[Node]:
+        """Return who reads the values of a tensor, and not its shape alone."""
+        return [node for node, _ in self._graph.consumers.get(tensor, ()) if node.op not in OF_SHAPES]
+
+    def _own_view(self, maker: Node, axis: int) -> Node | None:
+        """Return the one node that lays the rows of a maker flat for layers, where others read them, too.
+
+        Both run in real numbers, so that a copy of the maker is no kernel, and has no scale.
+        """
+        tensor = maker.outputs[0]
+        readers = self._readers(tensor)
+        if len(readers) < 2 or maker.name in self._topology.kernel_of or any(maker.outputs[1:]):
+            return None
+        views = [n for n in readers if self._lies_last(n, tensor, axis) and n.name not in self._topology.kernel_of]
+        return views[0] if len(views) == 1 else None
 
     def _reads(self, node: Node, tensor: str, axis: int) -> bool:
         """Return whether the node is a layer in integers that reads the tensor as its data and as nothing else.
@@ -172,6 +208,13 @@ class _Finder:
     def _swallows(self, maker: Node, clamp: str | None) -> bool:
         kernel = self._topology.kernel_of.get(maker.name)
         return kernel is not None and clamp in kernel.fused and kernel.form is Form.QUANTIZED
+
+    def _has_offset(self, maker: Node) -> bool:
+        """Return whether what a maker adds to each channel is a constant of its own."""
+        if maker.op not in AFFINE:
+            return self._has_bias(maker)
+        port = AFFINE[maker.op].offset
+        return port is not None and port < len(maker.inputs) and self._graph.is_constant(maker.inputs[port])
 
     def _has_bias(self, node: Node) -> bool:
         return self._topology.kernel_of[node.name].bias is not None

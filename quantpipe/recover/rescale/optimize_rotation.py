@@ -77,6 +77,8 @@ def optimize_rotation(
     channels: int,
     iterations: int,
     apply: Callable[..., Iterable[Any]] = map,
+    *,
+    centred: bool = False,
 ) -> Floats:
     """Return an orthogonal matrix M `[C, C]` that makes the (smoothed) squared crest factors of the weights small.
 
@@ -88,6 +90,7 @@ def optimize_rotation(
         channels: C.
         iterations: most steps.
         apply: shares the work on single weights among threads, as `map` would do it.
+        centred: M keeps the mean of the channels (M 1 = 1, and so Mᵀ 1 = 1): the slope has no part along it.
 
     Returns:
         M, float64.
@@ -101,7 +104,11 @@ def optimize_rotation(
     def at(matrix: Rows) -> tuple[float, Rows]:
         parts = list(apply(lambda weight: _slope(weight, matrix), scaled))
         slope = np.sum([s for _, s in parts], axis=0)
-        return sum(value for value, _ in parts), slope - slope.T
+        slope = slope - slope.T
+        if centred:  # P S P with P = I - 1 1ᵀ / C, of a skew S
+            mean = slope.mean(axis=1, keepdims=True)
+            slope = slope - mean - slope.mean(axis=0, keepdims=True)
+        return sum(value for value, _ in parts), slope
 
     matrix = best = identity
     value, slope = at(matrix)
@@ -127,8 +134,15 @@ def optimize_rotation(
             least, best = value, matrix
         if len(last) > REMEMBERED and max(last) - min(last) < STILL * least:
             break
-    left, _, right = np.linalg.svd(best.astype(np.float64))
+    left, _, right = np.linalg.svd(_centred(best.astype(np.float64)) if centred else best.astype(np.float64))
     return np.asarray(left @ right)
+
+
+def _centred(matrix: Floats) -> Floats:
+    """Return the nearest matrix that takes the vector of ones to itself, from either side; float32 is off by 1e-6."""
+    size = len(matrix)
+    spread = np.eye(size) - 1 / size
+    return spread @ matrix @ spread + 1 / size
 
 
 def _slope(weight: StreamWeight, matrix: Rows) -> tuple[float, Rows]:

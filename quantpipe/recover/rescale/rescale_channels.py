@@ -106,8 +106,10 @@ def _change_constants(
     """New weight and bias, or gain and offset, of one node."""
     if node.op in AFFINE:
         assert made is not None  # noqa: S101  (such nodes are changed as makers only)
+        if made[0].view is not None:
+            node = writer.copy_for(node, graph.by_name[made[0].view])
         for port, moved in ((AFFINE[node.op].gain, False), (AFFINE[node.op].offset, True)):
-            if port < len(node.inputs) and node.inputs[port]:
+            if port is not None and port < len(node.inputs) and node.inputs[port]:
                 old = graph.constant(node.inputs[port])
                 new = old.astype(np.float64) - made[1].offset if moved else old.astype(np.float64)
                 writer.constant(node, port, new / made[1].factor)

@@ -5,18 +5,25 @@ the layers that read them. The stream through the residual blocks of a MobileNet
 behind them, additions, and the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a
 maker's weight becomes M W, its bias M b, a reader's weight W Mᵀ.
 
+A transformer's stream passes through additions of constants (places, a class token), which are mixed alike, and is read
+by normalizations. One that divides each row by its size does the same to a rotated row, and one that takes off the mean
+of each row first does where the rotation keeps that mean (M 1 = 1). Gain and offset go into the layers behind it.
+
 The input is graph and topology; the result is every such stream, and for each layer whose result is in none why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.oprules import Family, rule_of
-from quantpipe.oprules.channels import COLUMNS, PASSAGES, keeps_rows
-from quantpipe.recover.rescale.channel_regions import users_of_constants
+from quantpipe.oprules.channels import AFFINE, COLUMNS
+from quantpipe.oprules.masks import OF_SHAPES
+from quantpipe.oprules.mixtures import tied
+from quantpipe.recover.rescale.channel_regions import Link, links, users_of_constants
 from quantpipe.types import Topology
 
 
@@ -25,13 +32,19 @@ class Stream:
     """Describe tensors whose channels can be mixed together.
 
     `tensors`, `makers` and `readers` (nodes) are in graph order; the first tensor names the stream. `channels`: of each
-    of the tensors.
+    of the tensors. `constants`: (node, port) of what is added or joined to them, with channels along its last axis.
+    `norms`: normalization -> the layers that read it, which are among the readers, and `behind`: what they read.
+    `centred`: one of these takes off the mean of the channels, so only rotations that keep it will do.
     """
 
     tensors: tuple[str, ...]
     makers: tuple[str, ...]
     readers: tuple[str, ...]
     channels: int
+    constants: tuple[tuple[str, int], ...] = ()
+    norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    behind: tuple[str, ...] = ()
+    centred: bool = False
 
     @property
     def name(self) -> str:
@@ -57,10 +70,55 @@ def streams(graph: Graph, topology: Topology) -> tuple[dict[str, Stream], dict[s
     return found, refused
 
 
+@dataclass(eq=False)
+class _Found:
+    """What of a stream has been found: tensors with the axis of their channels, and what stands around them."""
+
+    tensors: dict[str, int]
+    makers: dict[str, Node]
+    readers: dict[str, Node] = field(default_factory=dict)
+    constants: list[tuple[str, int]] = field(default_factory=list)
+    norms: dict[str, Link] = field(default_factory=dict)
+    apart: set[str] = field(default_factory=set)
+
+    def reach(self, tensor: str, axis: int) -> list[str]:
+        """Return the tensor if it was not known."""
+        known = self.tensors.setdefault(tensor, axis)
+        if known != axis:
+            self.apart.add(tensor)
+        fresh = tensor not in self._seen
+        self._seen.add(tensor)
+        return [tensor] if fresh else []
+
+    def __post_init__(self) -> None:
+        self._seen = set(self.tensors)
+
+
+def _normalizations(graph: Graph, topology: Topology) -> Mapping[str, Link]:
+    """Return the normalizations of rows that layers alone read, by name, with these layers."""
+    found = links(graph, topology)[0].values()
+    return {
+        link.maker: link
+        for link in found
+        if link.affine
+        and link.view is None
+        and link.clamp is None
+        and link.repeats == 1
+        and _of_rows(graph, graph.by_name[link.maker])
+    }
+
+
+def _of_rows(graph: Graph, node: Node) -> bool:
+    last = len(graph.shapes[node.inputs[0]]) - 1
+    alone = not any(node.outputs[1:])
+    return AFFINE[node.op].rows and alone and int(node.attr("axis", -1)) in (-1, last)
+
+
 class _Finder:
     def __init__(self, graph: Graph, topology: Topology) -> None:
         self._graph, self._topology = graph, topology
         self._uses = users_of_constants(graph)
+        self._norms = _normalizations(graph, topology)
         self._number = {name: i for i, n in enumerate(graph.nodes) for name in (n.name, *n.outputs)}
 
     def is_layer(self, node: Node) -> bool:
@@ -74,69 +132,83 @@ class _Finder:
     def spread(self, start: Node) -> Stream | str:
         """Return the stream of a layer's result, or why it is none."""
         graph, first = self._graph, start.outputs[0]
-        tensors = {first: self._place(start, first)}
-        makers, readers = {start.name: start}, dict[str, Node]()
-        waiting, apart = [first], set[str]()
-
-        def reach(tensor: str, axis: int) -> None:
-            if tensor not in tensors:
-                tensors[tensor] = axis
-                waiting.append(tensor)
-            elif tensors[tensor] != axis:
-                apart.add(tensor)
-
+        found = _Found({first: self._place(start, first)}, {start.name: start})
+        waiting = [first]
         while waiting:
             tensor = waiting.pop()
             if tensor in graph.output_names:
                 return f"{tensor} is an output of the model"
             maker = graph.producers.get(tensor)
             if maker is None:
-                return f"{tensor} is an input or a constant"
-            if self.is_layer(maker):
-                makers[maker.name] = maker
-                reach(tensor, self._place(maker, tensor))
-            elif not self._carries(maker, tensor, tensors[tensor], reach):
-                return f"{tensor} is made by {maker.name} ({maker.op}), which does not mix with its channels"
+                return f"{tensor} is an input"
+            around = [] if self.is_layer(maker) else [maker]
+            if not around:
+                found.makers[maker.name] = maker
+                waiting += found.reach(tensor, self._place(maker, tensor))
             for reader, _ in graph.consumers.get(tensor, ()):
+                if reader.op in OF_SHAPES:
+                    continue
+                link = self._norms.get(reader.name)
                 if self._reads(reader, tensor):
-                    readers[reader.name] = reader
-                    reach(tensor, self._place(reader, tensor))
-                elif not self._carries(reader, tensor, tensors[tensor], reach):
-                    return (
-                        f"{tensor} is read by {reader.name} ({reader.op}), which does not let mixtures of channels pass"
-                    )
-        if not readers:
+                    found.readers[reader.name] = reader
+                    waiting += found.reach(tensor, self._place(reader, tensor))
+                elif link is not None and reader.inputs[0] == tensor and tensor not in reader.inputs[1:]:
+                    found.norms[reader.name] = link
+                    found.readers |= {name: graph.by_name[name] for name in link.readers}
+                    waiting += found.reach(tensor, len(graph.shapes[tensor]) - 1)
+                else:
+                    around.append(reader)
+            for node in around:
+                ends = tied(node, graph, tensor, found.tensors[tensor])
+                if ends is None:
+                    how = "made" if node is maker else "read"
+                    return f"{tensor} is {how} by {node.name} ({node.op}), which does not let mixtures of channels pass"
+                for end, axis in ends:
+                    if not graph.is_constant(end):
+                        waiting += found.reach(end, axis)
+                    elif reason := self._constant(found, node, end, axis):
+                        return reason
+        if not found.readers:
             return f"no layer reads {first}"
-        if apart or len({graph.shapes[t][axis] for t, axis in tensors.items()}) > 1:
+        if found.apart or len({graph.shapes[t][axis] for t, axis in found.tensors.items()}) > 1:
             return f"the layers around {first} do not agree about where channels are"
-        return self._pinned(tensors, [*makers.values(), *readers.values()]) or Stream(
-            self._ordered(tensors), self._ordered(makers), self._ordered(readers), graph.shapes[first][tensors[first]]
+        return self._reason(found) or self._made(found)
+
+    def _made(self, found: _Found) -> Stream:
+        names = self._ordered(found.norms)
+        tensors = self._ordered(found.tensors)
+        return Stream(
+            tensors,
+            self._ordered(found.makers),
+            self._ordered(found.readers),
+            self._graph.shapes[tensors[0]][found.tensors[tensors[0]]],
+            tuple(found.constants),
+            tuple((name, found.norms[name].readers) for name in names),
+            tuple(t for name in names for t in found.norms[name].tensors),
+            any(AFFINE[self._graph.by_name[name].op].centres for name in names),
         )
 
-    def _carries(self, node: Node, tensor: str, axis: int, reach: Callable[[str, int], None]) -> bool:
-        """Return whether the node does the same when its channels are mixed alike before it and after it.
+    def _constant(self, found: _Found, node: Node, constant: str, axis: int) -> str:
+        """Take a constant into the stream, or return why that cannot be."""
+        if axis != len(self._graph.shapes[constant]) - 1:
+            return f"the channels of {constant} at {node.name} do not lie last"
+        if self._uses.get(constant, 0) > 1:
+            return f"{constant} of {node.name} has other users"
+        place = (node.name, node.inputs.index(constant))
+        if place not in found.constants:
+            found.constants.append(place)
+        return ""
 
-        All tensors that must be mixed then are reached, with the axis of their channels.
-        """
-        graph, rule, passage = self._graph, rule_of(node), PASSAGES.get(node.op)
-        if rule is not None and rule.family is Family.SUM:
-            ends = [*node.inputs, *node.outputs]
-            if len({graph.shapes[t] for t in ends}) > 1:
-                return False
-            places = [axis] * len(ends)
-        elif tensor in node.inputs[1:]:
-            return False
-        elif axis == len(graph.shapes[tensor]) - 1 and keeps_rows(node, graph):
-            ends = [node.inputs[0], node.outputs[0]]
-            places = [len(graph.shapes[end]) - 1 for end in ends]
-        elif passage is not None and passage.linear and passage.repeats(node, graph) == 1:
-            ends = [node.inputs[0], node.outputs[0]]
-            places = [axis if passage.anywhere else 1] * 2
-        else:
-            return False
-        for end, place in zip(ends, places, strict=True):
-            reach(end, place)
-        return True
+    def _reason(self, found: _Found) -> str:
+        """Return why the stream cannot be mixed, although all its nodes let mixtures pass; nothing where it can."""
+        for name, link in found.norms.items():
+            node = self._graph.by_name[name]
+            offset = AFFINE[node.op].offset
+            there = offset is not None and offset < len(node.inputs) and node.inputs[offset]
+            if there and not link.offsets and np.any(self._graph.constant(node.inputs[offset or 0])):
+                return f"a layer behind {name} has no bias to take up its offset"
+        pinned = [*found.tensors, *(t for link in found.norms.values() for t in link.tensors)]
+        return self._pinned(pinned, [*found.makers.values(), *found.readers.values()])
 
     def _reads(self, node: Node, tensor: str) -> bool:
         return self.is_layer(node) and node.inputs[0] == tensor and tensor not in node.inputs[1:]

@@ -72,7 +72,7 @@ def rotations(
     around = {stream: stream_weights(graph, topology, stream) for stream in found}
     made: dict[Stream, Floats] = {}
     for stream, weights in around.items():
-        matrix = optimize_rotation(weights, stream.channels, options.iterations, apply)
+        matrix = optimize_rotation(weights, stream.channels, options.iterations, apply, centred=stream.centred)
         if crest_factor(rotated(weight, matrix) for weight in weights) < crest_factor(weights):
             made[stream] = matrix
     turned = rotate_weights(graph, topology, {stream.name: matrix for stream, matrix in made.items()})

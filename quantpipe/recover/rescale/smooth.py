@@ -1,5 +1,8 @@
 """Migration of scales from activations to weights behind a normalization (Xiao et al., SmoothQuant, 2023, section 4).
 
+The values of an attention have a maker with a weight, and their channels pass through the heads; what its rows lose or
+gain there is little, so the same factor serves them.
+
     factor_c = max|x_c|^alpha / max|w_c|^(1 - alpha)
 
 scaled so that the geometric mean is 1: a channel of outliers gets smaller, its weights larger. Gain and offset of the
@@ -43,7 +46,7 @@ class Smoothing:
 def smoothed(
     graph: Graph, topology: Topology, found: Iterable[Link], extremes: Mapping[str, ChannelExtremes], *, alpha: float
 ) -> dict[str, ChannelChange]:
-    """Return a change per link behind a normalization; offsets are 0.
+    """Return a change per link behind a normalization or an attention; offsets are 0.
 
     Args:
         graph: the graph.
@@ -57,7 +60,7 @@ def smoothed(
     """
     changes = {}
     for link in found:
-        if not link.affine:
+        if not (link.affine or link.attended):
             continue
         seen = extremes[link.tensor]
         peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))

@@ -29,6 +29,7 @@ class Writer:
         self._nodes = {n.name: n for n in self._model.graph}
         self._shapes, self._dtypes = dict(graph.shapes), dict(graph.dtypes)
         self._uses: dict[str, int] = {}
+        self._copies: dict[str, str] = {}
         for node in graph.nodes:
             for tensor in node.inputs:
                 self._uses[tensor] = self._uses.get(tensor, 0) + 1
@@ -50,6 +51,32 @@ class Writer:
             known.const_value = ir.tensor(array, name=name)
             return
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
+
+    def copy_for(self, node: Node, reader: Node) -> Node:
+        """Put a copy of a node behind it, which one of the readers of its result reads in its place.
+
+        Args:
+            node: the node, with one result.
+            reader: who reads the copy from here on.
+
+        Returns:
+            The copy; constants that are exchanged there are its own.
+        """
+        own, tensor = self._nodes[node.name], node.outputs[0]
+        name, result = f"{node.name}/for/{reader.name}", f"{tensor}/for/{reader.name}"
+        made = ir.Node(own.domain, own.op_type, list(own.inputs), own.attributes.values(), name=name)
+        value = made.outputs[0]
+        value.name, value.type, value.shape = result, own.outputs[0].type, own.outputs[0].shape
+        self._model.graph.insert_after(own, made)
+        for port, read in enumerate(reader.inputs):
+            if read == tensor:
+                self._nodes[reader.name].replace_input_with(port, value)
+        for read in node.inputs:
+            self._uses[read] = self._uses.get(read, 0) + 1
+        self._nodes[name] = made
+        self._shapes[result], self._dtypes[result] = self._graph.shapes[tensor], self._graph.dtypes[tensor]
+        self._copies[result] = tensor
+        return replace(node, name=name, outputs=(result,))
 
     def clamp(self, node: Node, limits: Limits, axis: int | None) -> tuple[str, ...]:
         """Give a clamp other limits, one for each place of an axis (None: all are the same).
@@ -94,7 +121,8 @@ class Writer:
         """Return the view of the copy."""
         old = self._graph
         found = view(self._model, old.model_hash, old.source, old.notes, given=old.given)
-        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=old.varying, states=old.states)
+        varying = old.varying | {copy for copy, tensor in self._copies.items() if tensor in old.varying}
+        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=varying, states=old.states)
 
     def _added(self, name: str, array: NDArray[Any]) -> ir.Value:
         while name in self._model.graph.initializers or name in self._shapes:
