@@ -29,7 +29,7 @@ QUIET: Mapping[str, Any] = {"tracking": "none", "calibrate": {"cache": "none"}}
 """Where a call from Python departs from the defaults of conf/: nothing is written outside the run folder."""
 
 
-BESIDE = ("dataset", "fixed", "keep")
+BESIDE = ("dataset", "fixed", "keep", "recurrent")
 """Options that stand elsewhere in the configuration than by their own names."""
 
 
@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
         evaluate: What is measured of the result.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
+        recurrent: Whether recurrent layers are written as their steps (`model.recurrent`).
         keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
         plugins: Packages that `_target_` may name.
@@ -81,6 +82,7 @@ class Options(TypedDict, total=False):
     choices: Mapping[str, Any]
     fixed: Mapping[str, Any]
     keep: str
+    recurrent: str
     pick: str
     plugins: Sequence[str]
     seed: int
@@ -114,6 +116,7 @@ def settings_for(
     given |= {"tracking": given.get("tracking", QUIET["tracking"])}
     given["calibrate"] = {**QUIET["calibrate"], **_mapping(given.get("calibrate", {}), "calibrate")}
     given["model"] = {"path": str(model), "fixed": options.get("fixed")}
+    given["model"] |= {} if options.get("recurrent") is None else {"recurrent": options["recurrent"]}
     given |= {"import": {"keep": options["keep"]}} if options.get("keep") is not None else {}
     objects: dict[str, Any] = {"dataset": _dataset(samples, options.get("dataset"))}
     if (function := _function(given.get("objective"))) is not None:

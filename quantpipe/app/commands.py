@@ -47,7 +47,7 @@ def fit_of(settings: Settings) -> Fit:
         settings.schema,
         settings.annotate,
         shapes=settings.check.shapes or {},
-        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate, settings.keep),
+        loading=Loading(settings.fixed, settings.resident_mb, settings.isolate, settings.keep, settings.cells),
     )
 
 

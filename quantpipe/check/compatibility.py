@@ -121,13 +121,15 @@ class Loading:
     """State how a model file is read.
 
     `fixed` inputs are made constants; external data beyond `resident_mb` MiB stay in their files; `isolate`: native
-    code meets the model in a process of its own first; `keep`: what of a quantized model is kept.
+    code meets the model in a process of its own first; `keep`: what of a quantized model is kept; `cells`: recurrent
+    layers that are written as their steps.
     """
 
     fixed: Mapping[str, Any] | None = None
     resident_mb: int = RESIDENT_MB
     isolate: bool = True
     keep: Keep = Keep.ALL
+    cells: tuple[str, ...] = ()
 
 
 def check_model(
@@ -159,7 +161,7 @@ def check_model(
     try:
         raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
         feeds = made_up(raw.graph.inputs, shapes)
-        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.declared)
+        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.declared, cells=loading.cells)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

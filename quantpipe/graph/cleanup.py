@@ -11,7 +11,7 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
+from quantpipe.graph.rewrites.recurrent import unrolled
 from quantpipe.graph.runnable import runnable
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
@@ -50,8 +51,16 @@ Feeds = Mapping[str, NDArray[Any]]
 Step = Callable[[ir.Model], ir.Model]
 
 
+@dataclass(frozen=True)
+class More:
+    """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers."""
+
+    joined: Step
+    in_steps: Step
+
+
 def cleaned_model(
-    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, joined: Step, tell: Tell
+    raw: ir.Model, original: Graph, feeds: Feeds, least_opset: int, *, more: More, tell: Tell
 ) -> tuple[ir.Model, list[str]]:
     """Return the model after all steps that leave its outputs as they are, and what there is to say of the others.
 
@@ -60,7 +69,7 @@ def cleaned_model(
         original: its view, whose names the clean nodes get.
         feeds: a few samples.
         least_opset: a model of an older opset is brought to this one.
-        joined: the step that joins patterns of plug-in packages.
+        more: the steps that depend on the device.
         tell: is told which step begins.
 
     Returns:
@@ -78,7 +87,7 @@ def cleaned_model(
     def change(model: ir.Model) -> float:
         return difference(reference, Session(model, where=where).run(feeds))
 
-    work = _Work((*_steps(least_opset), (joined,)), change, allowed, tell)
+    work = _Work((*_steps(least_opset, more.in_steps), (more.joined,)), change, allowed, tell)
     found, notes = work.all_at_once(raw), list[str]()
     if found is None:
         found, notes = work.one_by_one(raw)
@@ -88,7 +97,7 @@ def cleaned_model(
     return found, notes
 
 
-def _steps(least_opset: int) -> tuple[tuple[Step, ...], ...]:
+def _steps(least_opset: int, recurrent: Step) -> tuple[tuple[Step, ...], ...]:
     """The steps in order, each with the ways to do it, the best first."""
 
     def to_newer_opset(model: ir.Model) -> ir.Model:
@@ -102,6 +111,7 @@ def _steps(least_opset: int) -> tuple[tuple[Step, ...], ...]:
         (_take_branches,),
         (_join_functions,),
         (to_newer_opset,),
+        (recurrent,),
         (_rewrite,),
         (rows_flattened,),
     )
@@ -224,6 +234,23 @@ def _join_functions(model: ir.Model) -> ir.Model:
         for node in list(copy.graph):
             rewrite(copy.graph, node)
     return copy
+
+
+def in_steps(cells: Collection[str]) -> Step:
+    """Return the step that writes recurrent layers of some ops as their steps."""
+
+    def recurrent_layers(model: ir.Model) -> ir.Model:
+        if not any(node.op_type in cells for node in model.graph):
+            return model
+        copy = copied(model)
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+        for node in list(copy.graph):
+            if node.op_type in cells:
+                unrolled(copy.graph, node)
+        common_passes.RemoveUnusedNodesPass()(copy)
+        return copy
+
+    return recurrent_layers
 
 
 def _rewrite(model: ir.Model) -> ir.Model:

@@ -18,7 +18,7 @@ import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
 from quantpipe.graph.apart import Limits, Tell, apart
-from quantpipe.graph.cleanup import LEAST_OPSET, cleaned_model
+from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
 from quantpipe.graph.fixed import fix_inputs, fixed_hash
@@ -50,6 +50,7 @@ def load_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
     declared: Collection[str] = (),
+    cells: Collection[str] = (),
 ) -> Graph:
     """Read, clean and measure a model whose samples follow from its inputs.
 
@@ -61,12 +62,14 @@ def load_graph(
         least_opset: as `clean_graph` takes it.
         isolate: likewise.
         declared: likewise.
+        cells: likewise.
 
     Returns:
         The clean graph.
     """
     raw = read_graph(path, resident_mb, fixed)
-    return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate, declared=declared)
+    feeds = example(raw.graph)
+    return clean_graph(raw, feeds, least_opset=least_opset, isolate=isolate, declared=declared, cells=cells)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +123,7 @@ def clean_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
     declared: Collection[str] = (),
+    cells: Collection[str] = (),
 ) -> Graph:
     """Clean and measure a model on a few real samples.
 
@@ -129,26 +133,30 @@ def clean_graph(
         least_opset: a model of an older opset is brought to this one.
         isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
         declared: the ops of the hardware file; patterns of plug-in packages among them are joined.
+        cells: ops of recurrent layers that are written as their steps.
 
     Returns:
         The clean graph, with the shapes and dtypes of one real run.
     """
     original = raw.graph
     single, where = original.model, original.source
+    inside = sorted({node.op for node in original.nodes}.intersection(cells))
+    own_hash = fixed_hash(original.model_hash, {"in steps": inside} if inside else {})  # another model than the file's
+    more = More(joining(declared), in_steps(inside))
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
         said = half_notes(raw.given, raw.real.whole, raw.halves, feeds, where=where)
         tell("restoring the float model behind its integers")
         settled = raw.real.settled(lambda m, names: Session(expose(m, names), where=where).run(feeds, names))
-        model, notes = cleaned_model(settled, original, feeds, least_opset, joined=joining(declared), tell=tell)
+        model, notes = cleaned_model(settled, original, feeds, least_opset, more=more, tell=tell)
         tell("measuring its tensors")
-        return _Loaded(pack(model, single), measure(view(model, original.model_hash, where), feeds), (*said, *notes))
+        return _Loaded(pack(model, single), measure(view(model, own_hash, where), feeds), (*said, *notes))
 
     found = apart(work, start_runtime, _limits(raw.given, feeds), where) if isolate else work(lambda step: None)
     for note in found.notes:
         log.warning("%s", note)
-    graph = view(unpack(found.model, single), original.model_hash, where, found.notes, given=raw.halves.given)
+    graph = view(unpack(found.model, single), own_hash, where, found.notes, given=raw.halves.given)
     return raw.real.found(original, replace(graph, shapes=found.measured[0], dtypes=found.measured[1]))
 
 

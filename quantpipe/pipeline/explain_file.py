@@ -128,6 +128,7 @@ def _read(settings: Settings, file: Path) -> _Read:
         least_opset=opset_for(settings.spec),
         isolate=settings.isolate,
         declared=settings.spec.ops,
+        cells=settings.cells,
     )
     return _Read(inputs, other, foreign(inputs.graph, other, raw.real.given))
 

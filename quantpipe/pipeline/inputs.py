@@ -68,7 +68,12 @@ def load(settings: Settings) -> Inputs:
     size = _fixed_batch(given)
     feeds = _first_batch(splits.calibrate, size)
     graph = clean_graph(
-        raw, feeds, least_opset=opset_for(settings.spec), isolate=settings.isolate, declared=settings.spec.declared
+        raw,
+        feeds,
+        least_opset=opset_for(settings.spec),
+        isolate=settings.isolate,
+        declared=settings.spec.declared,
+        cells=settings.cells,
     )
     graph = replace(graph, states=states)
     for samples in splits.roles.values():

@@ -269,6 +269,8 @@ class Settings:
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     value_of: ValueOf | None = None
     isolate: bool = True
+    cells: tuple[str, ...] = ()
+    """Ops of recurrent layers that are written as their steps."""
     keep: Keep = Keep.ALL
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     explain: ExplainSettings = field(default_factory=ExplainSettings)
