@@ -50,7 +50,6 @@ def load_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
     declared: Collection[str] = (),
-    cells: Collection[str] = (),
 ) -> Graph:
     """Read, clean and measure a model whose samples follow from its inputs.
 
@@ -62,14 +61,12 @@ def load_graph(
         least_opset: as `clean_graph` takes it.
         isolate: likewise.
         declared: likewise.
-        cells: likewise.
 
     Returns:
         The clean graph.
     """
     raw = read_graph(path, resident_mb, fixed)
-    feeds = example(raw.graph)
-    return clean_graph(raw, feeds, least_opset=least_opset, isolate=isolate, declared=declared, cells=cells)
+    return clean_graph(raw, example(raw.graph), least_opset=least_opset, isolate=isolate, declared=declared)
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from quantpipe.graph.external_weights import copied, weight_bytes, with_weights,
 from quantpipe.graph.functions import all_written_out
 from quantpipe.graph.io import model_proto
 from quantpipe.graph.opsets import raise_to
+from quantpipe.graph.rewrites.recurrent import time_first
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +74,17 @@ def _newer(model: ir.Model, feeds: Feeds) -> tuple[ir.Model, str]:
     version = model.graph.opset_imports.get("", 1)
     try:
         newer = _converted(model, feeds) if version < FIRST_OPSET else model
-        changed = all_written_out(newer)
+        timed = time_first(newer)
+        changed = all_written_out(timed)
     except Exception as error:  # what onnx's tools do not know; onnxruntime's reason is the one to give
         log.debug("written otherwise: %s", error)
         return model, ""
     said = f"the model was brought from opset {version} to {NEXT_OPSET} by onnx's converter"
     done = [said] if newer is not model else []
-    if changed is not newer:
-        made = sorted({n.op_type for n in newer.graph} - {n.op_type for n in changed.graph})
+    if timed is not newer:
+        done.append("recurrent layers were given time as their first axis")
+    if changed is not timed:
+        made = sorted({n.op_type for n in timed.graph} - {n.op_type for n in changed.graph})
         done.append(f"{', '.join(made)} are written out by ONNX's own functions")
     return changed, " and ".join(done)
 

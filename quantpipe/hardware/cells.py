@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from quantpipe.graph.rewrites.recurrent import CELLS
+from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
 from quantpipe.types import HardwareSpec
-
-PARTS = ("MatMul", "Add", "Mul", "Sigmoid", "Tanh", "Slice", "Concat")
-"""What a step is made of."""
 
 
 class Recurrent(StrEnum):

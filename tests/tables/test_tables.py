@@ -131,6 +131,7 @@ def by_definition(held: dict[str, Array], limits: TableLimits) -> Array:
     return np.asarray(rows, np.float32)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("limits", LIMITS, ids=NAMES)
 def test_rows_are_those_of_the_definition_and_of_the_simulation(limits: TableLimits) -> None:
     made = bag(limits)

@@ -1,6 +1,7 @@
 """Recurrent layers (LSTM, GRU, RNN) as the products and functions that their steps are made of."""
 
-from quantpipe.graph.rewrites.recurrent.layer import CELLS
+from quantpipe.graph.rewrites.recurrent.layer import CELLS, PARTS
+from quantpipe.graph.rewrites.recurrent.layout import time_first
 from quantpipe.graph.rewrites.recurrent.unroll import MOST_STEPS, unrolled
 
-__all__ = ["CELLS", "MOST_STEPS", "unrolled"]
+__all__ = ["CELLS", "MOST_STEPS", "PARTS", "time_first", "unrolled"]

@@ -85,7 +85,7 @@ def lstm(step: Step, gates: ir.Value, state: State) -> State:
         if step.layer.input_forget:
             f = _rest(step, i, "f_rest")
     else:
-        i, f = _peeped(step, gates, 0, cell, "i"), _peeped(step, gates, 2, cell, "f")
+        i, f = _peeped(step, gates, 0, cell, name="i"), _peeped(step, gates, 2, cell, name="f")
         if step.layer.input_forget:
             f = _rest(step, i, "f_rest")
         o = None
@@ -93,13 +93,13 @@ def lstm(step: Step, gates: ir.Value, state: State) -> State:
     if cell is not None:
         fresh = step.op("Add", step.op("Mul", f, cell, name="kept"), fresh, name="cell")
     if o is None:
-        o = _peeped(step, gates, 1, fresh, "o")
+        o = _peeped(step, gates, 1, fresh, name="o")
     # The bound is on what gates are made of: runtimes leave the cell state as it is.
     shown = step.way.functions[2].written(step.writer, fresh, f"{step.name}/shown")
     return State(step.op("Mul", o, shown, name="hidden"), fresh)
 
 
-def _peeped(step: Step, gates: ir.Value, place: int, cell: ir.Value | None, name: str) -> ir.Value:
+def _peeped(step: Step, gates: ir.Value, place: int, cell: ir.Value | None, *, name: str) -> ir.Value:
     """A gate that sees the cell state."""
     own = step.part(gates, place, 1, f"{name}_in")
     if cell is not None and step.way.peephole is not None:

@@ -1,4 +1,4 @@
-"""A recurrent layer read off its node: weights by direction, functions, states; None where it is not constant enough."""
+"""A recurrent layer read off its node: weights by direction, functions, states."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ CELLS: Mapping[str, Kind] = {
     "RNN": Kind(1, ("Tanh",)),
 }
 """Gates in ONNX's order: LSTM input, output, forget, cell; GRU update, reset, hidden."""
+
+PARTS = ("MatMul", "Add", "Mul", "Sigmoid", "Tanh", "Slice", "Concat")
+"""What the steps of the usual functions are made of."""
 
 ZEROS = ("ConstantOfShape", "Expand")
 
@@ -86,7 +89,7 @@ def layer_of(node: ir.Node, most: int) -> Layer | None:
     numbers = [constant(v) for v in (weight, recurrent)]
     if any(n is None for n in numbers) or any(v is not None and constant(v) is None for v in (bias, peephole)):
         return None
-    directions = _directions(node, kind, numbers, constant(bias), constant(peephole))
+    directions = _directions(node, kind, numbers, bias=constant(bias), peephole=constant(peephole))
     if directions is None:
         return None
     whole = constant(lengths)
@@ -108,7 +111,7 @@ def layer_of(node: ir.Node, most: int) -> Layer | None:
 
 
 def _directions(
-    node: ir.Node, kind: Kind, numbers: list[Any], bias: Any, peephole: Any
+    node: ir.Node, kind: Kind, numbers: list[Any], *, bias: Any, peephole: Any
 ) -> tuple[Direction, ...] | None:
     weight, recurrent = (np.asarray(n, np.float32) for n in numbers)
     way = str(attribute(node, "direction", "forward"))

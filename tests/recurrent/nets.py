@@ -1,0 +1,92 @@
+"""Recurrent layers alone, with every input that ONNX gives them, and samples for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+STEPS, BATCH, INPUT, SIZE = 4, 5, 3, 4
+Array = np.ndarray[Any, Any]
+
+
+def layer(
+    op: str,
+    *,
+    steps: int | None = STEPS,
+    direction: str = "forward",
+    given: tuple[str, ...] = ("B",),
+    seed: int = 0,
+    **attributes: Any,
+) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """A model of one layer, and feeds. `given`: of B, lengths, hidden, cell, P those that it has."""
+    rng = np.random.default_rng(seed)
+    ways, rows = 2 if direction == "bidirectional" else 1, GATES[op] * SIZE
+    constants = {"W": rng.standard_normal((ways, rows, INPUT)), "R": rng.standard_normal((ways, rows, SIZE)) / 2}
+    constants |= {"B": rng.standard_normal((ways, 2 * rows)) / 2} if "B" in given else {}
+    constants |= {"P": rng.standard_normal((ways, 3 * SIZE)) / 2} if "P" in given else {}
+    length = steps or STEPS
+    feeds: dict[str, Array] = {"X": rng.standard_normal((length, BATCH, INPUT)).astype(np.float32)}
+    ports = [helper.make_tensor_value_info("X", TensorProto.FLOAT, [steps or "T", "N", INPUT])]
+    if "lengths" in given:
+        ports.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, ["N"]))
+        feeds["lengths"] = np.asarray([length, 1, length - 1, 2, length], np.int32)
+    for name in ("hidden", "cell"):
+        if name in given:
+            ports.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [ways, "N", SIZE]))
+            feeds[name] = rng.standard_normal((ways, BATCH, SIZE)).astype(np.float32)
+    names = ["X", "W", "R", *(n if n in given else "" for n in ("B", "lengths", "hidden"))]
+    outputs = ["Y", "Y_h"]
+    if op == "LSTM":
+        names += [n if n in given else "" for n in ("cell", "P")]
+        outputs.append("Y_c")
+    node = helper.make_node(op, names, outputs, name="layer", hidden_size=SIZE, direction=direction, **attributes)
+    graph = helper.make_graph(
+        [node],
+        "recurrent",
+        ports,
+        [helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), feeds
+
+
+def classifier(op: str, steps: int = 4, *, direction: str = "forward", **attributes: Any) -> onnx.ModelProto:
+    """Frames `[N, T, 6]` through a layer of 8, and its last state through a dense layer."""
+    rng = np.random.default_rng(3)
+    ways, size, rows = 2 if direction == "bidirectional" else 1, 8, GATES[op] * 8
+    constants: dict[str, Array] = {
+        "W": rng.standard_normal((ways, rows, 6)) / 2,
+        "R": rng.standard_normal((ways, rows, size)) / 3,
+        "B": rng.standard_normal((ways, 2 * rows)) / 3,
+        "w": rng.standard_normal((5, ways * size)) / 2,
+        "b": rng.standard_normal(5),
+    }
+    node = helper.make_node
+    nodes = [
+        node("Transpose", ["x"], ["frames"], name="time_first", perm=[1, 0, 2]),
+        node(
+            op,
+            ["frames", "W", "R", "B"],
+            ["", "last"],
+            name="layer",
+            hidden_size=size,
+            direction=direction,
+            **attributes,
+        ),
+        node("Transpose", ["last"], ["samples"], name="samples_first", perm=[1, 0, 2]),
+        node("Reshape", ["samples", "shape"], ["flat"], name="flat"),
+        node("Gemm", ["flat", "w", "b"], ["scores"], name="fc", transB=1),
+    ]
+    held = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()]
+    graph = helper.make_graph(
+        nodes,
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", steps, 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
+        [*held, numpy_helper.from_array(np.asarray([-1, ways * size], np.int64), "shape")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
