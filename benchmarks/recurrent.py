@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ROUNDS = 100
 SHORT = 16
-"""Steps up to which the device with 16-bit states is measured: its plan has a table of 65,536 codes for each function."""
+"""Steps up to which the device with 16-bit states is measured: its tables have 65,536 codes each."""
 
 
 @dataclass(frozen=True)
