@@ -46,8 +46,8 @@ def _turn(graph: ir.Graph, node: ir.Node) -> None:
         if not output.name:
             continue
         name = output.name
-        axes: tuple[int, ...] = RESULT if place == 0 else STATE
-        turned = ir.Node("", "Transpose", inputs=[output], attributes=[ir.AttrInt64s("perm", axes)], num_outputs=1)
+        order: tuple[int, ...] = RESULT if place == 0 else STATE
+        turned = ir.Node("", "Transpose", inputs=[output], attributes=[ir.AttrInt64s("perm", order)], num_outputs=1)
         turned.name = f"{writer.name}/output{place}_samples_first"
         graph.insert_after(node, turned)
         output.replace_all_uses_with(turned.outputs[0], replace_graph_outputs=True)
