@@ -27,7 +27,7 @@ import quantpipe
 Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ROUNDS = 100
-SHORT = 16
+SHORT = 8
 """Steps up to which the device with 16-bit states is measured: its tables have 65,536 codes each."""
 
 
@@ -55,6 +55,7 @@ NETS = (
     Net("tagger, two LSTM both ways", "LSTM", 2, 20, 32, 48, "bidirectional"),
     Net("large LSTM", "LSTM", 1, 16, 128, 256),
     Net("Elman cell", "RNN", 1, 30, 24, 48),
+    Net("short LSTM", "LSTM", 1, 8, 16, 24),
 )
 
 

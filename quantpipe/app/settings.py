@@ -30,7 +30,7 @@ from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.hardware.cells import Recurrent, cells_in_steps
+from quantpipe.hardware.cells import Recurrent, cells_in_steps, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.passwords import concealed
 from quantpipe.pipeline.settings import (
@@ -221,7 +221,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         precision=_options(PrecisionSettings, plain["precision"], "precision"),
         keep=_keep(plain.get("import") or {}),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
-        cells=cells_in_steps(spec, _recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
+        cells=cells_in_steps(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
         verify=str(plain["verify"]),
         seed=_seed(plain["seed"]),
         folder=start.folder,
@@ -383,15 +383,6 @@ def _fixed(value: Any) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError(f"is {value!r}; legal is null, or values by input such as {{sr: 16000}}", where="model.fixed")
     return value or {}
-
-
-def _recurrent(value: Any) -> Recurrent:
-    if value not in list(Recurrent):
-        raise ConfigError(
-            f"is {value!r}{nearest(str(value), list(Recurrent))}; legal are {', '.join(Recurrent)}",
-            where="model.recurrent",
-        )
-    return Recurrent(value)
 
 
 def _seed(value: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
 from quantpipe.types import HardwareSpec
 
@@ -18,6 +19,19 @@ class Recurrent(StrEnum):
     AUTO = "auto"
     CELLS = "cells"
     STEPS = "steps"
+
+
+def read_recurrent(value: object) -> Recurrent:
+    """Return what `model.recurrent` says.
+
+    Raises:
+        ConfigError: for a word that it does not have.
+    """
+    legal = [str(word) for word in Recurrent]
+    if str(value) not in legal:
+        near = nearest(str(value), legal)
+        raise ConfigError(f"is {value!r}{near}; legal are {', '.join(legal)}", where="model.recurrent")
+    return Recurrent(str(value))
 
 
 def cells_in_steps(spec: HardwareSpec, wanted: Recurrent) -> tuple[str, ...]:

@@ -17,13 +17,12 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import _NodeTestCases, gru, lstm, rnn
 
 from quantpipe.api.model import model_file
-from quantpipe.app.settings import _recurrent
 from quantpipe.errors import ConfigError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.rewrites.recurrent import CELLS, MOST_STEPS, cells, unrolled
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.cells import Recurrent, cells_in_steps
+from quantpipe.hardware.cells import Recurrent, cells_in_steps, read_recurrent
 from tests.ops.line import ArraySamples, hardware, line
 from tests.recurrent.nets import classifier, layer
 
@@ -177,7 +176,7 @@ def test_devices_decide_unless_told() -> None:
     assert cells_in_steps(hardware("ort_cpu"), Recurrent.STEPS) == tuple(CELLS)
     assert cells_in_steps(hardware("npu_w8a16"), Recurrent.CELLS) == ()
     with pytest.raises(ConfigError, match=r"model\.recurrent: is 'step'.*steps"):
-        _recurrent("step")
+        read_recurrent("step")
 
 
 CASES = [
