@@ -52,9 +52,8 @@ class Net:
 NETS = (
     Net("keywords, LSTM", "LSTM", 1, 49, 40, 64),
     Net("keywords, GRU", "GRU", 1, 49, 40, 64),
-    Net("tagger, two LSTM both ways", "LSTM", 2, 20, 32, 48, "bidirectional"),
+    Net("tagger, LSTM both ways", "LSTM", 1, 12, 32, 48, "bidirectional"),
     Net("large LSTM", "LSTM", 1, 16, 128, 256),
-    Net("Elman cell", "RNN", 1, 30, 24, 48),
     Net("short LSTM", "LSTM", 1, 8, 16, 24),
 )
 
