@@ -12,6 +12,7 @@ from quantpipe.realize.qonnx.form import QonnxForm
 from quantpipe.realize.sidecars import Sidecars
 from quantpipe.realize.tflite.form import TfliteForm
 from quantpipe.realize.vendor_qdq import VendorQdq
+from quantpipe.realize.vta.form import VtaForm
 from quantpipe.types import HardwareSpec
 
 VENDOR: Mapping[str, Callable[[], Dialect]] = {"qdq": VendorQdq}
@@ -23,6 +24,7 @@ FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {
     "tflite_integer_io": partial(TfliteForm, "tflite_integer_io", "model_integer_io.tflite", whole=True),
     "qonnx": QonnxForm,
     "sidecars": Sidecars,
+    "vta": VtaForm,
 }
 """Name in the configuration -> a format that is not ONNX."""
 
