@@ -1,4 +1,4 @@
-"""The VTA form: an instruction stream per layer, as JSON and in the published binary layout, and the memory it loads."""
+"""The VTA form: an instruction stream per layer, in JSON and in the published binary layout, and what it loads."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _counted(program: Sequence[Instruction]) -> Mapping[str, int]:
     return found
 
 
-HOWTO = f"""`{STREAM}` has the instructions of all layers, 128 bits each, little endian, in the layout of VTA's headers for
-the shipped configuration (1 x 16 x 16, int8 and int32); `{FILE}` the same in words, with where each layer's program
+HOWTO = f"""`{STREAM}` has the instructions of all layers, 128 bits each, little endian, in the layout of VTA's headers
+for the shipped configuration (1 x 16 x 16, int8 and int32); `{FILE}` the same in words, with where each layer's program
 begins, where its tensors lie (vectors of 16 channels, rows, columns), and what the host runs. Put `{CONSTANTS}` into
 memory at `constants.address`, the packed operands of a layer at their addresses (in elements of 16 bytes, from the
 beginning of that memory), run its instructions, and read the result at its address. Accumulators that leave whole

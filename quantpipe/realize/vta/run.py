@@ -101,14 +101,13 @@ class VtaRunner:
         data = self.machine.memory[first : first + planes * size].reshape(planes, -1)
         shape = self.graph.shapes[made["tensor"]]
         if not layer["raw"]:
-            host.integers[made["tensor"]] = unpacked(data[0].view(np.int8), made).reshape(shape)
+            host.integers[made["tensor"]] = unpacked(data[0].view(np.int8).copy(), made).reshape(shape)
             return
         whole = data[0].astype(np.int64)
         for plane in range(1, PLANES):
             whole += data[plane].astype(np.int64) << (8 * plane)
-        host.raw[made["tensor"]] = unpacked(whole.astype(np.uint32).view(np.int32).astype(np.int64), made).reshape(
-            shape
-        )
+        signed = whole.astype(np.uint32).view(np.int32).astype(np.int64)
+        host.raw[made["tensor"]] = unpacked(signed, made).reshape(shape)
 
 
 def packed(values: Array, port: Mapping[str, Any]) -> NDArray[np.int8]:

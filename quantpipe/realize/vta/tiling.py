@@ -86,8 +86,8 @@ def size_of_tile(layer: Layer) -> tuple[int, int]:
         else:
             taps = [prod(t.taps) for t in layer.terms]
             raise HardwareError(
-                f"its window of {max(taps)} elements does not fit VTA's buffers ({INPUTS} input vectors, {WEIGHTS} tiles of "
-                f"weights, pads of at most {MOST_PAD}); legal are smaller windows, or leaving it in float "
+                f"its window of {max(taps)} elements does not fit VTA's buffers ({INPUTS} input vectors, {WEIGHTS} "
+                f"tiles of weights, pads of at most {MOST_PAD}); legal are smaller windows, or leaving it in float "
                 "(annotate.float_nodes)",
                 stage="realize",
                 where=f"{FORM}: {layer.node}",
