@@ -7,7 +7,7 @@ host's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -41,6 +41,7 @@ from quantpipe.types import (
 Array = NDArray[Any]
 FORM = "vta"
 Tile = Callable[[int, int, int], "Array | None"]
+Reads = Callable[[int], Sequence[int]]
 
 
 class HostsOwn(Exception):
@@ -74,6 +75,7 @@ class Term:
         strides: Of the window.
         dilations: Of the window.
         begin: What lies before the map, at its top and its left.
+        reads: Block of results -> the blocks of inputs that it reads.
         tile: (block of results, block of inputs, tap) -> `[16, 16]` int8, results first; None for zeros.
         bias: int32 `[blocks, 16]`.
         shift: To the left where above 0, to the right, halves up, where below.
@@ -86,13 +88,9 @@ class Term:
     dilations: tuple[int, int]
     begin: tuple[int, int]
     tile: Tile = field(repr=False)
+    reads: Reads = field(repr=False)
     bias: Array | None = field(default=None, repr=False)
     shift: int = 0
-
-    def blocks_for(self, result: int) -> list[int]:
-        """Return the blocks of inputs that a block of results reads."""
-        taps = prod(self.taps)
-        return [c for c in range(self.source.blocks) if any(self.tile(result, c, t) is not None for t in range(taps))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +124,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Lowering:
-    """Make layers of the kernels of a plan; `multiplies`: whether the ALU has MUL."""
+    """Make layers of the kernels of a plan."""
 
     graph: Graph
     topology: Topology
@@ -228,15 +226,15 @@ class Lowering:
             values = matrix.reshape(*matrix.shape, 1, 1)
             source, result = self.rows(data.tensor), self.rows(kernel.output)
             bias = _blocks(numbers.bias)
-            return Term(data.tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), _tiles(values, 1), bias), result
+            return Term(data.tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_tiles(values, 1), bias), result
         rank = values.ndim - 2
         if rank > 2:
             raise HostsOwn("its window has three axes")
         values = values.reshape(*values.shape[:2], *([1] * (2 - rank)), *values.shape[2:])
         source = self.grid(data.tensor)
         taps, strides, dilations, begin = self._window(node, data.tensor, rank, values.shape[4 - rank :])
-        tile = _tiles(values, int(node.attr("group", 1)))
-        term = Term(data.tensor, source, taps, strides, dilations, begin, tile, _blocks(numbers.bias))
+        tiles = _tiles(values, int(node.attr("group", 1)))
+        term = Term(data.tensor, source, taps, strides, dilations, begin, *tiles, _blocks(numbers.bias))
         return term, self.grid(node.outputs[0])
 
     def _window(self, node: Node, tensor: str, rank: int, taps: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -258,7 +256,7 @@ class Lowering:
     def _same(self, tensor: str, factor: int = 1, shift: int = 0) -> Term:
         self._plain(tensor)
         source = self._either(tensor)
-        return Term(tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), _diagonal(factor), None, shift)
+        return Term(tensor, source, (1, 1), (1, 1), (1, 1), (0, 0), *_diagonal(factor), None, shift)
 
     def _sum(self, kernel: Kernel, numbers: Sum, handed: dict[str, Kernel]) -> Layer:
         terms, absorbed = [], []
@@ -292,7 +290,7 @@ class Lowering:
         source = self.grid(data)
         taps = node.attr("kernel_shape", list(self.graph.shapes[data][2:]))
         window = self._window(node, data, len(taps), tuple(taps))
-        term = Term(data, source, *window, tile=_diagonal(1))
+        term = Term(data, source, *window, *_diagonal(1))
         result = self.grid(node.outputs[0])
         return Layer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
 
@@ -320,7 +318,7 @@ class Lowering:
         window = self._window(node, data.tensor, 2, tuple(taps))
         self._plain(data.tensor)
         source = self.grid(data.tensor)
-        term = Term(data.tensor, source, *window, tile=_diagonal(1))
+        term = Term(data.tensor, source, *window, *_diagonal(1))
         made = self.grid(node.outputs[0])
         return Layer(kernel.node, (), kernel.output, made, (term,), None, moves=True, greatest=True, bounds=bounds)
 
@@ -345,33 +343,38 @@ def _blocks(bias: Array | None) -> Array | None:
     return padded.astype(np.int32).reshape(-1, BLOCK)
 
 
-def _tiles(values: Array, group: int) -> Tile:
-    """Tiles of a weight `[M, C / group, *taps]`."""
+def _tiles(values: Array, group: int) -> tuple[Tile, Reads]:
+    """Tiles of a weight `[M, C / group, *taps]`, and which blocks of inputs a block of results reads."""
     outputs, per, made = values.shape[0], values.shape[1], values.shape[0] // group
     flat = values.reshape(outputs, per, -1).astype(np.int8)
+    if group == 1:
+        rows, columns = -(-outputs // BLOCK), -(-per // BLOCK)
+        whole = np.zeros((rows * BLOCK, columns * BLOCK, flat.shape[2]), np.int8)
+        whole[:outputs, :per] = flat
+        tiles = np.ascontiguousarray(whole.reshape(rows, BLOCK, columns, BLOCK, -1).transpose(0, 2, 4, 1, 3))
+        return (lambda result, block, tap: tiles[result, block, tap]), (lambda result: range(columns))
+
+    def reads(result: int) -> range:
+        last = min((result + 1) * BLOCK, outputs) - 1
+        return range(result * BLOCK // made * per // BLOCK, (last // made * per + per - 1) // BLOCK + 1)
 
     def tile(result: int, block: int, tap: int) -> Array | None:
         found = np.zeros((BLOCK, BLOCK), np.int8)
-        rows = range(result * BLOCK, min((result + 1) * BLOCK, outputs))
-        if group == 1:
-            part = flat[rows.start : rows.stop, block * BLOCK : (block + 1) * BLOCK, tap]
-            found[: part.shape[0], : part.shape[1]] = part
-            return found
-        for row in rows:
+        first_row = result * BLOCK
+        for row in range(first_row, min(first_row + BLOCK, outputs)):
             first = row // made * per
             low, high = max(first, block * BLOCK), min(first + per, (block + 1) * BLOCK)
             if low < high:
-                found[row - rows.start, low - block * BLOCK : high - block * BLOCK] = flat[
-                    row, low - first : high - first, tap
-                ]
+                part = flat[row, low - first : high - first, tap]
+                found[row - first_row, low - block * BLOCK : high - block * BLOCK] = part
         return found if found.any() else None
 
-    return tile
+    return tile, reads
 
 
-def _diagonal(factor: int) -> Tile:
+def _diagonal(factor: int) -> tuple[Tile, Reads]:
     one = (np.eye(BLOCK) * factor).astype(np.int8)
-    return lambda result, block, tap: one if result == block else None
+    return (lambda result, block, tap: one if result == block else None), (lambda result: (result,))
 
 
 def reasons(graph: Graph, topology: Topology) -> Iterator[str]:

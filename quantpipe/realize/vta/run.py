@@ -91,7 +91,7 @@ class VtaRunner:
 
     def _layer(self, layer: Mapping[str, Any], host: Host) -> None:
         for operand in layer["operands"]:
-            values = packed(host.stored(operand["tensor"])[0], operand)
+            values = packed(host.stored(operand["tensor"]), operand)
             first = operand["address"] * BLOCK
             self.machine.memory[first : first + values.size] = values.view(np.uint8).reshape(-1)
         self.machine.run(self._programs[layer["node"]])
@@ -114,7 +114,7 @@ def packed(values: Array, port: Mapping[str, Any]) -> NDArray[np.int8]:
     """Return the integers of one sample as vectors of 16 channels, `[blocks, height, width, 16]`.
 
     Args:
-        values: The integers without the axis of the samples.
+        values: The integers of the sample.
         port: How they are laid out.
     """
     channels, blocks = port["channels"], port["blocks"]

@@ -41,10 +41,10 @@ def schedule(layer: Layer, at: Addresses, image: Image) -> list[Instruction]:
     chunk = 1
     while chunk < layer.result.blocks and _chunk_fits(layer, chunk + 1, most):
         chunk += 1
-    program = Program(image)
+    program, known = Program(image), dict[tuple[int, ...], tuple[list[tuple[int, int, int]], int]]()
     for blocks in runs(range(layer.result.blocks), chunk):
         for place in places(layer.result, height, width):
-            one = _Tile(layer, at, program, place, blocks)
+            one = _Tile(layer, at, program, place, blocks, known)
             one.greatest() if layer.greatest else one.sums()
             one.narrow()
     return program.finish()
@@ -64,6 +64,8 @@ class _Tile:
     program: Program
     place: Place
     blocks: list[int]
+    known: dict[tuple[int, ...], tuple[list[tuple[int, int, int]], int]]
+    """Tiles of weights that are in memory already: those of other places of the same layer."""
 
     @property
     def count(self) -> int:
@@ -99,21 +101,16 @@ class _Tile:
     def _products(self, term: Term, base: int, dram: int) -> None:
         patch, source = patch_of(term, self.place), term.source
         size, taps = patch.rows * patch.columns, prod(term.taps)
-        reads = sorted({c for block in self.blocks for c in term.blocks_for(block)})
+        reads = sorted({c for block in self.blocks for c in term.reads(block)})
         for group in runs(reads, min(INPUTS // size, WEIGHTS // (len(self.blocks) * taps))):
-            tiles, uops = [], []
-            for n, block in enumerate(self.blocks):
-                for m, channel in enumerate(group):
-                    for tap in range(taps):
-                        tile = term.tile(block, channel, tap)
-                        if tile is None:
-                            continue
-                        row, column = divmod(tap, term.taps[1])
-                        place = row * term.dilations[0] * patch.columns + column * term.dilations[1]
-                        uops.append(Uop(base + n * self.place.count, m * size + place, len(tiles)))
-                        tiles.append(tile)
-            if not uops:
+            held, weights = self._weights(term, group)
+            if not held:
                 continue
+            uops = []
+            for number, (n, m, tap) in enumerate(held):
+                row, column = divmod(tap, term.taps[1])
+                place = row * term.dilations[0] * patch.columns + column * term.dilations[1]
+                uops.append(Uop(base + n * self.place.count, m * size + place, number))
             for m, channel in enumerate(group):
                 first = dram + (channel * source.height + patch.top) * source.width + patch.left
                 self.program.load(
@@ -121,8 +118,7 @@ class _Tile:
                     x_stride=source.width,
                     **dict(zip(("y_pad_0", "y_pad_1", "x_pad_0", "x_pad_1"), patch.pads, strict=True)),
                 )
-            weights = self.program.image.element(Memory.WGT, np.stack(tiles).tobytes())
-            self.program.load(Memory.WGT, 0, weights, 1, len(tiles))
+            self.program.load(Memory.WGT, 0, weights, 1, len(held))
             self.program.gemm(
                 uops,
                 {
@@ -134,6 +130,22 @@ class _Tile:
                     "src_in": term.strides[1],
                 },
             )
+
+    def _weights(self, term: Term, group: list[int]) -> tuple[list[tuple[int, int, int]], int]:
+        """(block of results, block of inputs, tap) of the tiles that are not zero, and where they lie in memory."""
+        key = (id(term), *self.blocks, -1, *group)
+        if key not in self.known:
+            held, tiles = [], []
+            for n, block in enumerate(self.blocks):
+                for m, channel in enumerate(group):
+                    for tap in range(prod(term.taps)) if channel in term.reads(block) else ():
+                        tile = term.tile(block, channel, tap)
+                        if tile is not None:
+                            held.append((n, m, tap))
+                            tiles.append(tile)
+            address = self.program.image.element(Memory.WGT, np.stack(tiles).tobytes()) if tiles else 0
+            self.known[key] = held, address
+        return self.known[key]
 
     def greatest(self) -> None:
         """The greatest over a window: each tap comes by itself, where it lies inside of the map."""
