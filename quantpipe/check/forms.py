@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
+from quantpipe.realize.vta.fits import unfit
 from quantpipe.types import Form, HardwareSpec, RequantizeKind, Scales, Topology
 
 NAMED = 3
@@ -91,6 +92,14 @@ def _reals(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str
         yield f"functions are computed in real numbers: {_listed(functions)}"
 
 
+def _instructions(graph: Graph, topology: Topology, spec: HardwareSpec) -> Iterator[str]:
+    """Reasons against VTA's instruction streams: what they cannot say, or does not fit the buffers."""
+    found = list(unfit(graph, topology))
+    if found:
+        node, why = found[0]
+        yield f"it is refused: {_listed([name for name, _ in found])} ({node}: {why})"
+
+
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{', '.join(names[:NAMED])}{more}"
@@ -102,6 +111,7 @@ _REASONS: Mapping[str, Callable[[Graph, Topology, HardwareSpec], Iterator[str]]]
     EXACT: _none,
     "c": _integers_only,
     "qonnx": _reals,
+    "vta": _instructions,
 }
 UNKNOWN = {"sidecars": "scales and zero points alone: the arithmetic is the tool's own"}
 """Forms whose arithmetic is no part of them."""

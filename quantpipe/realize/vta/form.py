@@ -54,6 +54,7 @@ class VtaForm:
             told.append(_told(layer, at, len(stream) // 16, program))
             stream += b"".join(i.encoded for i in program)
             counts.update(_counted(program))
+        left = {**host, **{n: str(r) for n, r in topology.float_nodes.items()}}
         content = {
             "provenance": made.entries(graph, plan, FORM),
             "block": BLOCK,
@@ -61,16 +62,16 @@ class VtaForm:
             "stream": STREAM,
             "constants": {"file": CONSTANTS, "address": image.base},
             "memory_bytes": image.size,
-            "host": {**host, **{n: str(r) for n, r in topology.float_nodes.items()}},
+            "host": left,
             "layers": told,
         }
         text = json.dumps(content, separators=(",", ":")) + "\n"
         files = {FILE: text.encode(), STREAM: bytes(stream), CONSTANTS: image.content}
-        return WrittenForm(files, {"layers": len(layers), "host_nodes": len(content["host"]), **counts}, HOWTO)
+        return WrittenForm(files, {"layers": len(layers), "host_nodes": len(left), **counts}, HOWTO)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return what executes the files in a folder."""
-        return VtaRunner(folder, FILE, graph, topology, plan)
+        return VtaRunner(folder / FILE, graph, topology, plan)
 
 
 def _key(tensor: str, source: Map) -> tuple[str, str]:

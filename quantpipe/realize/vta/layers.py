@@ -7,7 +7,7 @@ host's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -289,8 +289,8 @@ class Lowering:
         self._plain(data)
         source = self.grid(data)
         taps = node.attr("kernel_shape", list(self.graph.shapes[data][2:]))
-        window = self._window(node, data, len(taps), tuple(taps))
-        term = Term(data, source, *window, *_diagonal(1))
+        window, ones = self._window(node, data, len(taps), tuple(taps)), _diagonal(1)
+        term = Term(data, source, window[0], window[1], window[2], window[3], *ones)
         result = self.grid(node.outputs[0])
         return Layer(kernel.node, (), kernel.output, result, (term,), _shifts(numbers.output))
 
@@ -315,10 +315,10 @@ class Lowering:
         taps = node.attr("kernel_shape", None)
         if taps is None or len(self.graph.shapes[data.tensor]) != 4 or node.attr("ceil_mode", 0):
             raise HostsOwn("it moves values, which is a matter of addresses")
-        window = self._window(node, data.tensor, 2, tuple(taps))
+        window, ones = self._window(node, data.tensor, 2, tuple(taps)), _diagonal(1)
         self._plain(data.tensor)
         source = self.grid(data.tensor)
-        term = Term(data.tensor, source, *window, *_diagonal(1))
+        term = Term(data.tensor, source, window[0], window[1], window[2], window[3], *ones)
         made = self.grid(node.outputs[0])
         return Layer(kernel.node, (), kernel.output, made, (term,), None, moves=True, greatest=True, bounds=bounds)
 
@@ -375,12 +375,3 @@ def _tiles(values: Array, group: int) -> tuple[Tile, Reads]:
 def _diagonal(factor: int) -> tuple[Tile, Reads]:
     one = (np.eye(BLOCK) * factor).astype(np.int8)
     return (lambda result, block, tap: one if result == block else None), (lambda result: (result,))
-
-
-def reasons(graph: Graph, topology: Topology) -> Iterator[str]:
-    """Yield why a form could not hold a topology, before any number is known."""
-    for kernel in topology.kernels:
-        node = graph.by_name[kernel.node]
-        rule = rule_of(node)
-        if rule is not None and isinstance(rule.matrix, TransposedForm):
-            yield f"{kernel.node} is a transposed convolution, for which VTA has no instructions"

@@ -178,15 +178,15 @@ class Machine:
 def _of(op: Alu, a: NDArray[np.int64], b: Any) -> NDArray[np.int64]:
     """What the ALU makes of int32 numbers, before it wraps."""
     if op is Alu.MIN:
-        return np.minimum(a, b)
+        return np.asarray(np.minimum(a, b), np.int64)
     if op is Alu.MAX:
-        return np.maximum(a, b)
+        return np.asarray(np.maximum(a, b), np.int64)
     if op is Alu.ADD:
         return np.asarray(a + b, np.int64)
     if op is Alu.MUL:
         return np.asarray(a * b, np.int64)
     shift = np.asarray(b)
-    return np.where(shift >= 0, a >> np.maximum(shift, 0), a << np.maximum(-shift, 0))
+    return np.asarray(np.where(shift >= 0, a >> np.maximum(shift, 0), a << np.maximum(-shift, 0)), np.int64)
 
 
 def _within(places: Array, depth: int, what: str) -> None:

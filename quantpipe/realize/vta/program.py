@@ -48,8 +48,9 @@ class Program:
     _first_load: bool = True
     _pending: list[Instruction] = field(default_factory=list)
 
-    def load(self, memory: Memory, sram: int, dram: int, rows: int, columns: int, **more: int) -> None:
-        """Emit a LOAD; `more`: stride and pads."""
+    def load(self, memory: Memory, sram: int, dram: int, size: tuple[int, int], **more: int) -> None:
+        """Emit a LOAD of some rows and columns; `more`: stride and pads."""
+        rows, columns = size
         fields = {"memory": int(memory), "sram": sram, "dram": dram, "y_size": rows, "x_size": columns}
         one = Instruction(Op.LOAD, {**fields, "x_stride": columns, **more})
         if one.queue == "load":
@@ -101,7 +102,7 @@ class Program:
         wanted = tuple(uops)
         if wanted != self._uops:
             data = b"".join(u.encoded for u in wanted)
-            self.load(Memory.UOP, 0, self.image.element(Memory.UOP, data), 1, len(wanted))
+            self.load(Memory.UOP, 0, self.image.element(Memory.UOP, data), (1, len(wanted)))
             self._uops = wanted
         return {"uop_begin": 0, "uop_end": len(wanted)}
 

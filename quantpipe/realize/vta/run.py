@@ -26,8 +26,9 @@ Array = NDArray[Any]
 class VtaRunner:
     """Execute the files of a VTA form, one sample at a time."""
 
-    def __init__(self, folder: Path, file: str, graph: Graph, topology: Topology, plan: QuantPlan) -> None:
-        told = json.loads((folder / file).read_text())
+    def __init__(self, path: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> None:
+        """`path`: the JSON file, beside which the others lie."""
+        told, folder = json.loads(path.read_text()), path.parent
         stream = (folder / told["stream"]).read_bytes()
         constants = (folder / told["constants"]["file"]).read_bytes()
         self.graph, self.topology, self.plan = graph, topology, plan

@@ -13,6 +13,7 @@ from quantpipe.realize.vta.program import Image, Program
 from quantpipe.realize.vta.tiling import Place, accumulators, patch_of, places, runs, size_of_tile
 from quantpipe.types import DType, Requantize, Rounding
 
+PADS = ("y_pad_0", "y_pad_1", "x_pad_0", "x_pad_1")
 PLANES = 4
 """Stores of 8 bits that read an accumulator out whole."""
 
@@ -96,7 +97,7 @@ class _Tile:
         first = self.program.image.element(Memory.ACC, np.ascontiguousarray(term.bias, "<i4").tobytes())
         for n, block in enumerate(self.blocks):
             place = self.place.count
-            self.program.load(Memory.ACC, base + n * place, first + block, place, 1, x_stride=0)
+            self.program.load(Memory.ACC, base + n * place, first + block, (place, 1), x_stride=0)
 
     def _products(self, term: Term, base: int, dram: int) -> None:
         patch, source = patch_of(term, self.place), term.source
@@ -113,12 +114,11 @@ class _Tile:
                 uops.append(Uop(base + n * self.place.count, m * size + place, number))
             for m, channel in enumerate(group):
                 first = dram + (channel * source.height + patch.top) * source.width + patch.left
+                pads = dict(zip(PADS, patch.pads, strict=True))
                 self.program.load(
-                    *(Memory.INP, m * size, first, patch.height, patch.width),
-                    x_stride=source.width,
-                    **dict(zip(("y_pad_0", "y_pad_1", "x_pad_0", "x_pad_1"), patch.pads, strict=True)),
+                    Memory.INP, m * size, first, (patch.height, patch.width), x_stride=source.width, **pads
                 )
-            self.program.load(Memory.WGT, 0, weights, 1, len(held))
+            self.program.load(Memory.WGT, 0, weights, (1, len(held)))
             self.program.gemm(
                 uops,
                 {
@@ -162,10 +162,10 @@ class _Tile:
             self.program.alu(Alu.ADD, [Uop(base)], {**least, "src_in": 1}, DType.INT8.qmin)
             for m, n in enumerate(group):
                 first = self.at.terms[0] + (self.blocks[n] * source.height + patch.top) * source.width + patch.left
-                self.program.load(Memory.INP, m * size, first, patch.height, patch.width, x_stride=source.width)
-            self.program.load(Memory.WGT, 0, weights, 1, 1)
-            rows = [_inside(term, 0, place.top, place.height, tap) for tap in range(term.taps[0])]
-            columns = [_inside(term, 1, place.left, place.width, tap) for tap in range(term.taps[1])]
+                self.program.load(Memory.INP, m * size, first, (patch.height, patch.width), x_stride=source.width)
+            self.program.load(Memory.WGT, 0, weights, (1, 1))
+            rows = [_inside(term, 0, (place.top, place.height), tap) for tap in range(term.taps[0])]
+            columns = [_inside(term, 1, (place.left, place.width), tap) for tap in range(term.taps[1])]
             for tap_row, (top, high) in enumerate(rows):
                 for tap_column, (left, wide) in enumerate(columns):
                     if not high or not wide:
@@ -236,7 +236,7 @@ class _Tile:
             whole[: len(values)] = values
             dram = self.program.image.element(Memory.ACC, whole.tobytes())
             for n, block in enumerate(self.blocks):
-                self.program.load(Memory.ACC, first + n, dram + block, 1, 1)
+                self.program.load(Memory.ACC, first + n, dram + block, (1, 1))
             uops = [Uop(n * self.place.count, first + n) for n in range(len(self.blocks))]
             self.program.alu(opcode, uops, {"iter_out": 1, "iter_in": self.place.count, "dst_in": 1})
 
@@ -250,9 +250,9 @@ class _Tile:
         self.program.store(parts)
 
 
-def _inside(term: Term, axis: int, first: int, count: int, tap: int) -> tuple[int, int]:
+def _inside(term: Term, axis: int, results: tuple[int, int], tap: int) -> tuple[int, int]:
     """The results, from the first of a tile on, whose tap lies inside of the map: (how many before, how many)."""
-    size = (term.source.height, term.source.width)[axis]
+    size, (first, count) = (term.source.height, term.source.width)[axis], results
     places = (first + np.arange(count)) * term.strides[axis] - term.begin[axis] + tap * term.dilations[axis]
     kept = np.flatnonzero((places >= 0) & (places < size))
     return (int(kept[0]), len(kept)) if len(kept) else (0, 0)
