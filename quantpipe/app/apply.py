@@ -34,7 +34,7 @@ def best(advice: Sequence[Mapping[str, Any]], count: int) -> tuple[list[Mapping[
     for row in advice:
         place = (row["role"], *row["members"])
         joined = _joined(changes, changes_of(row["overrides"]))
-        if row["gain"] <= LEAST_GAIN or joined is None or (row["members"] and place in places):
+        if not (row["gain"] > LEAST_GAIN or row["advised"]) or joined is None or (row["members"] and place in places):
             continue
         taken.append(row)
         places.add(place)

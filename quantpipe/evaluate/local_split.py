@@ -124,6 +124,11 @@ class _Made:
             if found is None:
                 return None
             operands[operand.tensor] = found
+        members = [graph.by_name[name] for name in (kernel.node, *kernel.fused)]
+        inner = {t for node in members for t in node.outputs}
+        read = {t for node in members for t in (*node.inputs, *node.captured) if t and not graph.is_constant(t)}
+        if read - inner - operands.keys():
+            return None  # a shape, or another number that is computed
         part = part_of(graph, list(operands), [output]).model
         here = [t for t in (kernel.weight, kernel.bias) if t and t in constants and t in part.graph.initializers]
         models = [part]

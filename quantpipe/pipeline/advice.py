@@ -125,6 +125,7 @@ class Advisor:
             "accuracy_after": after.accuracy,
             "cost_before": before.cost,
             "cost_after": after.cost,
+            "advised": False,
         }
 
     def _measured(self, change: Change) -> Measured:

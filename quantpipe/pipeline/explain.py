@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quantpipe import __version__
 from quantpipe.calibrate.measure import measure
@@ -18,9 +18,14 @@ from quantpipe.pipeline.proposals import Culprit, Proposals, Shipped
 from quantpipe.pipeline.replay import finished_run
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
 from quantpipe.plan import Problem
+from quantpipe.search import Metric
 from quantpipe.types import AdviceRow, CauseRow, ExplainReport, Profile, TensorStats, Topology
 
 STAGE = "explain"
+
+
+SLACK = 1.05
+"""Times the loss of a run that meets its objective, where the objective bounds another number than the loss."""
 
 
 def explain(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
@@ -89,11 +94,20 @@ def _explained(
         "doubts": list(job.inputs.doubts),
         "causes": rows,
         "accumulators": causes.accumulators,
-        "advice": ordered(advice),
+        "advice": ordered(advice, _allowed(found)),
         "evaluations": causes.evaluations + advisor.evaluations,
         "passes": causes.passes,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _allowed(found: SearchDecision) -> Callable[[AdviceRow], bool] | None:
+    """Whether a change keeps the objective; None where the run misses it. What the objective bounds may be lost."""
+    if found.report.get("shortfall"):
+        return None
+    least, metric = found.report.get("least_value"), found.report.get("metric")
+    most = -float(least) if isinstance(least, int | float) and metric in (Metric.AUTO, Metric.KL, Metric.MSE) else 0.0
+    return lambda row: row["loss_after"] <= max(most, SLACK * row["loss_before"])
 
 
 def _statistics(

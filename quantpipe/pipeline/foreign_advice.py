@@ -91,6 +91,7 @@ class FakeQuantized:
             "accuracy_after": after.accuracy,
             "cost_before": None,
             "cost_after": None,
+            "advised": False,
         }
 
 

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quantpipe.types import AdviceRow
 
 SPLIT = 2
 """So many times the culprits are split into rounding and clipping."""
 
+HALF = 0.5
 
-def ordered(rows: Sequence[AdviceRow]) -> list[AdviceRow]:
-    """Return the best first. Of those that gain alike, what is about the worst culprit, and costs least, comes first.
+WORTH = 0.02
+"""Of the loss, or of the cost: a change that gains less is not advised."""
+
+
+def ordered(rows: Sequence[AdviceRow], allowed: Callable[[AdviceRow], bool] | None = None) -> list[AdviceRow]:
+    """Return the best first, with what is advised marked so.
+
+    What mends half of the loss in one place comes before what changes the whole run: there is the fault. The rest comes
+    by its gain; of those that gain alike, what is about the worst culprit, and costs least. A run that meets its
+    objective has nothing to mend: what lowers its cost within that comes first then.
 
     Args:
         rows: In the order of the culprits, changes of the whole run last.
+        allowed: Whether a change keeps the objective, for a run that meets it; None: it misses it.
     """
-    return sorted(rows, key=lambda row: (-round(row["gain"], 1), _dearer(row)))
+    for row in rows:
+        row["advised"] = row["gain"] >= WORTH or _saves(row, allowed)
+
+    def place(row: AdviceRow) -> tuple[float, ...]:
+        idle, saved = not _saves(row, allowed), -_saved(row, allowed)
+        return idle, saved, not _names_the_fault(row), -round(row["gain"], 1), saving(row) < 0
+
+    return sorted(rows, key=place)
 
 
-def _dearer(row: AdviceRow) -> bool:
+def _names_the_fault(row: AdviceRow) -> bool:
+    return bool(row["members"]) and row["gain"] >= HALF
+
+
+def saving(row: AdviceRow) -> float:
+    """Return the share of the cost that a change saves; negative where it costs more, 0 where no cost is known."""
     before, after = row["cost_before"], row["cost_after"]
-    return before is not None and after is not None and after > before
+    return 1.0 - after / before if before and after is not None else 0.0
+
+
+def _saves(row: AdviceRow, allowed: Callable[[AdviceRow], bool] | None) -> bool:
+    return allowed is not None and saving(row) >= WORTH and allowed(row)
+
+
+def _saved(row: AdviceRow, allowed: Callable[[AdviceRow], bool] | None) -> float:
+    return round(saving(row), 2) if _saves(row, allowed) else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from quantpipe.annotate.limits import ChoiceLimits
@@ -80,22 +81,38 @@ class Proposals:
     def of_all(self, shipped: Shipped, *, recovered: bool) -> Iterator[Change]:
         """Return what could mend the whole run."""
         settings = self.job.settings
-        if shipped.recover is not None and not recovered:
-            words, text = "better weights and biases", (override("recover", "default"),)
-            yield Change("the whole run", (), words, text, settings, recover=shipped.recover)
         for name, (estimator, method) in shipped.thresholds.items():
             if (repr(estimator), method) != (repr(settings.estimator), settings.weight_method):
                 other = replace(settings, estimator=estimator, weight_method=method)
                 yield Change(
                     "the whole run", (), f"ranges by {name}", (override("threshold", name),), other, anew=True
                 )  # fmt: skip
+        if shipped.recover is not None and not recovered:
+            words, text = "better weights and biases", (override("recover", "default"),)
+            yield Change("the whole run", (), words, text, settings, recover=shipped.recover)
         if settings.profile is not None:
             other = replace(settings, profile=None)
             words = "statistics of the run's own samples"
             yield Change("the whole run", (), words, (override("profile.load", None),), other, anew=True)
+        yield from self._back_in_integers()
         if settings.limits.fix:
             other = replace(settings, limits=replace(settings.limits, fix={}))
             yield Change("the whole run", (), "no choice fixed", (override("choices.fix", None),), other, anew=True)
+
+    def _back_in_integers(self) -> Iterator[Change]:
+        """Each pattern of nodes that the user keeps in float, and each op: maybe only the cost of it remains."""
+        settings, graph = self.job.settings, self.job.graph
+        kept = settings.annotate
+        for pattern in kept.float_nodes:
+            nodes = [node.name for node in graph.nodes if fnmatchcase(node.name, pattern)]
+            left = tuple(one for one in kept.float_nodes if one != pattern)
+            role = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes {pattern}"
+            text = (override("annotate.float_nodes", list(left)),)
+            yield Change(role, (), f"{pattern} back in integers", text, with_annotate(settings, float_nodes=left))
+        for op in kept.float_ops:
+            left = tuple(one for one in kept.float_ops if one != op)
+            text = (override("annotate.float_ops", list(left)),)
+            yield Change(f"all {op}", (), f"{op} back in integers", text, with_annotate(settings, float_ops=left))
 
     def _in_float(self, culprit: Culprit) -> Iterator[Change]:
         """The kernels that make or read it: a tensor stays stored as long as one of its readers wants it so."""

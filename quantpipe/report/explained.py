@@ -17,7 +17,7 @@ SHOWN = 10
 """Rows of the table, and places that are mended; explain.json has all."""
 
 WORTH = 0.02
-"""Of the loss: a change that gains less is not shown."""
+"""Of the loss or the cost: what changes less is not told."""
 
 
 def explained(report: Mapping[str, Any]) -> Group:
@@ -84,12 +84,13 @@ def _mostly(row: Mapping[str, Any]) -> str:
 def _advice(report: Mapping[str, Any]) -> list[Text]:
     best: dict[tuple[str, tuple[str, ...]], Mapping[str, Any]] = {}
     for row in report["advice"]:  # the best of a place comes first
-        if row["gain"] >= WORTH:
+        if row["advised"]:
             best.setdefault((row["role"], tuple(row["members"])), row)
     if not best:
         return [Text(f"\nNone of {len(report['advice'])} changes that were measured gains anything to speak of.")]
     first = next(iter(best.values()))
-    said = [Text(f"\nWhat would mend it (from a loss of {text.number(first['loss_before'])}):")]
+    head = "What would mend it" if first["gain"] >= WORTH else "What it could do without"
+    said = [Text(f"\n{head} (from a loss of {text.number(first['loss_before'])}):")]
     for number, row in enumerate(list(best.values())[:SHOWN], 1):
         said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))
         said.append(Text(f"    {_figures(row)}"))
@@ -99,11 +100,14 @@ def _advice(report: Mapping[str, Any]) -> list[Text]:
 
 def _figures(row: Mapping[str, Any]) -> str:
     right = "" if row["accuracy_after"] is None else f", accuracy {text.percent(row['accuracy_after'])}"
-    return f"loss {text.number(row['loss_after'])} ({100 * row['gain']:.0f} % less){right}{_cost(row)}"
+    gain = f"{abs(100 * row['gain']):.0f} % {'less' if row['gain'] >= 0 else 'more'}"
+    return f"loss {text.number(row['loss_after'])} ({gain}){right}{_cost(row)}"
 
 
 def _cost(row: Mapping[str, Any]) -> str:
     before, after = row["cost_before"], row["cost_after"]
     if before is None or after is None or not before:
         return ""
+    if after < before * (1 - WORTH):
+        return f"; saves {100 * (1 - after / before):.1f} % of the cost"
     return "; costs nothing" if after <= before else f"; costs {100 * (after / before - 1):.1f} % more"

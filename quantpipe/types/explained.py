@@ -96,6 +96,7 @@ class AdviceRow(TypedDict):
     accuracy_after: float | None
     cost_before: float | None
     cost_after: float | None
+    advised: bool
 
 
 class AccuracyPart(TypedDict):

@@ -13,7 +13,15 @@ from quantpipe.errors import ConfigError
 
 def row(gain: float, *overrides: str, members: tuple[str, ...] = (), role: str = "r") -> dict[str, Any]:
     losses = {"loss_before": 1.0, "loss_after": 1 - gain}
-    return {"role": role, "members": list(members), "change": str(gain), "overrides": overrides, "gain": gain, **losses}
+    return {
+        "role": role,
+        "members": list(members),
+        "change": str(gain),
+        "overrides": overrides,
+        "gain": gain,
+        "advised": gain > 0,
+        **losses,
+    }
 
 
 def test_rows_that_go_together() -> None:

@@ -70,6 +70,22 @@ def test_sums_that_overflow_are_told_from_rounding() -> None:
     assert worst["split"]["overflow"] > max(worst["split"][part] for part in ("weight", "bias", "rescale"))
 
 
+def test_kernels_that_read_computed_shapes_have_no_parts() -> None:
+    net = Net()
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 1, 1)
+    shape = net.node(
+        "Concat", net.node("Slice", net.node("Shape", x), *_ends(net, 0, 1)), net.constant([4, 36]), axis=0
+    )
+    flat = net.node("Reshape", net.node("Relu", x), shape)
+    net.output(net.dense(net.node("Flatten", net.node("Relu", flat)), 144, 5))
+    found = rows(line(net))
+    assert any(r["split"] for r in found) and all(r["alone"] >= 0 for r in found)
+
+
+def _ends(net: Net, first: int, last: int) -> tuple[str, str]:
+    return net.constant([first]), net.constant([last])
+
+
 def test_channels() -> None:
     of = made()
     tensor, weight = of.topology.kernels[0].output, str(of.topology.kernels[0].weight)

@@ -23,7 +23,7 @@ def advice(role: str, change: str, gain: float, **more: Any) -> dict[str, Any]:
     row = {
         "role": role, "members": [], "change": change, "overrides": ["annotate.float_nodes=[a,'b c']"],
         "loss_before": 1.0, "loss_after": 1.0 - gain, "gain": gain, "accuracy_after": 0.9, "cost_before": 10.0,
-        "cost_after": 11.0,
+        "cost_after": 11.0, "advised": gain >= 0.02,
     }  # fmt: skip
     return row | more
 
