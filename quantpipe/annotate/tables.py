@@ -17,6 +17,7 @@ from quantpipe.errors import ConfigError, ModelError
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
+from quantpipe.plan.tables import given_table
 from quantpipe.types import (
     Edge,
     HardwareSpec,
@@ -49,7 +50,8 @@ def table_sites(
     """Return the tables that the device stores in integers, in graph order.
 
     A table is left as it is where something else reads it as real numbers (the file would hold it twice), where it has
-    fewer bytes than `tables.min_bytes`, or where integers with a scale for each row would take no fewer.
+    fewer bytes than `tables.min_bytes`, where a quantized file gives integers of another kind, or where integers with a
+    scale for each row would take no fewer.
 
     Args:
         graph: the clean model.
@@ -78,6 +80,9 @@ def table_sites(
         if others or tensor in graph.output_names or not _worth(graph.shapes[tensor], limits):
             continue
         bits = _bits(tensor, limits, constraints.get(tensor), spec)
+        given = graph.imported.kept_weights.get(tensor) if graph.imported is not None else None
+        if given is not None:  # the integers of a quantized file are these, or none
+            bits = (8,) if given_table(given, limits) is not None and 8 in bits else ()
         if bits:
             keys = tuple(e.key for e in edges if e.tensor == tensor and e.consumer in nodes)
             found.append(TableSite(tensor, tuple(nodes), bits, keys))

@@ -20,7 +20,7 @@ from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
-from quantpipe.plan.tables import row_table
+from quantpipe.plan.tables import given_table, row_table
 from quantpipe.plan.weights import choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
@@ -164,8 +164,12 @@ class Planner:
         if found is None:
             if self._spec.tables is None:
                 raise HardwareError("the device stores no tables in integers", stage="plan", where=tensor)
+            imported = self._graph.imported
+            given = imported.kept_weights.get(tensor) if imported is not None else None
+            kept = given_table(given, self._spec.tables) if given is not None else None
             outside = place_of(self._graph.constant_tensor(tensor)) is not None
-            found = row_table(tensor, self._graph.constant(tensor), bits, self._spec.tables, outside=outside)
+            made = self._graph.constant(tensor)
+            found = kept or row_table(tensor, made, bits, self._spec.tables, outside=outside)
             self._tables[tensor, bits] = found
         return found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import file_array, row_blocks
 from quantpipe.intmath import nearest_step
-from quantpipe.types import RowTable, TableLimits, TableNumbers
+from quantpipe.types import GivenWeight, RowTable, TableLimits, TableNumbers
 
 Floats = NDArray[np.float32]
 
@@ -54,6 +54,23 @@ def row_table(tensor: str, table: NDArray[Any], bits: int, limits: TableLimits, 
     return RowTable(
         tensor, values, scale, offset if limits.offset else None, bits, table.shape, limits.numbers, limits.layout
     )
+
+
+def given_table(given: GivenWeight, limits: TableLimits) -> RowTable | None:
+    """Return the table whose integers a quantized file gives, with its very scales, or None.
+
+    It has none where the device stores tables in another way: less their zero points, the integers must fit int8.
+    """
+    grid, rows = given.grid, given.values.reshape(len(given.values), -1)
+    beside = limits.numbers is TableNumbers.FLOAT32 and not limits.offset and 8 in limits.bits
+    if not beside or given.block is not None or grid.scale.ndim > 1 or grid.axis not in (None, 0):
+        return None
+    least, most = np.iinfo(np.int8).min, np.iinfo(np.int8).max
+    centred = rows.astype(np.int32) - (grid.zero if grid.single else grid.zero[:, None])
+    if centred.size and (centred.min() < least or centred.max() > most):
+        return None
+    scale = np.broadcast_to(grid.scale, len(rows)).astype(np.float32)
+    return RowTable(given.tensor, centred.astype(np.int8), scale, None, 8, given.values.shape)
 
 
 def real_rows(table: RowTable, rows: slice | NDArray[np.int64] = slice(None)) -> Floats:
