@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 import shutil
 import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
-from quantpipe.realize.c import memory, nest, runner, source
+from quantpipe.realize.c import helpers, memory, nest, runner, source
 from quantpipe.realize.c.form import CForm, walked
 from quantpipe.realize.c.runner import STRICT
 from quantpipe.types import DType, Program
@@ -25,6 +28,8 @@ from tests.realize.executed import MADE, SANITIZED, c_text, islands_in, run_c
 
 needs_compiler = pytest.mark.skipif(runner.compiler() is None, reason=runner.missing_compiler())
 TARGETS = ("ort_cpu", "vta", "tflite_int8", "fbgemm", "mixed_npu")
+ROWS = ("softmax_last", "layer_norm", "rms_norm", "instance_norm", "reduce_mean", "reduce_sum", "attention")
+"""Cases with functions of rows."""
 
 
 def check(name: str, target: str) -> None:
@@ -34,16 +39,12 @@ def check(name: str, target: str) -> None:
         with pytest.raises(HardwareError, match="stay in float"):
             c_text(made, plan)
         return
-    if any(isinstance(kernel, Program) for kernel in plan.kernels.values()):
-        with pytest.raises(HardwareError, match="as this device forms it"):
-            c_text(made, plan)
-        return
     found = run_c(made, plan, flags=SANITIZED)
     assert found["differing"] == 0 and found["elements"], found
 
 
 @needs_compiler
-@pytest.mark.sliced(15)
+@pytest.mark.sliced(30)
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_gives_the_simulated_integers(name: str) -> None:
     """On one device each; which one goes around."""
@@ -56,6 +57,53 @@ def test_every_op_gives_the_simulated_integers(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_on_every_device(name: str, target: str) -> None:
     check(name, target)
+
+
+@needs_compiler
+@pytest.mark.sliced(7)
+@pytest.mark.parametrize("target", ["fpga_shift", "npu_w8a16", "tflite_int8"])
+@pytest.mark.parametrize("name", ROWS)
+def test_functions_of_rows_are_written_step_by_step(name: str, target: str) -> None:
+    made = line_of(name, target, "auto")
+    plan = made.plan(16)
+    if islands_in(made):
+        pytest.skip(f"{target} keeps a node of it in float")
+    assert any(isinstance(kernel, Program) for kernel in plan.kernels.values())
+    found = run_c(made, plan, flags=SANITIZED)
+    assert found["differing"] == 0 and found["elements"], found
+
+
+@needs_compiler
+def test_a_planted_fault_in_a_row_is_counted() -> None:
+    made = line_of("softmax_last", "fpga_shift", "auto")
+    found = run_c(made, made.plan(), change=lambda text: text.replace("acc > x0", "acc < x0"))
+    assert found["differing"]
+
+
+@needs_compiler
+@given(st.integers(0, (1 << 52) - 1), st.integers(0, 40))
+def test_helpers_of_rows_are_those_of_plain_integers(value: int, count: int) -> None:
+    library = helpers_of_rows()
+    assert library.qp_sqrt(value) == math.isqrt(value)
+    assert library.qp_bits(value) == value.bit_length()
+    assert library.qp_down(value, count) == (value + ((1 << count) >> 1)) >> count
+    assert library.qp_up(value % 1024, count) == (value % 1024) << count
+
+
+@cache
+def helpers_of_rows() -> ctypes.CDLL:
+    names = ("qp_sqrt", "qp_bits", "qp_down", "qp_up")
+    folder = Path(tempfile.mkdtemp())
+    text = "#include <stdint.h>\n" + "\n".join(helpers.HELPERS[n].replace("static ", "") for n in names)
+    (folder / "rows.c").write_text(text)
+    command = [str(runner.compiler()), "-std=c99", "-shared", "-fPIC", "-o", str(folder / "rows.so")]
+    subprocess.run([*command, str(folder / "rows.c")], check=True)
+    library = ctypes.CDLL(str(folder / "rows.so"))
+    shutil.rmtree(folder)
+    for name in names:
+        function = getattr(library, name)
+        function.restype, function.argtypes = ctypes.c_int64, [ctypes.c_int64] * (1 if name[-2:] in ("rt", "ts") else 2)
+    return library
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import fragments as fr
 from quantpipe.oprules import Family
-from quantpipe.realize.c import elementwise, moves, sums
+from quantpipe.realize.c import elementwise, moves, rows, sums
 from quantpipe.realize.c.memory import place
 from quantpipe.realize.c.program import float_api, howto, main
 from quantpipe.realize.c.runner import CRunner, compiler, missing_compiler
@@ -75,7 +75,7 @@ class CForm:
 def walked(graph: Graph, topology: Topology, plan: QuantPlan) -> Walk:
     """Return every kernel of a plan written in C."""
     walk = Walk(graph, topology, plan)
-    walk.write(OPS)
+    walk.write(OPS, rows.program)
     return walk
 
 

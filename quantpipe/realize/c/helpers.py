@@ -96,6 +96,33 @@ HELPERS: Mapping[str, str] = {
     return qp_clamp(product < 0 ? -size : size, INT32_MIN, INT32_MAX);
 }
 """,
+    "qp_down": """static int64_t qp_down(int64_t v, int64_t n)
+{
+    return (int64_t)(((uint64_t)v + (((uint64_t)1 << n) >> 1)) >> n);
+}
+""",
+    "qp_up": """static int64_t qp_up(int64_t v, int64_t n)
+{
+    return (int64_t)((uint64_t)v << n);
+}
+""",
+    "qp_bits": """static int64_t qp_bits(int64_t v)
+{
+    int64_t count = 0;
+    for (; v > 0; v >>= 1)
+        count++;
+    return count;
+}
+""",
+    "qp_sqrt": """static int64_t qp_sqrt(int64_t v)
+{
+    int64_t root = 0, bit = (int64_t)1 << 30;
+    for (; bit > 0; bit >>= 1)
+        if ((root + bit) * (root + bit) <= v)
+            root += bit;
+    return root;
+}
+""",
     "qp_wrap": """static int64_t qp_wrap(int64_t v, int bits)
 {
     int64_t half = (int64_t)1 << (bits - 1);

@@ -44,8 +44,8 @@ class Walk:
         self._rescaled: dict[tuple[Any, ...], Buffer] = {}
         self._known: Mapping[str, NDArray[Any]] = {}
 
-    def write(self, ops: Mapping[str, Write]) -> None:
-        """Write every kernel in order.
+    def write(self, ops: Mapping[str, Write], program: Write) -> None:
+        """Write every kernel in order; `program` writes those that are a line of integer steps.
 
         Raises:
             HardwareError: For nodes in float, which no integer file can hold, and for what the form cannot write.
@@ -58,8 +58,8 @@ class Walk:
             kernel = self.topology.kernel_of.get(node.name)
             if kernel is None:
                 continue
-            writer = ops.get(node.op)
-            if writer is None or isinstance(self.plan.kernels[node.name], Program):
+            writer = program if isinstance(self.plan.kernels[node.name], Program) else ops.get(node.op)
+            if writer is None:
                 raise HardwareError(
                     f"the c form has no way to write {node.op} as this device forms it; legal is realize=integer, or "
                     f"annotate.float_ops=[{node.op}] with another form",
