@@ -20,6 +20,7 @@ import onnxruntime as ort
 
 import quantpipe
 from quantpipe.app.files import asset
+from quantpipe.realize import BACKENDS
 
 RUNS = 30
 CASES = (
@@ -64,7 +65,7 @@ def measured(model: str, device: str, forms: Sequence[str], zoo: Path | None, sa
     whole = time.perf_counter() - start
     for row in result.report["forms"]:
         file = result.folder / "realize" / row["file"]
-        ms = latency(file, data) if file.suffix == ".onnx" else row["latency_ms"]
+        ms = latency(file, data) if row["form"] in BACKENDS else row["latency_ms"]
         yield [
             model,
             device,
