@@ -29,6 +29,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
 from quantpipe.api.model import Model, model_file
 from quantpipe.app import compose
+from quantpipe.calibrate.decided import with_decisions
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
@@ -44,6 +45,7 @@ from quantpipe.lowering.lower import opset_for
 from quantpipe.oprules import OP_RULES
 from quantpipe.plan import Problem
 from quantpipe.realize import BACKENDS, OWN, refuse_clashes, write
+from quantpipe.recover.layer_views import Choosing, calibrate_layers
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import Batch, HardwareSpec, TensorInfo
 
@@ -118,7 +120,8 @@ def check_model(
     """Take a model with ops of the package through every stage, and compare element by element.
 
     The simulated and the realized integers of each kernel are held against the package's interpreter and float
-    reference, and against each other in every session and form. Bits are 8, then 5.
+    reference, and against each other in every session and form. Bits are 8, then 5. Calibrators of the package decide
+    on the kernels that they are for, before that.
 
     Args:
         model: An ONNX model: path, bytes or `ModelProto`. Small: the interpreter runs in NumPy.
@@ -160,11 +163,18 @@ def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: st
             raise extend.refused(
                 package, f"its op {node.op} at node {node.name} stays in float: {topology.float_nodes[node.name]}"
             )
+    own += [n for n in graph.nodes if n.name in topology.kernel_of and extend.calibrator_of(n.op) is not None]
+    if not own and extend.has_calibrators():
+        raise extend.refused(package, "the model has no kernel of an op that its calibrators are for")
     if not own and extend.ops():
         raise extend.refused(package, f"the model has none of its ops: {', '.join(extend.ops())}")
     profile = measure(graph, topology.measured, samples, 1024)
-    table = ThresholdTable(graph, topology, schema, profile, estimator=MaxRange(), weight_method="max_range")
+    estimator = with_decisions(MaxRange(), MaxRange())
+    table = ThresholdTable(graph, topology, schema, profile, estimator=estimator, weight_method="max_range")
     problem = Problem(graph, topology, spec, schema)
+    if extend.has_calibrators():
+        start = table.strategy({c.key: c.options[0] for c in choice_space(topology, AnnotateOptions())})
+        calibrate_layers(problem, table, start, samples, choosing=Choosing(None), memory_mb=64)
     beyond, elements = samples.scaled(BEYOND), 0
     for bits in WIDTHS:
         space = choice_space(topology, AnnotateOptions())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from quantpipe.calibrate.decided import base_of
 from quantpipe.calibrate.estimators import MSE, Estimator, MaxRange, clip_percents
 from quantpipe.calibrate.rules import WHERE, Rule, Side, Surroundings, matches
 from quantpipe.errors import ConfigError, nearest
@@ -60,6 +61,7 @@ class RuledEstimator:
 
 def place_of(estimator: Estimator, tensors: Iterable[str]) -> int | None:
     """Return the number of the rule that decides on tensors of one scale; None where the threshold option does."""
+    estimator = base_of(estimator)
     if not isinstance(estimator, RuledEstimator):
         return None
     return min((estimator.rule_of[t] for t in tensors if t in estimator.rule_of), default=None)
@@ -67,6 +69,7 @@ def place_of(estimator: Estimator, tensors: Iterable[str]) -> int | None:
 
 def estimator_of(estimator: Estimator, tensors: Iterable[str]) -> Estimator:
     """Return the estimator of tensors of one scale."""
+    estimator = base_of(estimator)
     if not isinstance(estimator, RuledEstimator):
         return estimator
     place = place_of(estimator, tensors)

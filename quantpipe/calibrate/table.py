@@ -14,6 +14,7 @@ from quantpipe import extend
 from quantpipe.annotate.choices import Assignment, bits_of, clips_of, steps_of, wholes_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.collector import StatsCollector
+from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.calibrate.needs import require
@@ -66,6 +67,11 @@ class ThresholdTable:
         self._channels: dict[tuple[str, int | None], list[TensorStats]] = {}
         self._weights: dict[tuple[str, int | None, int], NDArray[np.float64]] = {}
 
+    @property
+    def estimator(self) -> Estimator:
+        """Return what the ranges are estimated by."""
+        return self._estimator
+
     def strategy(self, assignment: Assignment) -> Strategy:
         """Return the strategy of one assignment of the choice space.
 
@@ -95,6 +101,13 @@ class ThresholdTable:
         """
         if group.fixed is not None:
             return group.fixed
+        if isinstance(self._estimator, DecidedEstimator) and not whole:
+            found = self._estimator.range_of(group.key, bits, lambda b: self._hull(group, b, False))
+            if found is not None:
+                return found
+        return self._hull(group, bits, whole)
+
+    def _hull(self, group: ScaleGroup, bits: int, whole: bool) -> Range:
         parts = [self._range(source, bits, group, whole) for source in group.sources]
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
@@ -108,6 +121,13 @@ class ThresholdTable:
     def _thresholds(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
         if site.fixed is not None:
             return site.fixed
+        if isinstance(self._estimator, DecidedEstimator):
+            found = self._estimator.thresholds_of(site.tensor, bits, lambda b: self._estimated(site, b))
+            if found is not None:
+                return found
+        return self._estimated(site, bits)
+
+    def _estimated(self, site: WeightSite, bits: int) -> NDArray[np.float64]:
         key = (site.tensor, site.axis, bits)
         if key not in self._weights:
             found = self._weight_ranges(site, bits)

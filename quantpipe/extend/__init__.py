@@ -4,14 +4,17 @@ A package describes them as an `Extension`, and names it by an entry point in th
 (docs/extending.md). Every stage asks here what is installed; nothing is, unless the command line names the package.
 """
 
+from quantpipe.extend.calibrator import Calibrator, ExactGrid, Layer, LayerDecision, Views
 from quantpipe.extend.device_op import Array, DeviceOp, Extension, NodeFacts, Numbers, Site, function
 from quantpipe.extend.registry import (
     Installed,
+    calibrator_of,
     called,
     ensure,
     forget,
     forms,
     functions,
+    has_calibrators,
     install,
     install_object,
     installed,
@@ -24,18 +27,25 @@ from quantpipe.extend.registry import (
 
 __all__ = [
     "Array",
+    "Calibrator",
     "DeviceOp",
+    "ExactGrid",
     "Extension",
     "Installed",
+    "Layer",
+    "LayerDecision",
     "NodeFacts",
     "Numbers",
     "Site",
+    "Views",
+    "calibrator_of",
     "called",
     "ensure",
     "forget",
     "forms",
     "function",
     "functions",
+    "has_calibrators",
     "install",
     "install_object",
     "installed",

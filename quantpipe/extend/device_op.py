@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from quantpipe.extend.calibrator import Calibrator
 from quantpipe.types import Quantizer, Range, RequantizeSpec, WeightTensor
 
 Array = NDArray[Any]
@@ -156,13 +157,15 @@ class DeviceOp:
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """Name all that a package adds: ops (patterns among them), and output forms by name.
+    """Name all that a package adds: ops (patterns among them), output forms by name, and calibrators by op.
 
-    A form is a class with the protocol `quantpipe.lowering.Dialect`, made anew for each model.
+    A form is a class with the protocol `quantpipe.lowering.Dialect`, made anew for each model. A calibrator is for the
+    kernels whose op a pattern fits (`Conv`, `my.npu.*`), before the one of the threshold option.
     """
 
     ops: tuple[DeviceOp, ...] = ()
     forms: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    calibrators: Mapping[str, Calibrator] = field(default_factory=dict)
 
 
 def numbers_of(op: DeviceOp, site: Site) -> dict[str, Array]:

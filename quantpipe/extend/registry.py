@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import onnx
 
 from quantpipe.errors import ConfigError, brief
+from quantpipe.extend.calibrator import Calibrator
 from quantpipe.extend.device_op import DeviceOp, Extension
 
 GROUP = "quantpipe.extensions"
@@ -36,6 +38,8 @@ class _Registry:
     owners: dict[str, str] = field(default_factory=dict)
     functions: dict[tuple[str, str], onnx.FunctionProto] = field(default_factory=dict)
     forms: dict[str, Callable[[], Any]] = field(default_factory=dict)
+    calibrators: list[tuple[str, str, Calibrator]] = field(default_factory=list)
+    """(package, pattern of ops, calibrator), in order."""
 
 
 _KNOWN = _Registry()
@@ -59,6 +63,17 @@ def ops() -> Mapping[str, DeviceOp]:
 def forms() -> Mapping[str, Callable[[], Any]]:
     """Return all installed output forms by name."""
     return _KNOWN.forms
+
+
+def calibrator_of(op: str) -> tuple[str, Calibrator] | None:
+    """Return the first installed calibrator for an op, by its qualified name, with its package; None without one."""
+    found = (c for c in _KNOWN.calibrators if fnmatch.fnmatchcase(op, c[1]))
+    return next(((package, calibrator) for package, _, calibrator in found), None)
+
+
+def has_calibrators() -> bool:
+    """Return whether some installed package has a calibrator."""
+    return bool(_KNOWN.calibrators)
 
 
 def functions() -> Mapping[tuple[str, str], onnx.FunctionProto]:
@@ -116,6 +131,10 @@ def install_object(package: str, source: str, found: Any) -> None:
         names[name] = op
     if clash := next((name for name in found.forms if name in _KNOWN.forms), None):
         raise refused(package, f"its form {clash!r} is also one of {_KNOWN.owners[clash]}; legal is another name")
+    for pattern, calibrator in found.calibrators.items():
+        if not callable(calibrator):
+            raise refused(package, f"its calibrator of {pattern} is a {type(calibrator).__name__}; legal is a callable")
+    _KNOWN.calibrators += [(package, *entry) for entry in found.calibrators.items()]
     _KNOWN.packages[package] = Installed(package, source, found)
     _KNOWN.ops |= names
     _KNOWN.forms |= found.forms
@@ -128,6 +147,7 @@ def install_object(package: str, source: str, found: Any) -> None:
 def forget(package: str) -> None:
     """Take an extension away again (for tests)."""
     found = _KNOWN.packages.pop(package, None)
+    _KNOWN.calibrators = [c for c in _KNOWN.calibrators if c[0] != package]
     for op in found.extension.ops if found is not None else ():
         _KNOWN.ops.pop(qualified(op.domain, op.name), None)
         _KNOWN.owners.pop(qualified(op.domain, op.name), None)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from quantpipe.calibrate.decided import base_of
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
 from quantpipe.hardware.cost import COSTS
@@ -201,7 +202,7 @@ def _recovered(job: RunContext, strategy: Strategy, profile: Profile, options: R
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, job.estimator, settings.weight_method
+            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method
         ),
     )
     return climbed.overrides

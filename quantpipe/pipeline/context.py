@@ -10,6 +10,7 @@ from quantpipe.annotate.choices import range_choice
 from quantpipe.annotate.limits import left_out, pinned
 from quantpipe.annotate.variants import Topologies
 from quantpipe.artifacts import Origin, digest_json
+from quantpipe.calibrate.decided import refuse_as_rule, with_decisions
 from quantpipe.calibrate.estimators import Estimator
 from quantpipe.calibrate.ruled import percents_of, ruled
 from quantpipe.calibrate.table import ThresholdTable
@@ -88,6 +89,8 @@ class RunContext:
         """Return the context of a run: its topologies, its choice space and its folder."""
         variants = Topologies(inputs.graph, settings.spec, settings.schema, settings.annotate)
         estimator, rules = ruled(settings.estimator, settings.rules, inputs.graph, variants.reference)
+        refuse_as_rule(settings.rules)
+        estimator = with_decisions(estimator, settings.estimator)
         percents = percents_of(estimator, variants.reference.groups)
         whole, every = variants.space(percents), variants.space(percents, every=True)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from quantpipe.calibrate.decided import base_of
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.candidate_weights import rounded
@@ -58,7 +59,7 @@ def recover(
         job.inputs.calibrate,
         stages.Holdout(job.inputs.judge, job.inputs.compared),
         settings=stages.RecoverySettings(
-            options, settings.calibrate.memory_mb, settings.seed, job.estimator, settings.weight_method
+            options, settings.calibrate.memory_mb, settings.seed, base_of(job.estimator), settings.weight_method
         ),
         progress=job.console.progress("recover"),
         kept=kept,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quantpipe.pipeline.calibrate import calibrate
+from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.finish import Realized, evaluate, realize
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
@@ -84,11 +85,11 @@ class Steps:
         _, start = self.annotated, self._start
         if start.replayed is not None:
             return None
-        return (
-            calibrate(applied(self.job, start.decided), start.stored, start.loaded)
-            if self._calibrates
-            else start.stored
-        )
+        job = applied(self.job, start.decided)
+        profile = calibrate(job, start.stored, start.loaded) if self._calibrates else start.stored
+        if profile is not None:
+            decide_layers(job, profile)
+        return profile
 
     @cached_property
     def found(self) -> SearchDecision:

@@ -10,6 +10,7 @@ from quantpipe.calibrate.estimators.max_range import MaxRange
 from quantpipe.calibrate.estimators.mean_range import MeanRange
 from quantpipe.calibrate.estimators.moving_average import MovingAverage
 from quantpipe.calibrate.estimators.mse import MSE
+from quantpipe.calibrate.estimators.output_error import OutputError
 from quantpipe.calibrate.estimators.percentile import Percentile
 from quantpipe.calibrate.estimators.power2_range import Power2Range
 from quantpipe.calibrate.estimators.searched import Searched, clip_percents
@@ -21,6 +22,7 @@ __all__ = [
     "MaxRange",
     "MeanRange",
     "MovingAverage",
+    "OutputError",
     "Percentile",
     "Power2Range",
     "Searched",
