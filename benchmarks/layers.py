@@ -29,7 +29,8 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.pipeline.stages import annotate, float_pass, realize
 from quantpipe.plan import Problem
-from quantpipe.recover.layer_views import Choosing, calibrate_layers
+from quantpipe.recover.layer_units import Choosing
+from quantpipe.recover.layer_views import calibrate_layers
 
 NET = "imagenet_efficientnet_lite0"
 MEMORY_MB = 512

@@ -45,7 +45,8 @@ from quantpipe.lowering.lower import opset_for
 from quantpipe.oprules import OP_RULES
 from quantpipe.plan import Problem
 from quantpipe.realize import BACKENDS, OWN, refuse_clashes, write
-from quantpipe.recover.layer_views import Choosing, calibrate_layers
+from quantpipe.recover.layer_units import Choosing
+from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.simulate.simulator import simulate
 from quantpipe.types import Batch, HardwareSpec, TensorInfo
 

@@ -4,7 +4,6 @@ A package describes them as an `Extension`, and names it by an entry point in th
 (docs/extending.md). Every stage asks here what is installed; nothing is, unless the command line names the package.
 """
 
-from quantpipe.extend.calibrator import Calibrator, ExactGrid, Layer, LayerDecision, Views
 from quantpipe.extend.device_op import Array, DeviceOp, Extension, NodeFacts, Numbers, Site, function
 from quantpipe.extend.registry import (
     Installed,
@@ -24,6 +23,7 @@ from quantpipe.extend.registry import (
     qualified,
     refused,
 )
+from quantpipe.types.layer_views import Calibrator, ExactGrid, Layer, LayerDecision, Views
 
 __all__ = [
     "Array",

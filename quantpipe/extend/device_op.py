@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from quantpipe.extend.calibrator import Calibrator
 from quantpipe.types import Quantizer, Range, RequantizeSpec, WeightTensor
+from quantpipe.types.layer_views import Calibrator
 
 Array = NDArray[Any]
 Numbers = Mapping[str, Array]

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 
 from quantpipe.errors import ConfigError, brief
-from quantpipe.extend.calibrator import Calibrator
 from quantpipe.extend.device_op import DeviceOp, Extension
+from quantpipe.types.layer_views import Calibrator
 
 GROUP = "quantpipe.extensions"
 """Entry point group: a package names its `Extension` there, e.g. `npu = "my_npu.quantpipe:EXTENSION"`."""

@@ -88,12 +88,20 @@ def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
 
 
 def _unpacked(graph: ir.Graph) -> list[ir.Value]:
-    """What is cast to int8 from constants at load, as weights of four bits are; it gets its type and shape here."""
+    """What is cast to int8 from constants at load, as weights of four bits or in blocks are, with type and shape."""
     found = []
     for node in graph:
         source = node.inputs[0] if node.op_type == "Cast" else None
-        if source is not None and source.const_value is not None and node.attributes["to"].as_int() == INT8:
-            (made,) = node.outputs
-            made.type, made.shape = ir.TensorType(INT8), source.shape
-            found.append(made)
+        if source is None or node.attributes["to"].as_int() != INT8 or not _is_constant(source):
+            continue
+        (made,) = node.outputs
+        made.type, made.shape = ir.TensorType(INT8), made.shape or source.shape
+        found.append(made)
     return found
+
+
+def _is_constant(value: ir.Value) -> bool:
+    maker = value.producer()
+    if maker is None:
+        return value.const_value is not None
+    return all(v is not None and _is_constant(v) for v in maker.inputs)

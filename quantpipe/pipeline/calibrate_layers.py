@@ -8,7 +8,8 @@ from quantpipe import extend
 from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.pipeline.context import RunContext
 from quantpipe.plan import Problem
-from quantpipe.recover.layer_views import Choosing, calibrate_layers
+from quantpipe.recover.layer_units import Choosing
+from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import Profile
 
 

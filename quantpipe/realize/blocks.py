@@ -62,7 +62,9 @@ def expanded(context: Context, write: Writer, weight: WeightTensor, *, channel_a
         value = b.op("Sub", value, at_inputs(grid.zero_point, "block_zero"), name=f"{name}/centred")
     product = b.op("Mul", value, at_inputs(grid.multiplier, "multiplier"), name=f"{name}/multiplied")
     to = int(ir_dtype(np.dtype(weight.dtype.numpy).name))
-    return b.op("Cast", product, name=f"{name}/integers", output=f"{name}_q", to=to)
+    made = b.op("Cast", product, name=f"{name}/integers", output=f"{name}_q", to=to)
+    made.shape = ir.Shape(list(weight.values.shape)[:: -1 if turned else 1])
+    return made
 
 
 def _codes(context: Context, write: Writer, weight: WeightTensor, array: Array) -> ir.Value:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import ceil
 from typing import Any, NoReturn
 
@@ -23,40 +24,15 @@ from quantpipe.errors import ConfigError, brief
 from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.graph.execute import Session
 from quantpipe.graph.extract import part_of
-from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
 from quantpipe.plan.blocks import real_weight
+from quantpipe.recover.layer_units import MOST, Calibrated, Choosing, Unit, samples_per_batch, units_of
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
 Array = NDArray[Any]
 Progress = Callable[[int, int, str], None]
-BATCHES = 16
-"""Aimed at, so that a calibrator can try something on a share of the samples."""
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """State what calibrators decided: scale groups and weights by their keys, and who decided each."""
-
-    ranges: Mapping[str, str]
-    weights: Mapping[str, str]
-
-
-@dataclass(frozen=True, eq=False)
-class Choosing:
-    """Say who decides: the calibrator of the threshold option for all kernels (or None), those of packages first."""
-
-    general: Calibrator | None
-    name: str = "threshold"
-
-    def of(self, op: str) -> tuple[str, Calibrator] | None:
-        """Return who decides on kernels of an op, by name, and the calibrator; None where nobody does."""
-        own = extend.calibrator_of(op)
-        if own is not None:
-            return own
-        return None if self.general is None else (self.name, self.general)
 
 
 def calibrate_layers(
@@ -90,12 +66,13 @@ def calibrate_layers(
     assert isinstance(decided, DecidedEstimator)  # noqa: S101  (chosen so by the caller; narrows the type)
     walk = _Walk(problem, table, strategy, decided, choosing)
     graph = problem.graph
-    units = list(_units(graph, problem.topology.kernel_of, problem.topology.fused_into))
+    units = list(units_of(graph, problem.topology.kernel_of, problem.topology.fused_into))
     last = {t: number for number, unit in enumerate(units) for t in unit.reads}
-    size = samples_per_batch(graph, len(samples))
+    stride = ceil(len(samples) / MOST)
+    size = samples_per_batch(graph, ceil(len(samples) / stride))
     with ActivationStore(memory_mb << 18) as real, ActivationStore(memory_mb << 18) as reached:
         walk.stores = (real, reached)
-        for number, batch in enumerate(samples.batches(size)):
+        for number, batch in enumerate(islice(samples.batches(size), 0, None, stride)):
             walk.count = number + 1
             for name, array in batch.inputs.items():
                 real.put(name, number, array)
@@ -107,35 +84,6 @@ def calibrate_layers(
             real.drop(gone)
             reached.drop(gone)
     return Calibrated(walk.by_range, walk.by_weight)
-
-
-def samples_per_batch(graph: Graph, count: int) -> int:
-    """Return how many samples a batch has, so that there are enough batches to try something on a share of them."""
-    return graph.fixed_batch or max(1, min(graph.batch_size, ceil(count / BATCHES)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Unit:
-    """A kernel with the clamps it took in, or a node in float."""
-
-    nodes: tuple[Node, ...]
-    kernel: Kernel | None
-    reads: tuple[str, ...]
-    makes: tuple[str, ...]
-
-
-def _units(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, str]) -> Iterator[_Unit]:
-    for node in graph.nodes:
-        if node.name in fused:
-            continue
-        kernel = kernels.get(node.name)
-        nodes = (node, *(graph.by_name[name] for name in (kernel.fused if kernel is not None else ())))
-        inner = {t for n in nodes for t in n.outputs}
-        reads = [
-            t for n in nodes for t in (*n.inputs, *n.captured) if t and t not in inner and not graph.is_constant(t)
-        ]
-        makes = (kernel.output,) if kernel is not None else tuple(t for t in node.outputs if t)
-        yield _Unit(nodes, kernel, tuple(dict.fromkeys(reads)), makes)
 
 
 @dataclass(eq=False)
@@ -152,7 +100,7 @@ class _Walk:
     seen: set[str] = field(default_factory=set)
     """Scale groups that some layer has read by now."""
 
-    def take(self, unit: _Unit) -> None:
+    def take(self, unit: Unit) -> None:
         """Run a unit in float; let the calibrator decide, if there is one; run it quantized."""
         graph, kernel = self.problem.graph, unit.kernel
         wanted = [t for t in unit.makes if t in graph.consumers]
@@ -211,7 +159,7 @@ class _Walk:
 class _View:
     """One layer, as a calibrator sees it (`quantpipe.extend.Layer`)."""
 
-    def __init__(self, walk: _Walk, unit: _Unit, wanted: Sequence[str]) -> None:
+    def __init__(self, walk: _Walk, unit: Unit, wanted: Sequence[str]) -> None:
         graph, kernel, node = walk.problem.graph, unit.kernel, unit.nodes[0]
         self._walk, self._unit = walk, unit
         self.node, self.op = node.name, node.op
@@ -322,9 +270,9 @@ class _View:
 
     def _rounded(self, tensor: str, array: Array, range_: Range) -> Array:
         scale, zero, qmin, qmax = self._numbers(tensor, range_)
-        group = self._walk.problem.topology.group_of[tensor]
-        q = intmath.quantize(array, scale, zero, qmin=qmin, qmax=qmax, dtype=group.dtype)
-        return intmath.dequantize(q, scale, zero)
+        steps = np.divide(array, scale, dtype=np.float32)
+        intmath.nearest_step(steps, np.float32(qmin - zero), np.float32(qmax - zero), out=steps)
+        return np.multiply(steps, scale, out=steps)
 
     def _numbers(self, tensor: str, range_: Range) -> tuple[np.float32, int, int, int]:
         walk = self._walk

@@ -19,7 +19,8 @@ from quantpipe.errors import ConfigError
 from quantpipe.extend import ExactGrid, Extension, Layer, LayerDecision, Views
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
-from quantpipe.recover.layer_views import Calibrated, Choosing, calibrate_layers
+from quantpipe.recover.layer_units import Calibrated, Choosing
+from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import QuantPlan, Range
 from tests.ops.line import ArraySamples, Line, Net, line
 

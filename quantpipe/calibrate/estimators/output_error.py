@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from quantpipe.calibrate.estimators.legal import Estimator
 from quantpipe.calibrate.estimators.mse import MSE
 from quantpipe.errors import ConfigError
-from quantpipe.extend import Layer, LayerDecision
 from quantpipe.types import Range, TensorSchema, TensorStats
+from quantpipe.types.layer_views import Layer, LayerDecision
 
 FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
 """Of the base range, cut at the extremes; tried for each open input."""

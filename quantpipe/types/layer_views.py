@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.types import Range
+from quantpipe.types.statistics import Range
 
 Array = NDArray[Any]
 

@@ -1,0 +1,71 @@
+"""What a walk of calibrators goes through, and who decides there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from quantpipe import extend
+from quantpipe.extend import Calibrator
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import Kernel
+
+BATCHES = 16
+"""Aimed at, so that a calibrator can try something on a share of the samples."""
+
+MOST = 64
+"""Samples that a walk runs on, evenly spread over all."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """State what calibrators decided: scale groups and weights by their keys, and who decided each."""
+
+    ranges: Mapping[str, str]
+    weights: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Choosing:
+    """Say who decides: the calibrator of the threshold option for all kernels (or None), those of packages first."""
+
+    general: Calibrator | None
+    name: str = "threshold"
+
+    def of(self, op: str) -> tuple[str, Calibrator] | None:
+        """Return who decides on kernels of an op, by name, and the calibrator; None where nobody does."""
+        own = extend.calibrator_of(op)
+        if own is not None:
+            return own
+        return None if self.general is None else (self.name, self.general)
+
+
+def samples_per_batch(graph: Graph, count: int) -> int:
+    """Return how many samples a batch has, so that there are enough batches to try something on a share of them."""
+    return graph.fixed_batch or max(1, min(graph.batch_size, ceil(count / BATCHES)))
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Hold a kernel with the clamps it took in, or a node in float."""
+
+    nodes: tuple[Node, ...]
+    kernel: Kernel | None
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+
+
+def units_of(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, str]) -> Iterator[Unit]:
+    """Yield what runs at once, in graph order: `fused` are clamps that belong to another node."""
+    for node in graph.nodes:
+        if node.name in fused:
+            continue
+        kernel = kernels.get(node.name)
+        nodes = (node, *(graph.by_name[name] for name in (kernel.fused if kernel is not None else ())))
+        inner = {t for n in nodes for t in n.outputs}
+        reads = [
+            t for n in nodes for t in (*n.inputs, *n.captured) if t and t not in inner and not graph.is_constant(t)
+        ]
+        makes = (kernel.output,) if kernel is not None else tuple(t for t in node.outputs if t)
+        yield Unit(nodes, kernel, tuple(dict.fromkeys(reads)), makes)
