@@ -89,19 +89,16 @@ def separate(graph: ir.Graph, unique: Callable[[str], str]) -> None:
 
 def _unpacked(graph: ir.Graph) -> list[ir.Value]:
     """What is cast to int8 from constants at load, as weights of four bits or in blocks are, with type and shape."""
-    found = []
+    found: list[ir.Value] = []
+    made_at_load: set[ir.Value] = set()
     for node in graph:
-        source = node.inputs[0] if node.op_type == "Cast" else None
-        if source is None or node.attributes["to"].as_int() != INT8 or not _is_constant(source):
+        constant = all(v is not None and (v.const_value is not None or v in made_at_load) for v in node.inputs)
+        if not node.inputs or not constant:
             continue
-        (made,) = node.outputs
-        made.type, made.shape = ir.TensorType(INT8), made.shape or source.shape
-        found.append(made)
+        made_at_load.update(node.outputs)
+        if node.op_type == "Cast" and node.attributes["to"].as_int() == INT8:
+            (made,) = node.outputs
+            source = node.inputs[0]
+            made.type, made.shape = ir.TensorType(INT8), made.shape or (source.shape if source is not None else None)
+            found.append(made)
     return found
-
-
-def _is_constant(value: ir.Value) -> bool:
-    maker = value.producer()
-    if maker is None:
-        return value.const_value is not None
-    return all(v is not None and _is_constant(v) for v in maker.inputs)
