@@ -72,7 +72,7 @@ def rows(found: Identified) -> dict[str, list[str]]:
     return {row["field"]: row["values"] for row in found.fields}
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(20)
 @pytest.mark.parametrize("seed", range(20))
 def test_hidden_fields_are_found_or_named(seed: int) -> None:
     rng = np.random.default_rng(seed)

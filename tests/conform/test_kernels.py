@@ -12,6 +12,9 @@ from tests.ops.cases import CASES
 from tests.ops.line import Line
 from tests.ops.test_every_op import NOTHING_TO_DO, line_of
 
+OLD = {"reduce_max", "reduce_min"}
+"""Cases whose axes are attributes. 16-bit tensors need an opset that takes them as inputs; the program converts such a
+model when it reads it, and these cases are read as they are."""
 SPECS = ("ort_cpu", "vta", "tflite_int8", "cmsis_nn", "hago_sample", "hago_int16_acc", "npu_w8a16")
 
 
@@ -40,6 +43,8 @@ def repeated(made: Line, **planned: int) -> tuple[int, list[str]]:
 def test_a_kernel_gives_what_the_simulated_model_gives(name: str, spec: str) -> None:
     if spec.startswith("hago") and name in NOTHING_TO_DO:
         pytest.skip("this device runs every node of it in float")
+    if spec == "npu_w8a16" and name in OLD:
+        pytest.skip("the case is of an opset without 16-bit tensors")
     count, wrong = repeated(line_of(name, spec, "auto"))
     assert not wrong
     assert count or name in NOTHING_TO_DO or name.startswith("reduce")
