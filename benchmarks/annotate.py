@@ -37,8 +37,14 @@ from quantpipe.types import Range, Strategy, Topology
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SIZES = (500, 1000, 2000)
-LIMIT = 5.0
+LIMIT = 1.0
 REPEATS = 3
+TYPES = {"x": "uint8", "w": "int8", "y": "uint8", "z": "uint8", "u": "int8", "s": "uint8"}
+KERNELS = {
+    "expand": {"pattern": {"y": "Conv(x, w)", "z": "Clip(y) | Relu(y)"}, "types": {t: TYPES[t] for t in "xwyz"}},
+    "project": {"pattern": {"y": "Conv(x, w)", "s": "Add(y, z)"}, "types": {t: TYPES[t] for t in "xwyzs"}},
+}
+"""Patterns that lie all over the model: three sites in each block."""
 
 
 def model(nodes: int, channels: int = 8, expansion: int = 6) -> onnx.ModelProto:
@@ -122,6 +128,7 @@ def measure(nodes: int) -> dict[str, float]:
         graph = load_graph(path, lambda raw: feeds)
         load_seconds = time.process_time() - started
     topology = analyze(graph, spec, schema, options)
+    patterns = load_hardware(data | {"kernels": KERNELS})
     strategy = strategy_of(graph, topology)
     planner = Planner(graph, topology, spec, schema)
     planner.plan(strategy)
@@ -129,6 +136,7 @@ def measure(nodes: int) -> dict[str, float]:
         "nodes": len(graph.nodes),
         "load": load_seconds,
         "annotate": best(lambda: choice_space(analyze(fresh(graph), spec, schema, options), options)),
+        "annotate_with_kernels": best(lambda: choice_space(analyze(fresh(graph), patterns, schema, options), options)),
         "plan": best(lambda: Planner(graph, topology, spec, schema).plan(strategy)),
         "plan_again": best(lambda: planner.plan(strategy)),
     }

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from quantpipe.app.compose import option
+from quantpipe.hardware.shorthand import spread
 from website.configuration import CONF
 
 
 def page() -> str:
     """The whole page, as Markdown."""
     files = sorted((CONF / "hardware").glob("*.yaml"))
-    content = {path.stem: option("hardware", path.stem) for path in files}  # what a file is like is laid under it
+    content = {
+        path.stem: spread(option("hardware", path.stem)) for path in files
+    }  # what a file is like is laid under it
     rows = [_row(name, one) for name, one in content.items()]
     table = [
         "| option | device | requantizes by | scales | weights | form | schema | ops in integers |",

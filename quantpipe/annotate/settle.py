@@ -83,17 +83,6 @@ def _joined(sites: Sequence[KernelSite], graph: Graph) -> frozenset[tuple[str, s
     return frozenset(found)
 
 
-def limited(spec: HardwareSpec, sites: Sequence[KernelSite]) -> dict[str, int]:
-    """Tensor -> the most bits that the kernels around it allow."""
-    bits = {kernel.name: kernel.bits for kernel in spec.kernels}
-    found: dict[str, int] = {}
-    for site in sites:
-        for value, tensor in site.tensors:
-            if value in bits[site.kernel]:
-                found[tensor] = min(found.get(tensor, 16), bits[site.kernel][value])
-    return found
-
-
 def _kernels(
     graph: Graph, spec: HardwareSpec, conditions: Conditions, swallowed: dict[str, tuple[str, ...]], *, draft: Draft
 ) -> list[Kernel]:

@@ -8,15 +8,15 @@ the order of the nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.pins import pins_of
-from quantpipe.annotate.settle import limited, settle
+from quantpipe.annotate.settle import settle
 from quantpipe.annotate.tables import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.unreached import refuse_unreached
 from quantpipe.annotate.weighted import reason_of, weighted
@@ -104,15 +104,16 @@ def analyze(
         least=least,
     )
     most = limited(spec, settled_here.sites)
-    groups = tuple(replace(g, max_bits=min(g.max_bits, *(most.get(t, 16) for t in g.tensors))) for g in solved.groups)
-    sites = tuple(replace(w, max_bits=min(w.max_bits, most.get(w.tensor, 16))) for w in sites)
+    ends = ends_of(graph, spec, kernels)
+    groups = tuple(bounded_group(g, most, ends) for g in solved.groups)
+    sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
         node_conds=node_conds,
         edge_conds={e.key: node_conds[e.consumer] for e in edges},
         float_nodes=reasons,
         tables=tables,
         kernels=solved.kernels,
-        groups=groups if most else solved.groups,
+        groups=groups,
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         sites=settled_here.sites,

@@ -72,6 +72,7 @@ OPTIONAL = (
     "functions",
     "loads",
     "kernels",
+    "first_last_bits",
     "types",
     "tables",
 )
@@ -127,6 +128,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         accumulator=_accumulator(reader, data),
         fuse=reader.chains(data["fuse"]),
         cost=cost,
+        first_last_bits=_first_last(reader, data),
         kernels=read_kernels(reader, data, cost),
         add_inputs=additions[0] if additions else None,
         add_variants=additions if len(additions) > 1 else (),
@@ -213,6 +215,16 @@ def _pad(reader: Reader, data: Data) -> Padding:
         reader.choice(PadValue, part.get("value") or PadValue.ZERO_POINT, "pad.value"),
         None if most is None else reader.whole(most, "pad.max", 0),
     )
+
+
+def _first_last(reader: Reader, data: Data) -> int | None:
+    """Bits of the first and the last layer; they must be others than those of all layers."""
+    bits = data.get("first_last_bits")
+    if bits is None:
+        return None
+    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 16:
+        raise reader.error("first_last_bits", f"is {bits!r}; legal are 2 to 16, or null")
+    return bits
 
 
 def _skip(reader: Reader, data: Data) -> Skip:

@@ -12,7 +12,7 @@ from quantpipe.errors import ModelError
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph, Node
-from quantpipe.hardware.legality import has_float
+from quantpipe.hardware.legality import has_float, refusal, takes_float
 from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import RULES, Place
@@ -118,11 +118,13 @@ def lint(graph: Graph, spec: HardwareSpec) -> Findings:
     reading = read(graph)
     found: list[tuple[str, Finding]] = []
     told: set[tuple[str, str]] = set()
+    weighted = [op.node.name for op in reading.ops if op.weight is not None]
+    ends = {*weighted[:1], *weighted[-1:]}
     for op in reading.ops:
-        if _function_in_float(op.node, graph, spec):
+        if _stays_real(op.node, graph, spec, weighted=op.weight is not None):
             found.append((op.node.name, _island(op.node, spec)))
             continue
-        place = Place(op, graph, spec)
+        place = Place(op, graph, spec, at_end=op.node.name in ends)
         for rule, where, message in (o for check in RULES for o in check(place)):
             if (rule, where) not in told:  # a tensor with several readers is one finding
                 told.add((rule, where))
@@ -176,15 +178,20 @@ def _island(node: Node, spec: HardwareSpec) -> Finding:
     return Finding(Severity.NOTE, "float_island", node.name, node.name, text)
 
 
-def _function_in_float(node: Node, graph: Graph, spec: HardwareSpec) -> bool:
-    """Return whether a function between DQ and Q runs in float on the device.
+def _stays_real(node: Node, graph: Graph, spec: HardwareSpec, *, weighted: bool) -> bool:
+    """Return whether a node between DQ and Q runs in float on the device.
 
-    It runs in integers only for a device that declares it so. A function that is in integers by its own name always is.
+    A function runs in integers only for a device that declares it so, a product of two activations where a signature
+    takes such a product. What is in integers by its own name always is.
     """
     rule = rule_of(node)
-    function = rule is not None and rule.family in (Family.LOOKUP, Family.ROWS)
-    written = graph.by_name[node.name].op == node.op
-    return function and written and not any(s.is_integer for s in spec.declared.get(node.op, ()))
+    if rule is None or graph.by_name[node.name].op != node.op:
+        return False
+    integer = [s for s in spec.declared.get(node.op, ()) if s.is_integer]
+    if rule.family in (Family.LOOKUP, Family.ROWS):
+        return not integer
+    product = rule.family is Family.ACCUMULATE and not weighted
+    return product and takes_float(spec, node, graph, rule) and all(refusal(s, node, graph, rule) for s in integer)
 
 
 def _rescales(node: Node, graph: Graph) -> bool:

@@ -32,6 +32,14 @@ class Place:
     op: QuantizedOp
     graph: Graph
     spec: HardwareSpec
+    at_end: bool = False
+    """Whether it is the first or the last op with weights."""
+
+    @property
+    def weight_bits(self) -> int:
+        """Return the most bits of its weights."""
+        more = self.spec.first_last_bits if self.at_end else None
+        return max(self.spec.weights.bits, more or 0)
 
     @property
     def stored(self) -> tuple[Stored, ...]:
@@ -108,13 +116,13 @@ def weight_values(place: Place) -> Iterator[Objection]:
         if weight.values is None or weight.zero is None or weight.dtype not in KNOWN:
             continue
         limits, dtype = place.spec.weights, DType(weight.dtype)
-        low = -(1 << (limits.bits - 1)) if dtype.signed else 0
-        high = (1 << (limits.bits - 1)) - 1 if dtype.signed else (1 << limits.bits) - 1
+        low = -(1 << (place.weight_bits - 1)) if dtype.signed else 0
+        high = (1 << (place.weight_bits - 1)) - 1 if dtype.signed else (1 << place.weight_bits) - 1
         low += bool(limits.narrow and limits.symmetric and dtype.signed)
         values = np.asarray(weight.values).astype(np.int64)
         if values.size and (values.min() < low or values.max() > high):
             what = f"integers from {values.min()} to {values.max()}"
-            yield "weight_range", weight.tensor, f"{what}; legal is {low} to {high} ({limits.bits} bits)"
+            yield "weight_range", weight.tensor, f"{what}; legal is {low} to {high} ({place.weight_bits} bits)"
 
 
 def bias(place: Place) -> Iterator[Objection]:

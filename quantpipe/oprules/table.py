@@ -113,9 +113,10 @@ _OWN: Mapping[str, OpRule] = {
     "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE)),
     "Gelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
     "LeakyRelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
+    "HardSwish": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
     "Exp": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
     **dict.fromkeys(
-        ("PRelu", "HardSigmoid", "HardSwish", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
+        ("PRelu", "HardSigmoid", "Elu", "Selu", "Celu", "ThresholdedRelu", "Softplus",
          "Softsign", "Mish", "Erf", "Log", "Sqrt", "Reciprocal", "Pow", "Abs", "Neg", "Sign",
          "Floor", "Ceil", "Round", "Sin", "Cos"),
         OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.plan.programs import exponentials as ex
 from quantpipe.types import FixedRounding, FunctionKind, Quantizer, RequantizeKind, RequantizeSpec, Rounding
@@ -138,6 +139,46 @@ def _tflite_leaky_relu(f: Formula) -> Ints:
     return np.asarray(np.where(f.centred >= 0, positive, negative), np.int64)
 
 
+def _tflite_hard_swish(f: Formula) -> Ints:
+    """reference/hard_swish.h of int8: x·clip(x + 3, 0, 6) / 6 in 16 bits, with multipliers of 15 bits."""
+    finer = np.float32(1 / 128) * np.float32(f.scale)
+    result, result_shift = _fifteen_bits(float(finer / np.float32(f.out.scale)))
+    inner, inner_shift = _fifteen_bits(float(finer / np.float32(3 / 32768)))
+    if result_shift > 0:
+        raise HardwareError(
+            f"its result's scale is below 1/128 of its input's ({float(f.out.scale):g} and {f.scale:g}), which the "
+            "kernel of TensorFlow Lite does not take; legal are other ranges, or functions.HardSwish: table",
+            stage="plan",
+            where=f.node.name,
+        )
+    x = f.centred << 7
+    share = _left(x, inner_shift - 1) if inner_shift > 0 else x
+    share = (share * inner + (1 << 14)) >> 15
+    share = _left(share, 1) if inner_shift > 0 else _half_away(share, -inner_shift)
+    share = (share + (1 << 15)) >> 1
+    product = share * ((x * result + (1 << 14)) >> 15)
+    cut = np.sign(product) * (np.abs(product) >> 15)
+    return np.asarray(np.clip(_half_away(cut, -result_shift) + f.out.zero_point, f.low, f.high), np.int64)
+
+
+def _fifteen_bits(real: float) -> tuple[int, int]:
+    """A number as multiplier · 2^(exponent - 15), the multiplier of 31 bits rounded once more to 15."""
+    multiplier, exponent = (int(v) for v in intmath.quantize_multipliers(np.asarray(real)))
+    half = 1 << 15
+    return (0x7FFF if multiplier >= (1 << 31) - 1 - half else (multiplier + half) >> 16), exponent
+
+
+def _left(values: Ints, bits: int) -> Ints:
+    """Shifted left, saturated at 16 bits."""
+    return np.asarray(np.clip(values << bits, -0x8000, 0x7FFF), np.int64)
+
+
+def _half_away(values: Ints, bits: int) -> Ints:
+    """V / 2^bits, halves away from zero."""
+    half = (1 << bits) >> 1
+    return np.asarray(np.sign(values) * ((np.abs(values) + half) >> bits), np.int64)
+
+
 def _tflite_sigmoid(f: Formula) -> Ints:
     """reference/integer_ops/logistic.h of int16: a table of 256 entries over [0, 10.7), lines between them."""
     x = _to_eight(f)
@@ -189,8 +230,12 @@ FORMULAS: Mapping[tuple[str, FunctionKind], Callable[[Formula], Ints]] = {
     ("Exp", FunctionKind.SHIFT): _shift_exp,
     ("Gelu", FunctionKind.POLYNOMIAL): _polynomial_gelu,
     ("Gelu", FunctionKind.SHIFT): _shift_gelu,
+    ("HardSwish", FunctionKind.TFLITE): _tflite_hard_swish,
     ("LeakyRelu", FunctionKind.TFLITE): _tflite_leaky_relu,
     ("Sigmoid", FunctionKind.TFLITE): _tflite_sigmoid,
     ("Tanh", FunctionKind.TFLITE): _tflite_tanh,
 }
 """(op, kind) -> the entries `[codes]`. The TFLite forms of Sigmoid and Tanh are of 16 bits; of 8 they are tables."""
+
+OF_BYTES = ("HardSwish",)
+"""Functions whose form is of 8 bits; of 16 they are tables."""

@@ -8,7 +8,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.oprules import OpRule
 from quantpipe.plan.bounds import refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.plan.formulas import FORMULAS, Formula
+from quantpipe.plan.formulas import FORMULAS, OF_BYTES, Formula
 from quantpipe.plan.programs.interpolation import interpolated_table
 from quantpipe.plan.requantize import limits, requantize
 from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer, RequantizeKind
@@ -68,6 +68,8 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
             kernel.node, np.clip(entries, low, high).astype(out.dtype.numpy), function.axis, low, high, True, kind
         )
     formula = FORMULAS.get((kernel.op, kind)) if kind is not None else None
+    if kernel.op in OF_BYTES and max(data.dtype.bits, out.dtype.bits) > 8:
+        formula = None
     if formula is None or kind is None or (rule.fixed is not None and data.dtype.bits <= 8):
         return Lookup(kernel.node, *function.table(data, out, low, high))
     node = draft.graph.by_name[kernel.node]

@@ -324,6 +324,8 @@ class HardwareSpec:
     runs_here: bool = False
     """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
 
+    first_last_bits: int | None = None
+    """Bits of weights and inputs of the first and the last convolution or dense layer, where they are others."""
     kernels: tuple[LogicalKernel, ...] = ()
     """Kernels that are patterns of ops."""
     placed: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.oprules.lookup import FunctionOf
 from quantpipe.plan.formulas import FORMULAS, Formula
@@ -83,6 +84,25 @@ def test_leaky_relu_is_that_of_tflite() -> None:
             options = ("LeakyReluOptions", {"alpha": single(0.1)})
             wanted = run_op("LEAKY_RELU", options, SHORT, (single(scale), zero), (single(scale * 0.9), -3))
             np.testing.assert_array_equal(FORMULAS["LeakyRelu", FunctionKind.TFLITE](given), wanted[0])
+
+
+@pytest.mark.parametrize("zero", [-128, -20, 0, 7])
+@pytest.mark.parametrize("scale", [0.003, 0.0235, 0.05, 0.1, 0.4])
+def test_hard_swish_is_that_of_tflite(scale: float, zero: int) -> None:
+    """Every code, on grids on both sides of the exponents at which the kernel takes another way."""
+    _, node = function_of("HardSwish")
+    for factor in (0.02, 0.3, 0.9, 1.7):
+        out = grid(DType.INT8, scale * factor, -3)
+        given = Formula(node, grid(DType.INT8, scale, zero), out, FIXED, -128, 127)
+        wanted = run_op("HARD_SWISH", None, SHORT, (single(scale), zero), (single(scale * factor), -3))
+        np.testing.assert_array_equal(FORMULAS["HardSwish", FunctionKind.TFLITE](given), wanted[0])
+
+
+def test_a_hard_swish_that_tflite_does_not_take_is_refused() -> None:
+    _, node = function_of("HardSwish")
+    given = Formula(node, grid(DType.INT8, 1.0), grid(DType.INT8, 2.0**-8), FIXED, -128, 127)
+    with pytest.raises(HardwareError, match="below 1/128 of its input's"):
+        FORMULAS["HardSwish", FunctionKind.TFLITE](given)
 
 
 def gelu(x: Array) -> Array:

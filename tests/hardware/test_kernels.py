@@ -298,3 +298,27 @@ def test_an_accumulator_goes_through_a_kernel_into_an_addition() -> None:
     made = line(net, device({"residual": kernel}))
     assert made.topology.kernel_of["second"].form is Form.RAW and kinds(made) == {"residual": ["second", "add"]}
     assert made.agree(made.plan(8), "integer").differing == 0
+
+
+def test_first_and_last_layer_have_bits_of_their_own() -> None:
+    made = line(conv_net("Relu", "Relu", "Relu"), "academic")
+    bits = {w.tensor: (w.min_bits, w.max_bits) for w in made.topology.weights}
+    assert list(bits.values()) == [(8, 8), (2, 4), (8, 8)]
+    inputs = [k.operands[0].tensor for k in made.topology.kernels]
+    assert [made.topology.group_of[t].max_bits for t in inputs] == [8, 4, 8]
+    plan = made.plan((4, 3), seed=1)
+    assert [plan.weights[w].bits for w in bits][::2] == [8, 8]
+    assert made.agree(plan, "integer").differing == 0
+    with pytest.raises(HardwareError, match="first_last_bits is 17; legal are 2 to 16, or null"):
+        device({}, first_last_bits=17)
+
+
+def test_a_group_normalization_runs_in_integers_as_what_it_is_made_of() -> None:
+    net = Net(seed=6, opset=21)
+    x = net.node("Conv", net.input(None, 4, 6, 6), net.floats(4, 4, 1, 1), name="first")
+    x = net.node("GroupNormalization", x, net.floats(4), net.floats(4), num_groups=2, name="norm")
+    net.output(net.node("Conv", x, net.floats(2, 4, 1, 1), name="last"))
+    made = line(net, "qnn_htp")
+    assert not made.topology.float_nodes
+    assert any(k.op == "LayerNormalization" for k in made.topology.kernels)
+    assert made.agree(made.plan(16), "integer").differing == 0

@@ -23,8 +23,11 @@ from tests.zoo import requires_zoo
 SHIPPED = sorted(p.stem for p in (CONF / "hardware").glob("*.yaml"))
 DIGITS = Path(assets.__file__).parent / "digits.onnx"
 BITS = {"int4_weights": 8, "mixed_npu": 16}
-NARROW = {"hago_int16_acc"}
-"""Where 8 bits overflow: 5 bits are taken, and what is left of the accuracy is a matter of search."""
+NARROW = {"hago_int16_acc", "academic"}
+"""Where 8 bits overflow, or 4 are all there are: 5 bits are taken, and what is left of the accuracy is a matter of
+search and recovery."""
+COARSE = {"int4_weights", "npu_w4_blocks"}
+"""4-bit weights."""
 
 
 @cache
@@ -60,11 +63,11 @@ def check(made: Line, name: str) -> None:
     assert found.tensors > 3
     if made.samples.labels is not None and name not in NARROW:
         real, whole = accuracy(made, made.outputs(realized.model)), accuracy(made, made.outputs())
-        assert real >= whole - (0.3 if name == "int4_weights" else 0.05), (real, whole)
+        assert real >= whole - (0.3 if name in COARSE else 0.05), (real, whole)
 
 
 @pytest.mark.sliced(4)
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", [n for n in SHIPPED if any(s.is_integer for s in hardware(n).ops.get("Conv", ()))])
 def test_digits(name: str) -> None:
     made = digits_line(name)
     assert any(k.op == "Conv" for k in made.topology.kernels)

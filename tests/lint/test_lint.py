@@ -81,16 +81,8 @@ def test_what_quantpipe_writes_is_what_the_hardware_takes(name: str, form: str, 
     realized = made.realize(made.plan(), form)
     found = findings(model_bytes(realized.model), made.spec)
     assert found.quantized_ops
-    if (name, written) in IN_FLOAT:
-        assert {f.rule for f in found.refused} == {"attribute"}
-        return
     assert found.refused == ()
     assert found.exit_code == 0
-
-
-IN_FLOAT = {("ethos_u", attention)}
-"""Here products of two activations stay in float between integer ops. An op between Q and DQ reads as that op in
-integers, so lint, which knows the file alone, refuses what the device does not run so."""
 
 
 def ours(name: str = "ort_cpu") -> onnx.ModelProto:
@@ -215,3 +207,56 @@ def test_files_of_onnxruntimes_own_tool(tmp_path: Path, form: QuantFormat, per_c
     assert rules(on_cpu) <= {"weight_range"}
     assert {"power_of_two", "zero_point", "dtype"} <= rules(on_vta)
     assert ("granularity" in rules(on_vta)) == per_channel
+
+
+def test_a_float_product_between_integers_is_an_island_where_the_device_says_so(tmp_path: Path) -> None:
+    """Vela leaves BATCH_MATMUL to the host; a device without any float MatMul refuses it, and so are weights."""
+    spec = hardware("ethos_u")
+    made = Net(seed=1)
+    x, y = made.input(None, 4, 8), made.input(None, 8, 4, name="y")
+    x, y = made.node("Relu", x, name="a"), made.node("Relu", y, name="b")
+    made.output(made.node("Relu", made.node("MatMul", x, y, name="pair"), name="c"))
+    model = quantized_around(made, tmp_path)
+
+    def told(device: HardwareSpec) -> set[tuple[str, str]]:
+        return {(f.rule, f.where) for f in lint_model(model, device, lambda inputs: made_up(inputs, {})).findings}
+
+    assert {rule for rule, where in told(spec) if where == "pair"} == {"float_island"}
+    data = hardware_data("ethos_u")
+    data["ops"]["MatMul"] = data["ops"]["MatMul"][:1]
+    assert ("attribute", "pair") in told(load_hardware(data))
+
+
+def quantized_around(made: Net, folder: Path) -> Path:
+    """The net with QuantizeLinear and DequantizeLinear on every tensor between nodes, int8."""
+    model = made.proto()
+    graph, scale = model.graph, numpy_helper.from_array(np.float32(0.05), "the_scale")
+    zero = numpy_helper.from_array(np.int8(0), "the_zero")
+    graph.initializer.extend([scale, zero])
+    nodes, renamed = [], {}
+    pairs = [i.name for i in graph.input] + [o for n in graph.node for o in n.output]
+    ends = {o.name for o in graph.output}
+    makers = {o: n for n in graph.node for o in n.output}
+
+    def around(tensor: str) -> None:
+        inner = f"{tensor}_inner" if tensor in ends else tensor
+        if tensor in ends:
+            makers[tensor].output[0] = inner
+        last = tensor if tensor in ends else f"{tensor}_dq"
+        nodes.append(onnx.helper.make_node("QuantizeLinear", [inner, scale.name, zero.name], [f"{tensor}_q"]))
+        nodes.append(onnx.helper.make_node("DequantizeLinear", [f"{tensor}_q", scale.name, zero.name], [last]))
+        renamed[tensor] = last
+
+    for info in graph.input:
+        around(info.name)
+    for node in list(graph.node):
+        for port, tensor in enumerate(node.input):
+            node.input[port] = renamed.get(tensor, tensor)
+        nodes.append(node)
+        around(node.output[0])
+    assert len(renamed) == len(pairs)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    path = folder / "pair.onnx"
+    onnx.save(model, path)
+    return path

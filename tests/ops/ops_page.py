@@ -19,7 +19,7 @@ def table() -> str:
     specs = [hardware(p.stem) for p in sorted((CONF / "hardware").glob("*.yaml"))]
     rows = ["| op | family | in integers on |", "|---|---|---|"]
     for op in sorted(OP_RULES):
-        on = [s.name for s in specs if any(r.is_integer for r in s.ops.get(op, ()))]
+        on = [s.name for s in specs if any(r.is_integer for r in s.declared.get(op, ()))]
         rows.append(f"| {op} | {OP_RULES[op].family} | {', '.join(on) or 'any device that declares it'} |")
     rows += ["", "| ops that always stay in float | reason |", "|---|---|"]
     reasons: dict[str, list[str]] = {}
