@@ -13,6 +13,7 @@ from quantpipe.certify.claims import Claims
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import Rendered
 from quantpipe.lowering.fragments import TRANSPOSED
+from quantpipe.lowering.tables import OF_TABLES
 from quantpipe.types import (
     HardwareSpec,
     KernelPlan,
@@ -56,7 +57,7 @@ def certificate(
     ]
     return {
         "form": form,
-        "values": dict(realized.integers),
+        "values": {t: v for t, v in realized.integers.items() if not t.endswith(OF_TABLES)},
         "kernels": kernels,
         "float_nodes": floats,
         "summary": _summary(kernels, floats),

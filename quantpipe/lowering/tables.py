@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from quantpipe.lowering.lower import Context
 
 
+OF_TABLES = " (rows)"
+"""What the names of integers that are looked up end with: they are integers of a float node, no tensor of the plan."""
+
+
 def look_up(context: Context, node: Node) -> ir.Value:
     """Write a node that looks rows up; returns the real numbers that it gives.
 
@@ -35,7 +39,7 @@ def look_up(context: Context, node: Node) -> ir.Value:
     values = fused_table(table) if fused else table.values.reshape(table.shape)
     stored = context.dialect.rows(context, table, f"{table.tensor}_{'fused' if fused else 'q'}", values)
     rows = context.builder.op("Gather", stored, places, name=node.name, output=found, axis=0)
-    context.set(f"{node.outputs[0]} (rows)", Form.QUANTIZED, rows)
+    context.set(f"{node.outputs[0]}{OF_TABLES}", Form.QUANTIZED, rows)
     offset: ir.Value | None
     if fused:
         integers, scale, offset = fused_numbers(context, node, table, rows)

@@ -63,7 +63,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
             | _blocks(w)
             for t, w in plan.weights.items()
         },
-        **({"tables": _tables(plan)} if plan.tables else {}),
+        **({"tables": _tables(plan, topology)} if plan.tables else {}),
         "constants": {t: digest_array(values) for t, values in plan.constants.items()},
         "accumulators": {t: _number(scale) for t, scale in plan.raw_scales.items()},
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
@@ -88,11 +88,13 @@ def _blocks(weight: WeightTensor) -> dict[str, Any]:
     return {"block": {"size": grid.size, "multiplier": grid.multiplier.tolist(), "zero_point": zero, "codes": codes}}
 
 
-def _tables(plan: QuantPlan) -> dict[str, Any]:
+def _tables(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
     """How each table of which rows are looked up is stored; its numbers, one or two a row, by digest."""
+    nodes = {site.tensor: site.nodes for site in topology.tables}
     return {
         t: {
             "shape": list(table.shape),
+            "nodes": list(nodes[t]),
             "bits": table.bits,
             "dtype": table.dtype,
             "numbers": table.numbers,

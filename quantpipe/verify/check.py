@@ -86,6 +86,7 @@ def _checked(folder: Folder) -> Verdict:
             ) from error
     check_weighted(plan, model)
     floats = {str(f["node"]) for f in certificate["float_nodes"]}
+    floats |= _looking_up(model, numbers.plan.get("tables", {}))
     check_ends(numbers, floats)
     _all_seen(model, floats)
     return _summed_up(certificate)
@@ -140,6 +141,12 @@ def _summed_up(certificate: Mapping[str, Any]) -> Verdict:
              "float_nodes": len(certificate["float_nodes"])}  # fmt: skip
     expect(dict(summary) == found, "certificate.json", f"its summary is {dict(summary)}, its entries give {found}")
     return Verdict(None, len(claims), proved, found["float_nodes"])
+
+
+def _looking_up(model: Model, tables: Mapping[str, Any]) -> set[str]:
+    """Names of the nodes that a float node which looks rows up in a table of integers is written in."""
+    heads = tuple(f"{name}/" for tensor, table in tables.items() for name in (*table["nodes"], tensor, f"{tensor}_q"))
+    return {node.name for node in model.nodes if heads and node.name.startswith(heads)}
 
 
 def _all_seen(model: Model, floats: set[str]) -> None:

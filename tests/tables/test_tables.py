@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
+import quantpipe
 from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError, HardwareError, ModelError
@@ -31,7 +33,7 @@ from quantpipe.realize.tflite.write import write_model
 from quantpipe.report.text import tables as told
 from quantpipe.scoring.plan_digest import PlanDigest
 from quantpipe.types import TableLayout, TableLimits, TableNumbers
-from tests.ops.line import ArraySamples, Line, hardware, line, load
+from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line, load
 
 Array = np.ndarray[Any, Any]
 ROWS, COLUMNS = 300, 17
@@ -296,3 +298,16 @@ def test_forms_without_such_tables_refuse_them() -> None:
     made = bag(LIMITS[0])
     with pytest.raises(HardwareError, match=r"hardware\.tables=null"):
         write_model(made.graph, made.topology, made.plan(8))
+
+
+@pytest.mark.parametrize("tables", [{"bits": 8}, {"bits": 4}, {"bits": 8, "offset": True, "layout": "fused"}])
+@pytest.mark.program
+def test_the_certificate_of_a_run_holds(tmp_path: Path, tables: dict[str, Any]) -> None:
+    given = samples(bag(None).graph, 200)
+    held = quantpipe.SampleSets(
+        calibrate={k: v[:100] for k, v in given.inputs.items()}, evaluate={k: v[100:] for k, v in given.inputs.items()}
+    )
+    device = hardware_data("ort_cpu") | {"tables": tables | {"min_bytes": 1024}}
+    result = quantpipe.quantize(model(table()), held, device, recover="none", folder=tmp_path)
+    assert result.report["tables"] and result.report["agreement"]["differing"] == 0
+    assert quantpipe.verify(tmp_path).wrong is None
