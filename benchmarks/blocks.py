@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--part", choices=["encoder", "net"], help="one part alone")
     part = parser.parse_args().part
     print("# Weights in blocks\n")
-    print(f"`python benchmarks/blocks.py`, onnxruntime {ort.__version__}.\n")
+    print(f"`python benchmarks/blocks.py{f' --part {part}' if part else ''}`, onnxruntime {ort.__version__}.\n")
     folder = os.environ.get("QUANTPIPE_ENCODER")
     if part != "net":
         if folder is None:
