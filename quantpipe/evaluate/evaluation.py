@@ -51,7 +51,8 @@ class Evaluation:
 
     `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
     model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
-    `lossy`: what is to be said of those that are not near. `per_sample`: what the realized model gives for each sample.
+    `lossy`: what is to be said of those that are not near; `accurate`: the output that labels show to be as good.
+    `per_sample`: what the realized model gives for each sample.
     """
 
     metrics: Metrics
@@ -66,6 +67,7 @@ class Evaluation:
     alike: ModelMetrics | None = None
     outputs: Sequence[OutputRow] = ()
     lossy: Sequence[str] = ()
+    accurate: str | None = None
     per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property
@@ -198,6 +200,7 @@ def evaluate(
         realized_samples=len(few),
         alike=summary(same.outputs, simulated[: len(few)], same.labels),
         outputs=rows,
+        accurate=accurate,
         per_sample=per_sample(same, found),
         lossy=loss_warnings(
             graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate

@@ -12,6 +12,7 @@ import numpy as np
 from quantpipe import __version__
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
+from quantpipe.evaluate.baseline import baseline_warning
 from quantpipe.evaluate.forms import forms_warnings
 from quantpipe.evaluate.slower import Speed
 from quantpipe.graph.view import Graph
@@ -24,6 +25,7 @@ from quantpipe.pipeline.tables import table_rows
 from quantpipe.realize.kernels import WithoutKernel, slow_warning
 from quantpipe.search import Metric, Objective
 from quantpipe.types import (
+    BaselinePart,
     CalibratePart,
     ChoiceRow,
     ChoiceSpace,
@@ -64,6 +66,7 @@ class Evaluated:
         slower: The sentence on that where it is slower.
         imported: What the file gave, where it was quantized already.
         forms: A row for each form, where there are several.
+        baseline: How near onnxruntime's own quantization is, where that was compared.
     """
 
     plan: QuantPlan
@@ -76,6 +79,7 @@ class Evaluated:
     slower: str | None
     imported: ImportedPart | None = None
     forms: Sequence[FormRow] = ()
+    baseline: BaselinePart | None = None
 
 
 def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, profile: Profile | None) -> RunReport:
@@ -96,6 +100,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     carried = evaluation.generalization
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
+    free |= {"baseline": evaluated.baseline} if evaluated.baseline is not None else {}
     several: OptionalParts = {} if not evaluated.forms else {"forms": list(evaluated.forms)}
     return {
         "version": __version__,
@@ -145,6 +150,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),
+            *([behind] if (behind := baseline_warning(evaluated.baseline, topology)) is not None else []),
         ],
     }
 

@@ -10,11 +10,15 @@ from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
+from quantpipe.evaluate.baseline import Compared, baseline, baseline_warning, worth_comparing
 from quantpipe.evaluate.course import Course
+from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
 from quantpipe.evaluate.slower import slower_warning, speed_of
+from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, read_model
+from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
@@ -31,6 +35,7 @@ from quantpipe.recover import LayerCheckpoint
 from quantpipe.report.imported import imported_verdict
 from quantpipe.search.log import read_trials
 from quantpipe.types import (
+    BaselinePart,
     Measured,
     Profile,
     QuantPlan,
@@ -50,10 +55,13 @@ class Realized:
     forms: Forms
     strategy: str
     """Digest of the strategy's numbers, recovered weights included."""
+    given: Graph
+    """The clean model as it was given, without what recovery changed."""
 
 
 def realize(job: RunContext, found: SearchDecision) -> Realized:
     """Write the integer model of what was found, unless the folder holds it."""
+    given = job.graph
     job, settings = job.with_topology_of(found.strategy), job.settings
     job = job.recovered_network(found.overrides)
     plan = Problem(job.graph, job.topology, settings.spec, settings.schema).plan(found.strategy, found.overrides)
@@ -65,7 +73,7 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
         claims = certificate(job.graph, job.topology, plan, settings.spec, realized=first, form=forms.backend)
         ship = forms.ship(job, plan)
         job.files.write_realized(plan, job.topology, first, claims, origin=made_from, others=forms.contents, ship=ship)
-    return Realized(job, plan, forms, strategy)
+    return Realized(job, plan, forms, strategy, given)
 
 
 def evaluate(
@@ -167,6 +175,7 @@ def _evaluate(
     )
     if beside is not None:
         job.console.stage("imported", imported_verdict(beside))
+    beaten = _baseline(made, evaluation, realized)
     evaluated = Evaluated(
         plan,
         evaluation,
@@ -180,6 +189,7 @@ def _evaluate(
         slower=slower,
         imported=beside,
         forms=rows,
+        baseline=beaten,
     )
     figures = figures_of(
         job.graph,
@@ -191,6 +201,23 @@ def _evaluate(
         timeline=timeline_of(job.console),
     )
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
+
+
+def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
+    """How near onnxruntime's own quantization is to the float model; a warning where it is nearer than the result."""
+    job, graph = made.job, made.given
+    spec, latency = job.settings.spec, evaluation.latency.get("float_ms")
+    if job.settings.evaluate.baseline == "none" or latency is None:
+        return None
+    if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate):
+        return None
+    session = Session(realized.model, where="the realized model")
+    compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency)
+    found = baseline(compared, evaluation.accurate)
+    said = baseline_warning(found, job.topology)
+    if said is not None:
+        job.console.warn(said)
+    return found
 
 
 def _conclude(job: RunContext, report: RunReport) -> RunReport:

@@ -125,6 +125,9 @@ class PrecisionSettings:
         whole("precision.max_evaluations", self.max_evaluations, least=1)
 
 
+BASELINES = ("auto", "none")
+
+
 @dataclass(frozen=True)
 class EvaluateSettings:
     """State what is measured of the result.
@@ -132,7 +135,8 @@ class EvaluateSettings:
     `agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
     `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
     output that metrics and objectives are about, None for the first. `warn_sqnr_db`: outputs of the realized model with
-    less SQNR are warned of, None for none.
+    less SQNR are warned of, None for none. `baseline`: `auto` compares with onnxruntime's own quantization where
+    onnxruntime is the device, `none` does not.
     """
 
     output: str | None = None
@@ -142,8 +146,12 @@ class EvaluateSettings:
     latency_runs: int = 50
     latency_seconds: float = 10.0
     warn_sqnr_db: float | None = 15.0
+    baseline: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.baseline not in BASELINES:
+            said = f"is {self.baseline!r}{nearest(str(self.baseline), BASELINES)}; legal are {', '.join(BASELINES)}"
+            raise ConfigError(said, where="evaluate.baseline")
         for name in ("agreement_samples", "layer_samples", "latency_runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")

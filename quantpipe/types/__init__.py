@@ -102,6 +102,8 @@ from quantpipe.types.report_rows import (
 )
 from quantpipe.types.reports import (
     AgreementPart,
+    BaselinePart,
+    BaselineRow,
     CalibratePart,
     ConversionsPart,
     CostPart,
@@ -152,6 +154,8 @@ __all__ = [
     "AgreementPart",
     "AloneRow",
     "Average",
+    "BaselinePart",
+    "BaselineRow",
     "Batch",
     "BiasScale",
     "BlockGrid",

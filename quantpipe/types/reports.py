@@ -309,6 +309,26 @@ class SpeedPart(TypedDict):
     slower: bool
 
 
+class BaselineRow(TypedDict):
+    """One of onnxruntime's own forms, at the output where the result is most behind it, or least ahead.
+
+    `output`, `sqnr_db`, `own_db`: None where nothing could be compared; `failed` says why, if the tool did.
+    """
+
+    form: str
+    output: str | None
+    sqnr_db: float | None
+    own_db: float | None
+    failed: str | None
+
+
+class BaselinePart(TypedDict):
+    """The result beside onnxruntime's own quantization of the same model, on some of the samples."""
+
+    samples: int
+    rows: list[BaselineRow]
+
+
 class ConversionsPart(TypedDict):
     """How many tensors change their form in a run."""
 
@@ -337,6 +357,7 @@ class OptionalParts(TypedDict, total=False):
         proof: What the certificate says.
         imported: What a model that was quantized already gave.
         forms: Every form of the plan, where a run writes several.
+        baseline: The result beside onnxruntime's own quantization, where onnxruntime is the device.
     """
 
     imported: ImportedPart
@@ -344,6 +365,7 @@ class OptionalParts(TypedDict, total=False):
     free_running: ModelMetrics
     proof: ProofPart
     forms: list[FormRow]
+    baseline: BaselinePart
 
 
 class RunReport(OptionalParts):

@@ -1,0 +1,93 @@
+"""The result beside onnxruntime's own quantization: told where it is behind, silent where it is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantpipe.evaluate import baseline as module
+from quantpipe.evaluate.baseline import Compared, baseline, baseline_warning, worth_comparing
+from quantpipe.evaluate.nearness import nearness
+from quantpipe.graph.execute import Session
+from quantpipe.graph.runtime_quantization import dynamic, static
+from quantpipe.types import Range
+from tests.ops.line import ArraySamples, Line, Net, line, set_threshold
+
+
+def dense() -> Net:
+    net = Net(3)
+    x = net.node("Relu", net.dense(net.input(None, 12), 12, 16, name="first"))
+    net.output(net.dense(x, 16, 6, name="second"))
+    return net
+
+
+@pytest.fixture(scope="module")
+def made() -> Line:
+    samples = ArraySamples({"x": np.random.default_rng(0).standard_normal((24, 12)).astype(np.float32)})
+    return line(dense(), samples=samples)
+
+
+def compared(made: Line, factor: float = 1.0) -> Compared:
+    """The realized model; with a factor beside 1 the range of the hidden tensor is planted wrong."""
+    strategy = made.strategy()
+    group = next(g for g in made.topology.groups if made.graph.by_name["second"].inputs[0] in g.tensors)
+    wrong = strategy.ranges[group.key]
+    strategy = set_threshold(strategy, group.key, Range(wrong.low * factor, wrong.high * factor))
+    plan = made.problem.plan(strategy)
+    realized = Session(made.realize(plan, "qdq").model)
+    return Compared(made.graph, realized, made.samples, made.samples, 0.01)
+
+
+def test_a_result_that_is_as_near_says_nothing(made: Line) -> None:
+    part = baseline(compared(made))
+    assert [row["form"] for row in part["rows"]] == ["static", "dynamic"] and part["samples"] == 24
+    assert all(row["failed"] is None and row["sqnr_db"] is not None for row in part["rows"])
+    assert baseline_warning(part, made.topology) is None
+
+
+def test_a_range_that_is_planted_wrong_is_told(made: Line) -> None:
+    """A hidden tensor with eight times its range has an eighth of its levels."""
+    part = baseline(compared(made, 8.0))
+    said = baseline_warning(part, made.topology)
+    assert said is not None and f"at the output {made.graph.outputs[0].name}" in said
+    assert "annotate.only_ops=[Gemm]" in said or "threshold=max_range" in said
+
+
+def test_the_forms_are_what_onnxruntime_makes(made: Line, caplog: pytest.LogCaptureFixture) -> None:
+    first = next(iter(made.samples.batches(8))).inputs
+    with caplog.at_level(logging.WARNING):
+        sessions = [static(made.graph.model, made.samples, 8), dynamic(made.graph.model, first)]
+    assert not caplog.records, "the tool's advice on its own use is no news of ours"
+    for session in sessions:
+        (row,) = nearness(made.graph, session, made.samples)
+        assert row["sqnr_db"] is not None and 15 < row["sqnr_db"] < 60, "quantized, and not lost"
+
+
+def test_what_the_tool_refuses_is_a_row_with_its_reason(made: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise TypeError("no such op")
+
+    monkeypatch.setattr(module.runtime_quantization, "static", refuse)
+    rows = {row["form"]: row for row in baseline(compared(made))["rows"]}
+    assert rows["static"]["failed"] == "no such op" and rows["dynamic"]["failed"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "db", "accurate", "worth"),
+    [
+        ({}, 30.0, None, True),
+        ({}, 45.0, None, False),
+        ({}, 30.0, "y", False),
+        ({"runs_here": False}, 30.0, None, False),
+    ],
+)
+def test_when_it_is_compared(
+    made: Line, changes: Mapping[str, Any], db: float, accurate: str | None, worth: bool
+) -> None:
+    rows: Any = [{"output": "y", "sqnr_db": db, "mse": 0.0, "cosine": 1.0}]
+    assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate) == worth
