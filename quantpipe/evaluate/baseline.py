@@ -118,7 +118,7 @@ def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | Non
     return (
         f"onnxruntime's own {row['form']} quantization is nearer to the float model at the output {row['output']}: "
         f"{row['sqnr_db']:.1f} dB against {row['own_db']:.1f} dB on {part['samples']} samples; what could help: "
-        f"{helps[row['form']]} (evaluate.baseline=none leaves the comparison out)"
+        f"{helps[row['form']]}"
     )
 
 

@@ -1,5 +1,6 @@
 """The frozen types that travel between stages. Standard library and NumPy only."""
 
+from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
@@ -102,8 +103,6 @@ from quantpipe.types.report_rows import (
 )
 from quantpipe.types.reports import (
     AgreementPart,
-    BaselinePart,
-    BaselineRow,
     CalibratePart,
     ConversionsPart,
     CostPart,
