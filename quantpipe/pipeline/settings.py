@@ -132,8 +132,7 @@ class EvaluateSettings:
     `agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
     `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
     output that metrics and objectives are about, None for the first. `warn_sqnr_db`: outputs of the realized model with
-    less SQNR are warned of, None for none. `baseline`: `auto` compares with onnxruntime's own quantization where
-    onnxruntime is the device, `none` does not.
+    less SQNR are warned of, None for none. `baseline`: auto compares with onnxruntime's own quantization.
     """
 
     output: str | None = None
