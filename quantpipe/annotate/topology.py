@@ -15,7 +15,7 @@ from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.order import in_canonical_order
-from quantpipe.annotate.pins import pins_of
+from quantpipe.annotate.preset_ranges import pins_of
 from quantpipe.annotate.settle import settle
 from quantpipe.annotate.tables import refuse_overflowing, table_sites, with_tables
 from quantpipe.annotate.unreached import refuse_unreached

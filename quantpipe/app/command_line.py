@@ -13,7 +13,7 @@ from typing import Any
 from hydra.conf import HydraConf
 from omegaconf import OmegaConf
 
-from quantpipe.app.vault import shown
+from quantpipe.app.conceal_passwords import shown
 from quantpipe.passwords import without_passwords
 
 

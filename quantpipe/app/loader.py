@@ -17,9 +17,9 @@ from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, ListConfig, Node, OmegaConf, flag_override
 
+from quantpipe.app.conceal_passwords import learn_environment, referred, shown
 from quantpipe.app.outlets import guard
 from quantpipe.app.targets import load_dotted, refuse_plugins
-from quantpipe.app.vault import learn_environment, referred, shown
 from quantpipe.errors import ConfigError
 from quantpipe.passwords import conceal, secrets_in, without_passwords
 

@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from quantpipe import __version__
 from quantpipe.app.command_line import explain_command, sync_command
 from quantpipe.app.commands import COMMANDS, falls_short
+from quantpipe.app.conceal_passwords import learn_environment, without_secrets
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
 from quantpipe.app.files import asset, folder_of
@@ -40,7 +41,6 @@ from quantpipe.app.renamed import argument_as_now_named
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.sweep import end_sweep
 from quantpipe.app.targets import PLUGINS
-from quantpipe.app.vault import learn_environment, without_secrets
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.pipeline import open_run, run
 from quantpipe.pipeline.log_run import start_tracking

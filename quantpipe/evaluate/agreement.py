@@ -22,8 +22,8 @@ import onnx_ir as ir
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.sides import Kind, Realized, Simulated, value_names
-from quantpipe.evaluate.watched import Watched
+from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, value_names
+from quantpipe.evaluate.compared_tensors import Watched
 from quantpipe.graph.execute import Kernels, Session, pairs_saturate
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quantpipe.evaluate.alone import Alone
+from quantpipe.evaluate.sensitivity import Alone
 from quantpipe.types import CauseKind, CauseRow
 
 

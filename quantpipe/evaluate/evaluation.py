@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
-from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.lossy import loss_warnings
 from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
+from quantpipe.evaluate.progress import Course
 from quantpipe.evaluate.streaming import free_running
 from quantpipe.graph.execute import Session, release_memory
 from quantpipe.graph.external_weights import is_outside

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
-from quantpipe.evaluate.alone import Exchanged, Numbers
 from quantpipe.evaluate.imported import fed, real_output
 from quantpipe.evaluate.paired import Pairing, paired
+from quantpipe.evaluate.sensitivity import Exchanged, Numbers
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.session_options import INT8_KERNELS

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.counting import Counter
-from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.evaluation import EvaluatedModel
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.progress import Course
 from quantpipe.graph.io import read_model
 from quantpipe.lowering import Rendered
 from quantpipe.realize import FileForm, Runner

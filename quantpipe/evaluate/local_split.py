@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
-from quantpipe.evaluate.alone import Exchanged
+from quantpipe.evaluate.sensitivity import Exchanged
 from quantpipe.graph.execute import Session
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.normalize import expose

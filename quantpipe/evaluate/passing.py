@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
-from quantpipe.evaluate.alone import Alone
 from quantpipe.evaluate.cause_row import cause_row
+from quantpipe.evaluate.compared_models import value_names
 from quantpipe.evaluate.layers import Moments
 from quantpipe.evaluate.local_split import ACCUMULATOR, raw_scale
-from quantpipe.evaluate.sides import value_names
+from quantpipe.evaluate.sensitivity import Alone
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph

@@ -21,12 +21,12 @@ import onnx_ir.passes.common as common_passes
 import onnxslim
 from numpy.typing import NDArray
 
-from quantpipe.graph.apart import Tell
 from quantpipe.graph.compare import difference, shaken
 from quantpipe.graph.execute import Session
 from quantpipe.graph.external_weights import copied, is_outside, weight_bytes, with_weights, without_weights
 from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.functions import functions_written_out
+from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES

@@ -17,7 +17,6 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from quantpipe.errors import ModelError
-from quantpipe.graph.apart import Limits, Tell, apart
 from quantpipe.graph.cleanup import LEAST_OPSET, More, cleaned_model, in_steps
 from quantpipe.graph.execute import Session, start_runtime
 from quantpipe.graph.external_weights import weight_bytes
@@ -25,11 +24,12 @@ from quantpipe.graph.fixed import fix_inputs, fixed_hash
 from quantpipe.graph.half import Halves, to_single
 from quantpipe.graph.half_check import half_notes
 from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, load_external, read_model, readable
+from quantpipe.graph.isolated_process import Limits, Tell, apart
+from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
 from quantpipe.graph.normalize import Feeds, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
-from quantpipe.graph.travel import Packed, pack, unpack
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
 from quantpipe.types import Keep
@@ -128,7 +128,7 @@ def clean_graph(
         raw: the model as it was read.
         feeds: samples `[N, ...]` by input.
         least_opset: a model of an older opset is brought to this one.
-        isolate: native code meets the model in a process of its own first, under limits (`graph/apart.py`).
+        isolate: native code meets the model in a process of its own first, under limits (`graph/isolated_process.py`).
         declared: the ops of the hardware file; patterns of plug-in packages among them are joined.
         cells: ops of recurrent layers that are written as their steps.
 

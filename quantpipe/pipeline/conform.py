@@ -23,11 +23,11 @@ from quantpipe.errors import ArtifactError, HardwareError
 from quantpipe.graph.io import model_bytes
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
-from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.forms import provenance
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.replay import finished_run
+from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.vector_settings import VectorSettings
 from quantpipe.realize import BACKENDS, FILE_FORMS

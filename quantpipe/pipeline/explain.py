@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from quantpipe import __version__
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
-from quantpipe.evaluate.causes import Causes
+from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.pipeline.advice import Advisor
+from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.inputs import load
-from quantpipe.pipeline.ordered import SPLIT, ordered
 from quantpipe.pipeline.proposals import Culprit, Proposals, Shipped
 from quantpipe.pipeline.replay import finished_run
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings

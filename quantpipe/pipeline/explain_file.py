@@ -10,20 +10,20 @@ from quantpipe import __version__
 from quantpipe.calibrate.measure import measure
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError
-from quantpipe.evaluate.alone import AloneMeasure
-from quantpipe.evaluate.causes import matching
+from quantpipe.evaluate.error_attribution import matching
 from quantpipe.evaluate.evaluation import whole_batches
 from quantpipe.evaluate.foreign import Foreign, ForeignRun, accumulators, foreign, refuse_other_ports
 from quantpipe.evaluate.foreign_rows import foreign_rows, sums_of
+from quantpipe.evaluate.sensitivity import AloneMeasure
 from quantpipe.graph.execute import joined
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.outputs import top1
+from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, Measured, culprits_of
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
-from quantpipe.pipeline.ordered import SPLIT, ordered
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
 from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples
 

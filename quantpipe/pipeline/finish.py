@@ -11,10 +11,10 @@ from quantpipe.check.host import host_warning
 from quantpipe.data.subset import First
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.baseline import Compared, baseline, baseline_warning, worth_comparing
-from quantpipe.evaluate.course import Course
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.forms import compare_forms, forms_warnings
 from quantpipe.evaluate.imported import Quantized, imported_part
+from quantpipe.evaluate.progress import Course
 from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, read_model
@@ -22,12 +22,12 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
-from quantpipe.pipeline.beside import Beside, digest_of
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.figures import figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
+from quantpipe.pipeline.report_attachments import Beside, digest_of
 from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel

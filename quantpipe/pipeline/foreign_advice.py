@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.estimators import Estimator
-from quantpipe.evaluate.alone import Exchanged, Numbers
 from quantpipe.evaluate.foreign import Foreign
 from quantpipe.evaluate.paired import is_clamp
+from quantpipe.evaluate.sensitivity import Exchanged, Numbers
 from quantpipe.graph.execute import Session
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph

@@ -12,7 +12,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, DataError, nearest
-from quantpipe.evaluate.doubts import doubts
+from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from quantpipe.calibrate.decided import base_of
 from quantpipe.pipeline import decisions, stages
-from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.candidate_weights import rounded
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.missed import left_out, missed, sought, weighed
+from quantpipe.pipeline.recover_if_missed import left_out, missed, sought, weighed
+from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.plan import NO_OVERRIDES, Problem
 from quantpipe.recover import LayerCheckpoint, RecoveryResult

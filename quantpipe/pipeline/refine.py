@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quantpipe.metrics.reference import objective_value
-from quantpipe.pipeline.beside import digest_of
 from quantpipe.pipeline.candidate_weights import rounder
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.recover import recover
+from quantpipe.pipeline.report_attachments import digest_of
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search import SearchContext
 from quantpipe.plan import NO_OVERRIDES

@@ -31,8 +31,8 @@ from quantpipe.calibrate.yaml_profile import profile_yaml
 from quantpipe.errors import ArtifactError, DamagedError
 from quantpipe.graph.store import is_model_current, stage_model
 from quantpipe.lowering import Rendered
-from quantpipe.pipeline.beside import Beside
 from quantpipe.pipeline.plan_file import plan_payload
+from quantpipe.pipeline.report_attachments import Beside
 from quantpipe.plan import Overrides
 from quantpipe.recover import RecoveryResult, overrides_arrays, overrides_from_arrays
 from quantpipe.report import render_html

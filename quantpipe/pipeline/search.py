@@ -20,10 +20,10 @@ from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_trials
-from quantpipe.pipeline.missed import still_missed
 from quantpipe.pipeline.pareto import front_current, picked, write_front
+from quantpipe.pipeline.recover_if_missed import still_missed
+from quantpipe.pipeline.search_benefit import opening, weighed
 from quantpipe.pipeline.search_report import search_report
-from quantpipe.pipeline.worth import opening, weighed
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure

@@ -11,7 +11,7 @@ from quantpipe.metrics.losses import OutputLoss
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.missed import least_value
+from quantpipe.pipeline.recover_if_missed import least_value
 from quantpipe.scoring.candidate import EvaluatorKind
 from quantpipe.search import Objective, SearchResult
 from quantpipe.types import LossRow, Score, SearchReport

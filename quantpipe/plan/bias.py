@@ -14,13 +14,13 @@ from quantpipe.plan.requantize import exponent_of
 from quantpipe.types import BiasScale, Kernel
 
 
-def quantize_bias(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
+def quantize_bias(builder: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.float32]) -> NDArray[np.int64] | None:
     """Return the bias in accumulator steps `[C]`, rounded to the nearest; None where there is no bias.
 
     Accuracy recovery may give a bias to a kernel that has none.
 
     Args:
-        draft: the plan in the making.
+        builder: the plan in the making.
         kernel: the accumulating kernel.
         acc_scale: real units per accumulator step, `()` or `[C]`.
 
@@ -30,17 +30,17 @@ def quantize_bias(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.floa
     Raises:
         HardwareError: where the type of biases cannot hold it.
     """
-    real = draft.overrides.biases.get(kernel.node)
+    real = builder.overrides.biases.get(kernel.node)
     if real is None:
         if kernel.bias is None:
             return None
-        real = draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
-    if draft.spec.bias_scale is BiasScale.OWN:
-        return _own_steps(draft, kernel, real, acc_scale)
+        real = builder.graph.constant(kernel.bias).astype(np.float64).reshape(-1)
+    if builder.spec.bias_scale is BiasScale.OWN:
+        return _own_steps(builder, kernel, real, acc_scale)
     steps = intmath.round_real(real / acc_scale.astype(np.float64))
-    if np.any(np.abs(steps) > draft.spec.bias.qmax):
+    if np.any(np.abs(steps) > builder.spec.bias.qmax):
         raise HardwareError(
-            f"its bias needs {np.abs(steps).max():.4g} steps, {draft.spec.bias} holds {draft.spec.bias.qmax}",
+            f"its bias needs {np.abs(steps).max():.4g} steps, {builder.spec.bias} holds {builder.spec.bias.qmax}",
             stage="plan",
             where=kernel.node,
         )
@@ -48,7 +48,7 @@ def quantize_bias(draft: PlanBuilder, kernel: Kernel, acc_scale: NDArray[np.floa
 
 
 def _own_steps(
-    draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
+    builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64], acc_scale: NDArray[np.float32]
 ) -> NDArray[np.int64]:
     """Return a bias that is stored in few bits at the least power of two at which it fits, shifted to the accumulator.
 
@@ -56,7 +56,7 @@ def _own_steps(
     """
     product = exponent_of(acc_scale, kernel.node)
     largest = float(np.max(np.abs(real), initial=0.0))
-    least = math.ceil(math.log2(largest / draft.spec.bias.qmax)) if largest > 0 else product
+    least = math.ceil(math.log2(largest / builder.spec.bias.qmax)) if largest > 0 else product
     exponent = max(product, least)
     steps = intmath.round_real(real / 2.0**exponent)
     return steps.astype(np.int64) << (exponent - product)

@@ -47,13 +47,13 @@ def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.floa
     return np.where(left > 0, np.minimum(left, most), most)
 
 
-def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
+def limit_of(builder: PlanBuilder, node: str, bound: int) -> Limit | None:
     """Return what happens to sums of up to `bound`; None where the accumulator holds them all.
 
     Raises:
         HardwareError: where they can overflow and the device says `never`.
     """
-    accumulator = draft.spec.accumulator
+    accumulator = builder.spec.accumulator
     if bound <= accumulator.qmax:
         return None
     if accumulator.overflow is Overflow.NEVER:
@@ -67,12 +67,12 @@ def limit_of(draft: PlanBuilder, node: str, bound: int) -> Limit | None:
     return Limit(accumulator.dtype, accumulator.overflow, accumulator.bits)
 
 
-def refuse_overflow(draft: PlanBuilder, node: str, bound: int) -> None:
+def refuse_overflow(builder: PlanBuilder, node: str, bound: int) -> None:
     """Refuse averages and products that their accumulator cannot hold, by HardwareError.
 
     They are not simulated, so no such plan leaves this package.
     """
-    accumulator = draft.spec.accumulator
+    accumulator = builder.spec.accumulator
     if bound > accumulator.qmax:
         raise HardwareError(
             f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "

@@ -14,7 +14,7 @@ from quantpipe.plan.requantize import limits
 from quantpipe.types import Device, Form, Kernel
 
 
-def plan_device(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Device:
+def plan_device(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Device:
     """Plan a kernel of a plug-in package.
 
     Raises:
@@ -30,16 +30,16 @@ def plan_device(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Device:
             stage="plan",
             where=kernel.node,
         )
-    node, out = draft.graph.by_name[kernel.node], draft.quantizers[kernel.output]
+    node, out = builder.graph.by_name[kernel.node], builder.quantizers[kernel.output]
     low, high = limits(kernel, out)
     site = Site(
-        facts=facts_of(op, node, draft.graph),
-        operands={op.inputs[o.port]: draft.quantizers[o.tensor] for o in kernel.operands},
+        facts=facts_of(op, node, builder.graph),
+        operands={op.inputs[o.port]: builder.quantizers[o.tensor] for o in kernel.operands},
         result=out,
         low=low,
         high=high,
-        weight=None if kernel.weight is None else draft.weights[kernel.weight],
-        requantize=draft.spec.requantize,
+        weight=None if kernel.weight is None else builder.weights[kernel.weight],
+        requantize=builder.spec.requantize,
     )
     found = extend.called(kernel.op, "numbers", op.numbers, site)
     return Device(kernel.node, extend.package_of(kernel.op), _checked(op, kernel, found))

@@ -36,26 +36,26 @@ from quantpipe.types import (
 )
 
 
-def plan_kernel(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
+def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
     """Return the numbers of one kernel, as the family of its op forms them."""
-    return _FAMILIES.get(rule.family, _move)(draft, kernel, rule)
+    return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)
 
 
-def _accumulate(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:
+def _accumulate(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:
     if kernel.weight is None:
-        return plan_contract(draft, kernel)
-    data = draft.quantizers[kernel.operands[0].tensor]
-    weight = draft.weights[kernel.weight or ""]
+        return plan_contract(builder, kernel)
+    data = builder.quantizers[kernel.operands[0].tensor]
+    weight = builder.weights[kernel.weight or ""]
     exact_scale = np.asarray(np.float64(data.scale) * weight.scale.astype(np.float64))
     acc_scale = np.asarray(exact_scale, np.float32)
-    bias = quantize_bias(draft, kernel, acc_scale)
-    bound = int(np.max(reach(draft.topology, weight, data) + (np.abs(bias) if bias is not None else 0)))
-    pairs = saturating_pairs(draft, kernel, weight, data)
+    bias = quantize_bias(builder, kernel, acc_scale)
+    bound = int(np.max(reach(builder.topology, weight, data) + (np.abs(bias) if bias is not None else 0)))
+    pairs = saturating_pairs(builder, kernel, weight, data)
     if pairs is not None:
         bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most
-    limit = limit_of(draft, kernel.node, bound)
-    draft.bounds[kernel.output] = bounded(bound, limit)
-    if bound > DType.INT32.qmax and draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT and limit is None:
+    limit = limit_of(builder, kernel.node, bound)
+    builder.bounds[kernel.output] = bounded(bound, limit)
+    if bound > DType.INT32.qmax and builder.narrowing(kernel).kind is RequantizeKind.FIXED_POINT and limit is None:
         raise HardwareError(
             f"its sums may reach {bound}; a fixed-point multiplication takes int32 sums: give its inputs or weights "
             "fewer bits",
@@ -64,57 +64,57 @@ def _accumulate(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate 
         )
     output = None
     if kernel.form is Form.RAW:
-        draft.raw[kernel.output] = acc_scale
+        builder.raw[kernel.output] = acc_scale
     else:
-        output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
+        output = requantize(builder, kernel, exact_scale, builder.quantizers[kernel.output])
     return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit, pairs)
 
 
-def _sum(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
-    return plan_sum(draft, kernel, rule.sign)
+def _sum(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
+    return plan_sum(builder, kernel, rule.sign)
 
 
-def _product(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
-    a, b = (draft.quantizers[o.tensor] for o in kernel.operands)
-    out = draft.quantizers[kernel.output]
-    bound = draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
-    refuse_overflow(draft, kernel.node, bound)
+def _product(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
+    a, b = (builder.quantizers[o.tensor] for o in kernel.operands)
+    out = builder.quantizers[kernel.output]
+    bound = builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
+    refuse_overflow(builder, kernel.node, bound)
     return Product(
         kernel.node,
         bound,
-        requantize(draft, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, zero_first=True),
+        requantize(builder, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, zero_first=True),
     )
 
 
-def _average(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
-    data, out = draft.quantizers[kernel.operands[0].tensor], draft.quantizers[kernel.output]
-    count = rule.count(draft.graph.by_name[kernel.node], draft.graph)
-    bound = draft.peak(data.tensor, Form.QUANTIZED) * count
-    refuse_overflow(draft, kernel.node, bound)
-    how = draft.narrowing(kernel)
+def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
+    data, out = builder.quantizers[kernel.operands[0].tensor], builder.quantizers[kernel.output]
+    count = rule.count(builder.graph.by_name[kernel.node], builder.graph)
+    bound = builder.peak(data.tensor, Form.QUANTIZED) * count
+    refuse_overflow(builder, kernel.node, bound)
+    how = builder.narrowing(kernel)
     if how.kind is RequantizeKind.FIXED_POINT and rule.mean is not mean_of_window:
-        output = shared_among(requantize(draft, kernel, np.asarray(data.scale, np.float64), out), count)
+        output = shared_among(requantize(builder, kernel, np.asarray(data.scale, np.float64), out), count)
         return Average(kernel.node, count, bound, output)
     if how.kind is not RequantizeKind.FLOAT_MULTIPLIER:
         part = np.float64(np.float32(1 / count)) if how.kind is RequantizeKind.FIXED_POINT else 1 / count
         scale = np.asarray(data.scale, np.float64) * part
-        return Average(kernel.node, count, bound, requantize(draft, kernel, scale, out))
+        return Average(kernel.node, count, bound, requantize(builder, kernel, scale, out))
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)
     output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, bool(how.zero_first), how.rounding)
     return Average(kernel.node, count, bound, output)
 
 
-def _move(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Move:
+def _move(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Move:
     if kernel.form is Form.RAW:
         source = kernel.operands[0].tensor
-        scale = draft.raw[source]
-        draft.raw[kernel.output] = scale
-        draft.bounds[kernel.output] = draft.bounds[source]
+        scale = builder.raw[source]
+        builder.raw[kernel.output] = scale
+        builder.bounds[kernel.output] = builder.bounds[source]
         low, high = (_raw_bound(b, scale, kernel.node) for b in kernel.bounds)
         return Move(kernel.node, low, high)
-    out = draft.quantizers[kernel.output]
-    draft.rescales += rescales_of(draft, kernel)
+    out = builder.quantizers[kernel.output]
+    builder.rescales += rescales_of(builder, kernel)
     if not any(math.isfinite(b) for b in kernel.bounds):
         return Move(kernel.node)
     low_q, high_q = limits(kernel, out)

@@ -17,51 +17,51 @@ MOST_WIDE = 1 << 52
 """Sums of 16-bit products stay below, so that float64 holds them in any order."""
 
 
-def plan_contract(draft: PlanBuilder, kernel: Kernel) -> Contract:
+def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
     """Plan a MatMul of two stored tensors.
 
     Raises:
         HardwareError: for what no back end computes exactly: sums beyond the accumulator, beyond int32 of 8-bit
             tensors, beyond float64 of 16-bit ones, pairs that may saturate.
     """
-    a, b = _stored(draft, kernel)
+    a, b = _stored(builder, kernel)
     wide = max(a.dtype.bits, b.dtype.bits) > 8
-    if draft.spec.isa is Isa.AVX2 and _may_saturate(a, b):
+    if builder.spec.isa is Isa.AVX2 and _may_saturate(a, b):
         raise _refused(
             kernel,
             "pairs of its products can saturate on avx2, and which ones depends on both activations; give one of them "
             "7 bits, use hardware.isa=vnni",
         )
-    depth = draft.graph.shapes[a.tensor][-1]
-    bound = depth * draft.peak(a.tensor, Form.QUANTIZED) * draft.peak(b.tensor, Form.QUANTIZED)
-    refuse_overflow(draft, kernel.node, bound)
+    depth = builder.graph.shapes[a.tensor][-1]
+    bound = depth * builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
+    refuse_overflow(builder, kernel.node, bound)
     if bound > (MOST_WIDE if wide else DType.INT32.qmax):
         raise _refused(kernel, f"its sums may reach {bound}, its kernels add in {'float64' if wide else 'int32'}")
-    if bound > DType.INT32.qmax and draft.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
+    if bound > DType.INT32.qmax and builder.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
         raise _refused(kernel, f"its sums may reach {bound}, and a fixed-point multiplication takes int32 sums")
-    draft.bounds[kernel.output] = bound
+    builder.bounds[kernel.output] = bound
     exact_scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
     acc_scale = np.asarray(exact_scale, np.float32)
     if kernel.form is Form.RAW:
-        draft.raw[kernel.output] = acc_scale
+        builder.raw[kernel.output] = acc_scale
         return Contract(kernel.node, acc_scale, bound, None)
-    output = requantize(draft, kernel, exact_scale, draft.quantizers[kernel.output])
+    output = requantize(builder, kernel, exact_scale, builder.quantizers[kernel.output])
     return Contract(kernel.node, acc_scale, bound, output)
 
 
-def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
+def plan_lookup(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     """Plan a function of one stored tensor as a table.
 
     Raises:
         HardwareError: where the result would be handed on as an accumulator.
     """
-    (data,) = _stored(draft, kernel)
+    (data,) = _stored(builder, kernel)
     if kernel.form is Form.RAW:
         raise _refused(kernel, "its result is a table's entry, which has a stored type: declare one of 8 or 16 bits")
-    out = draft.quantizers[kernel.output]
+    out = builder.quantizers[kernel.output]
     low, high = limits(kernel, out)
-    kind = draft.spec.functions.get(kernel.op)
-    function = draft.functions[kernel.node]
+    kind = builder.spec.functions.get(kernel.op)
+    function = builder.functions[kernel.node]
     if kind is FunctionKind.TABLE and data.dtype.bits > 8 and out.dtype.bits > 8:
         entries = interpolated_table(function, data, out)
         return Lookup(
@@ -72,15 +72,15 @@ def plan_lookup(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
         formula = None
     if formula is None or kind is None or (rule.fixed is not None and data.dtype.bits <= 8):
         return Lookup(kernel.node, *function.table(data, out, low, high))
-    node = draft.graph.by_name[kernel.node]
-    entries = formula(Formula(node, data, out, draft.narrowing(kernel), low, high))
+    node = builder.graph.by_name[kernel.node]
+    entries = formula(Formula(node, data, out, builder.narrowing(kernel), low, high))
     return Lookup(kernel.node, entries.astype(out.dtype.numpy).reshape(1, -1), None, low, high, True, kind)
 
 
-def _stored(draft: PlanBuilder, kernel: Kernel) -> tuple[Quantizer, ...]:
+def _stored(builder: PlanBuilder, kernel: Kernel) -> tuple[Quantizer, ...]:
     if any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise _refused(kernel, "it reads an accumulator; its integer form needs stored operands of 8 or 16 bits")
-    return tuple(draft.quantizers[o.tensor] for o in kernel.operands)
+    return tuple(builder.quantizers[o.tensor] for o in kernel.operands)
 
 
 def _may_saturate(a: Quantizer, b: Quantizer) -> bool:

@@ -26,11 +26,11 @@ MOST_PER_CHANNEL = 500
 """Saturating pairs of one output channel whose excess float32 still adds up exactly: 500 · 32 512 < 2^24."""
 
 
-def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
+def saturating_pairs(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor, data: Quantizer) -> Pairs | None:
     """Return the pairs of an accumulating kernel that some input can drive out of int16 on the device.
 
     Args:
-        draft: the plan in the making.
+        builder: the plan in the making.
         kernel: the accumulating kernel.
         weight: its integer weights.
         data: how its input is stored.
@@ -41,9 +41,9 @@ def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, d
     Raises:
         HardwareError: where they are too many to be simulated exactly, or the op's order of products is not known.
     """
-    if draft.spec.isa is not Isa.AVX2 or not _in_pairs(draft.graph, draft.topology, kernel, weight, data=data):
+    if builder.spec.isa is not Isa.AVX2 or not _in_pairs(builder.graph, builder.topology, kernel, weight, data=data):
         return None
-    rows = _in_order(draft.topology, weight)
+    rows = _in_order(builder.topology, weight)
     if rows is None:
         raise HardwareError(
             "the order in which its products are paired on avx2 is not known; keep it in float with "
@@ -71,7 +71,7 @@ def saturating_pairs(draft: PlanBuilder, kernel: Kernel, weight: WeightTensor, d
     if rows.ndim == 2:
         return Pairs(np.ascontiguousarray(picked.T), totals, owner)
     windows = np.moveaxis(picked.reshape(len(owner), *rows.shape[1:]), -1, 1)
-    group = int(draft.graph.by_name[kernel.node].attr("group", 1))
+    group = int(builder.graph.by_name[kernel.node].attr("group", 1))
     return Pairs(_across_groups(windows, owner, group, len(rows)), totals, owner)
 
 

@@ -78,34 +78,34 @@ class Planner:
         def weight(tensor: str, bits: int, thresholds: NDArray[np.float64]) -> WeightTensor:
             return self.weight(tensor, bits, thresholds, types[tensor])
 
-        draft = PlanBuilder(
+        builder = PlanBuilder(
             self._graph, topology, self._spec, self._schema, strategy, overrides, weight, self.functions
         )
-        _choose_quantizers(draft, types)
+        _choose_quantizers(builder, types)
         for kernel in topology.kernels:
             if kernel.weight is not None:
-                choose_weight(draft, kernel)
+                choose_weight(builder, kernel)
         for kernel in topology.weighted:
-            choose_real_weight(draft, kernel)
+            choose_real_weight(builder, kernel)
         for kernel in topology.kernels:
             rule = rule_of(self._graph.by_name[kernel.node])
             if rule is not None:
-                draft.kernels[kernel.node] = plan_kernel(draft, kernel, rule)
+                builder.kernels[kernel.node] = plan_kernel(builder, kernel, rule)
         narrowings = {
-            k.output: requantize(draft, k, draft.raw[k.output], draft.quantizers[k.output], clamp=False)
+            k.output: requantize(builder, k, builder.raw[k.output], builder.quantizers[k.output], clamp=False)
             for k in topology.kernels
-            if k.form is Form.RAW and k.output in draft.quantizers
+            if k.form is Form.RAW and k.output in builder.quantizers
         }
         return QuantPlan(
             narrowings=narrowings,
-            constants={t: _constant(draft, t) for t in topology.constants},
+            constants={t: _constant(builder, t) for t in topology.constants},
             tables={t.tensor: self._table(t.tensor, strategy.bits[t.tensor]) for t in topology.tables},
-            quantizers=draft.quantizers,
-            weights=draft.weights,
-            kernels=draft.kernels,
-            raw_scales=draft.raw,
-            rescales=tuple(draft.rescales),
-            raised=tuple(draft.raised),
+            quantizers=builder.quantizers,
+            weights=builder.weights,
+            kernels=builder.kernels,
+            raw_scales=builder.raw,
+            rescales=tuple(builder.rescales),
+            raised=tuple(builder.raised),
         )
 
     def weight(
@@ -196,20 +196,20 @@ class Planner:
         return values
 
 
-def _choose_quantizers(draft: PlanBuilder, types: Types) -> None:
-    for group in draft.topology.groups:
-        bits = draft.strategy.bits[group.key]
+def _choose_quantizers(builder: PlanBuilder, types: Types) -> None:
+    for group in builder.topology.groups:
+        bits = builder.strategy.bits[group.key]
         scale, zero, qmin, qmax = intmath.scale_zero_point(
-            draft.strategy.ranges[group.key], bits, group.dtype, draft.schema.activations
+            builder.strategy.ranges[group.key], bits, group.dtype, builder.schema.activations
         )
         for tensor in group.tensors:
-            draft.quantizers[tensor] = Quantizer(
+            builder.quantizers[tensor] = Quantizer(
                 tensor, np.asarray(scale, np.float32), zero, types[tensor], bits, qmin, qmax
             )
 
 
-def _constant(draft: PlanBuilder, tensor: str) -> NDArray[Any]:
-    q = draft.quantizers[tensor]
+def _constant(builder: PlanBuilder, tensor: str) -> NDArray[Any]:
+    q = builder.quantizers[tensor]
     return intmath.quantize(
-        draft.graph.constant(tensor), q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype
+        builder.graph.constant(tensor), q.scale, q.zero_point, qmin=q.qmin, qmax=q.qmax, dtype=q.dtype
     )

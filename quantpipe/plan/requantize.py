@@ -16,7 +16,7 @@ from quantpipe.types import FixedPoint, Kernel, Quantizer, Requantize, Requantiz
 
 
 def requantize(
-    draft: PlanBuilder,
+    builder: PlanBuilder,
     kernel: Kernel,
     scale: NDArray[Any],
     out: Quantizer,
@@ -27,7 +27,7 @@ def requantize(
     """Return how `kernel` stores sums in `out`.
 
     Args:
-        draft: the plan in the making.
+        builder: the plan in the making.
         kernel: the kernel.
         scale: real units per step of the sums, `()` or `[C]`.
         out: how the result is stored.
@@ -42,26 +42,26 @@ def requantize(
     """
     low, high = limits(kernel, out) if clamp else (out.qmin, out.qmax)
     own = channel_limits(kernel, out) if clamp else None
-    how = draft.narrowing(kernel)
+    how = builder.narrowing(kernel)
     kind, rounding = how.kind, how.rounding
     if kind is RequantizeKind.FLOAT_MULTIPLIER:
         multiplier = np.asarray(np.asarray(scale, np.float32) / out.scale, np.float32)
         first = zero_first if how.zero_first is None else how.zero_first
         return Requantize(kind, multiplier, 0, out.zero_point, low, high, first, rounding, None, own)
     if kind is RequantizeKind.FIXED_POINT:
-        fixed = fixed_point(draft, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
+        fixed = fixed_point(builder, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
         return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed, own)
     shift = exponent_of(out.scale, kernel.node) - exponent_of(scale, kernel.node)
-    _check_shift(draft, kernel, shift)
+    _check_shift(builder, kernel, shift)
     multiplier = np.asarray(2.0**-shift, np.float32)
     return Requantize(kind, multiplier, shift, out.zero_point, low, high, False, rounding, None, own)
 
 
-def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
+def fixed_point(builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:
     """Return a real multiplier, `()` or `[C]`, as Q31 multipliers and shifts (TFLite's QuantizeMultiplier).
 
     Args:
-        draft: the plan in the making.
+        builder: the plan in the making.
         kernel: the kernel.
         real: the multipliers, `()` or `[C]`.
 
@@ -72,7 +72,7 @@ def fixed_point(draft: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -
         HardwareError: for a multiplier that the device cannot hold.
     """
     multiplier, shift = intmath.quantize_multipliers(real)
-    _check_shift(draft, kernel, int(np.max(-shift)))
+    _check_shift(builder, kernel, int(np.max(-shift)))
     return FixedPoint(multiplier, shift)
 
 
@@ -94,8 +94,8 @@ def real_of(fixed: FixedPoint) -> NDArray[np.float32]:
     return np.asarray(fixed.multiplier * np.exp2(fixed.shift - 31.0), np.float32)
 
 
-def _check_shift(draft: PlanBuilder, kernel: Kernel, shift: int) -> None:
-    most = draft.narrowing(kernel).max_shift
+def _check_shift(builder: PlanBuilder, kernel: Kernel, shift: int) -> None:
+    most = builder.narrowing(kernel).max_shift
     if shift > most:
         raise HardwareError(
             f"needs a right shift by {shift}, the device shifts by at most {most}; "

@@ -10,26 +10,26 @@ from quantpipe.types import (
 )
 
 
-def rescales_of(draft: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
+def rescales_of(builder: PlanBuilder, kernel: Kernel) -> list[RescaleRow]:
     """Return one entry per rescaled operand, for the report.
 
     Raises:
         HardwareError: where the device cannot do it in one step.
     """
     found: list[RescaleRow] = []
-    how = draft.narrowing(kernel)
+    how = builder.narrowing(kernel)
     for operand in kernel.operands:
         if not operand.rescaled:
             continue
         if not how.is_kernel_arithmetic:
             raise HardwareError(
-                f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and {draft.spec.name} has "
-                "no multiplier to bring one to the other in float32, halves to even; free one of them, or give both "
-                "one scale",
+                f"{operand.tensor!r} and {kernel.output!r} have scales that are both given, and "
+                f"{builder.spec.name} has no multiplier to bring one to the other in float32, halves to even; "
+                "free one of them, or give both one scale",
                 stage="plan",
                 where=kernel.node,
             )
-        source, target = draft.quantizers[operand.tensor], draft.quantizers[kernel.output]
+        source, target = builder.quantizers[operand.tensor], builder.quantizers[kernel.output]
         row: RescaleRow = {
             "node": kernel.node,
             "tensor": operand.tensor,

@@ -40,41 +40,41 @@ Signs = tuple[int, int]
 """1 for an operand that is added, -1 for one that is subtracted."""
 
 
-def plan_sum(draft: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
+def plan_sum(builder: PlanBuilder, kernel: Kernel, sign: int) -> Sum:
     """Plan an addition, or a subtraction with `sign` -1, by the hardware's `unify`."""
-    kernel, signs = _broadcast_last(draft, kernel, sign)
-    if draft.spec.unify is not Unify.FREE:
-        return _unified(draft, kernel, signs)
-    how = draft.narrowing(kernel)
+    kernel, signs = _broadcast_last(builder, kernel, sign)
+    if builder.spec.unify is not Unify.FREE:
+        return _unified(builder, kernel, signs)
+    how = builder.narrowing(kernel)
     if how.rounding is FixedRounding.COMMON_SHIFT:
-        return _shifted_once(draft, kernel, signs)
+        return _shifted_once(builder, kernel, signs)
     fixed = how.kind is RequantizeKind.FIXED_POINT
-    return _fixed(draft, kernel, signs) if fixed else _free(draft, kernel, signs)
+    return _fixed(builder, kernel, signs) if fixed else _free(builder, kernel, signs)
 
 
-def _fixed(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
+def _fixed(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """Plan an addition with fixed-point multipliers, as TFLite's quantized ADD does.
 
     Both operands are brought to twice the larger scale / 2^left by multipliers below 1, after a left shift that keeps
     their low bits (20 bits for 8-bit operands, 15 for 16-bit ones). An accumulator is not shifted first: it has its own
     low bits.
     """
-    out = draft.quantizers[kernel.output]
-    scales = [draft.scale(o.tensor, o.form).astype(np.float64) for o in kernel.operands]
+    out = builder.quantizers[kernel.output]
+    scales = [builder.scale(o.tensor, o.form).astype(np.float64) for o in kernel.operands]
     # An accumulator's values are those of a stored tensor some bits wider: the result's scale stands for it.
-    stored = [draft.quantizers[o.tensor] if o.form is Form.QUANTIZED else out for o in kernel.operands]
+    stored = [builder.quantizers[o.tensor] if o.form is Form.QUANTIZED else out for o in kernel.operands]
     left = LEFT_16 if max(q.bits for q in stored) > 8 else LEFT_8
     twice = 2.0 * max(float(q.scale) for q in stored)
     terms = []
     for o, scale, sign in zip(kernel.operands, scales, signs, strict=True):
         shift = left if o.form is Form.QUANTIZED else 0
-        fixed = fixed_point(draft, kernel, np.asarray(scale / twice * 2.0 ** (left - shift)))
+        fixed = fixed_point(builder, kernel, np.asarray(scale / twice * 2.0 ** (left - shift)))
         terms.append(
             Term(
                 o.tensor,
                 o.form,
-                draft.scale(o.tensor, o.form),
-                draft.zero_point(o.tensor, o.form),
+                builder.scale(o.tensor, o.form),
+                builder.zero_point(o.tensor, o.form),
                 shift,
                 np.float32(sign) * real_of(fixed),
                 fixed,
@@ -82,17 +82,17 @@ def _fixed(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
         )
     common = np.asarray(twice / 2.0**left)
     bound = DType.INT32.qmax  # terms and sum saturate there; real values stay far below
-    output = requantize(draft, kernel, common, out)
+    output = requantize(builder, kernel, common, out)
     return Sum(kernel.node, tuple(terms), np.asarray(common, np.float32), np.float32(0), bound, output)
 
 
-def _shifted_once(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
+def _shifted_once(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """Plan an addition as XNNPACK's qs8-vadd does: q = (a·M_a + b·M_b + 2^(n-1)) >> n.
 
     M = rint(f32(s / s_y) · 2^n) for each operand, n such that the larger one has 21 bits.
     """
-    out, terms = draft.quantizers[kernel.output], []
-    scales = [np.asarray(draft.scale(o.tensor, o.form), np.float32) for o in kernel.operands]
+    out, terms = builder.quantizers[kernel.output], []
+    scales = [np.asarray(builder.scale(o.tensor, o.form), np.float32) for o in kernel.operands]
     ratios = [np.asarray(scale / out.scale, np.float32) for scale in scales]
     raw = any(o.form is not Form.QUANTIZED for o in kernel.operands) or any(r.ndim for r in ratios)
     low, high = min(float(np.min(r)) for r in ratios), max(float(np.max(r)) for r in ratios)
@@ -107,7 +107,7 @@ def _shifted_once(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     for o, scale, ratio, sign in zip(kernel.operands, scales, ratios, signs, strict=True):
         whole = intmath.round_real(np.float64(ratio) * 2.0**count)
         fixed = FixedPoint(*intmath.quantize_multipliers(whole))
-        zero = draft.zero_point(o.tensor, o.form)
+        zero = builder.zero_point(o.tensor, o.form)
         terms.append(Term(o.tensor, o.form, scale, zero, 0, np.float32(sign) * real_of(fixed), fixed))
     low_q, high_q = limits(kernel, out)
     fixed = FixedPoint(*intmath.quantize_multipliers(np.asarray(2.0**-count)))
@@ -117,30 +117,30 @@ def _shifted_once(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     return Sum(kernel.node, tuple(terms), common, np.float32(0), DType.INT32.qmax, output, whole=True)
 
 
-def _free(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
+def _free(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """The kernel rescales inside, in float32."""
-    out = draft.quantizers[kernel.output]
+    out = builder.quantizers[kernel.output]
     terms = []
     for o, sign in zip(kernel.operands, signs, strict=True):
-        scale, zero = draft.scale(o.tensor, o.form), draft.zero_point(o.tensor, o.form)
+        scale, zero = builder.scale(o.tensor, o.form), builder.zero_point(o.tensor, o.form)
         terms.append(Term(o.tensor, o.form, scale, zero, 0, np.asarray(sign * scale / out.scale, np.float32)))
     one = np.asarray(1.0, np.float32)
     low, high = limits(kernel, out)
-    how = draft.narrowing(kernel)
+    how = builder.narrowing(kernel)
     output = Requantize(how.kind, one, 0, out.zero_point, low, high, True, how.rounding)
     return Sum(kernel.node, tuple(terms), None, _free_offset(tuple(terms), out.zero_point), 0, output)
 
 
-def _unified(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
+def _unified(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     """Both operands are shifted to one power-of-two scale."""
-    scales = [draft.scale(o.tensor, o.form) for o in kernel.operands]
-    zeros = [draft.zero_point(o.tensor, o.form) for o in kernel.operands]
-    peaks = [draft.peak(o.tensor, o.form) for o in kernel.operands]
+    scales = [builder.scale(o.tensor, o.form) for o in kernel.operands]
+    zeros = [builder.zero_point(o.tensor, o.form) for o in kernel.operands]
+    peaks = [builder.peak(o.tensor, o.form) for o in kernel.operands]
     exponents = [exponent_of(s, kernel.node) for s in scales]
-    common = min(exponents) if draft.spec.unify is Unify.MIN_SCALE else max(exponents)
+    common = min(exponents) if builder.spec.unify is Unify.MIN_SCALE else max(exponents)
     # Head-room. A narrow accumulator that wraps or saturates is left to do so once the larger scale is reached: its
     # operands may fill it wholly, and every further bit of head-room would be lost on all of their values.
-    accumulator = draft.spec.accumulator
+    accumulator = builder.spec.accumulator
     narrow = accumulator.width < 32 and accumulator.overflow is not Overflow.NEVER
     most = 2.0 ** (min(accumulator.width, 32) - 2)
     while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= most:
@@ -154,24 +154,24 @@ def _unified(draft: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     )
     for term in terms:
         if term.shift:
-            draft.rescales.append(
+            builder.rescales.append(
                 {"node": kernel.node, "tensor": term.tensor, "from": float(term.scale), "to": float(scale)}
             )
     bound = math.ceil(sum(p * 2.0 ** (e - common) + 1 for p, e in zip(peaks, exponents, strict=True)))
-    limit = limit_of(draft, kernel.node, bound)
-    draft.bounds[kernel.output] = bounded(bound, limit)
+    limit = limit_of(builder, kernel.node, bound)
+    builder.bounds[kernel.output] = bounded(bound, limit)
     output = None
     if kernel.form is Form.RAW:
-        draft.raw[kernel.output] = scale
+        builder.raw[kernel.output] = scale
     else:
-        output = requantize(draft, kernel, scale, draft.quantizers[kernel.output])
-    rounding = Rounding(draft.narrowing(kernel).rounding)
+        output = requantize(builder, kernel, scale, builder.quantizers[kernel.output])
+    rounding = Rounding(builder.narrowing(kernel).rounding)
     return Sum(kernel.node, terms, scale, np.float32(0), bound, output, rounding, limit)
 
 
-def _broadcast_last(draft: PlanBuilder, kernel: Kernel, sign: int) -> tuple[Kernel, Signs]:
+def _broadcast_last(builder: PlanBuilder, kernel: Kernel, sign: int) -> tuple[Kernel, Signs]:
     """The operand that is broadcast goes second: the order decides which product is fused first. With the signs."""
-    sizes = [math.prod(draft.graph.shapes[o.tensor]) for o in kernel.operands]
+    sizes = [math.prod(builder.graph.shapes[o.tensor]) for o in kernel.operands]
     if sizes[0] < sizes[-1]:
         return replace(kernel, operands=kernel.operands[::-1]), (sign, 1)
     return kernel, (1, sign)

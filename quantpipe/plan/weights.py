@@ -18,42 +18,42 @@ MOST_BIAS_STEPS = float(1 << 22)
 per tap): its weight scale is raised, which costs nothing measurable and keeps its sums exact in float32."""
 
 
-def choose_weight(draft: PlanBuilder, kernel: Kernel) -> None:
+def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     """Choose the integers of a kernel's weight.
 
     Its scale is raised where the bias would not fit its type at s_x·s_w.
     """
     tensor = kernel.weight or ""
-    thresholds = np.asarray(draft.strategy.weights[tensor], np.float64)
-    weight = draft.weights.get(tensor) or draft.make_weight(tensor, draft.strategy.bits[tensor], thresholds)
-    if tensor in draft.overrides.weights:
-        given = draft.overrides.weights[tensor]
+    thresholds = np.asarray(builder.strategy.weights[tensor], np.float64)
+    weight = builder.weights.get(tensor) or builder.make_weight(tensor, builder.strategy.bits[tensor], thresholds)
+    if tensor in builder.overrides.weights:
+        given = builder.overrides.weights[tensor]
         values = beside(given.values.astype(weight.values.dtype, copy=False), weight.values)
         same = values is given.values and given.dtype is weight.dtype
         weight = given if same else replace(given, values=values, dtype=weight.dtype)
     elif kernel.bias is not None:
-        data = draft.quantizers[kernel.operands[0].tensor]
-        bias = np.abs(draft.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        room = bias_room(draft.spec, reach(draft.topology, weight, data))
-        if weight.axis is not None and draft.topology.weight_of[tensor].fixed is None:
+        data = builder.quantizers[kernel.operands[0].tensor]
+        bias = np.abs(builder.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
+        room = bias_room(builder.spec, reach(builder.topology, weight, data))
+        if weight.axis is not None and builder.topology.weight_of[tensor].fixed is None:
             room = np.minimum(room, MOST_BIAS_STEPS)
         needed = bias / np.maximum(room, 1.0) / float(data.scale)
         if weight.scale.ndim == 0:
             needed = np.asarray(needed.max())
         if np.any(needed > weight.scale):
-            weight = _raise_scale(draft, kernel, weight, thresholds, needed=needed)
-    draft.weights[tensor] = weight
+            weight = _raise_scale(builder, kernel, weight, thresholds, needed=needed)
+    builder.weights[tensor] = weight
 
 
-def choose_real_weight(draft: PlanBuilder, kernel: Kernel) -> None:
+def choose_real_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     """Choose the integers of a weight by which real numbers are multiplied; accuracy recovery may give others."""
     tensor = kernel.weight or ""
-    weight = draft.make_weight(tensor, draft.strategy.bits[tensor], draft.strategy.weights[tensor])
-    draft.weights[tensor] = draft.overrides.weights.get(tensor, weight)
+    weight = builder.make_weight(tensor, builder.strategy.bits[tensor], builder.strategy.weights[tensor])
+    builder.weights[tensor] = builder.overrides.weights.get(tensor, weight)
 
 
 def _raise_scale(
-    draft: PlanBuilder,
+    builder: PlanBuilder,
     kernel: Kernel,
     weight: WeightTensor,
     thresholds: NDArray[np.float64],
@@ -61,7 +61,7 @@ def _raise_scale(
     needed: NDArray[np.float64],
 ) -> WeightTensor:
     factor = np.maximum(1.0, needed / weight.scale * 1.0001)
-    if draft.schema.weights.power_of_two is not PowerOfTwo.NONE:
+    if builder.schema.weights.power_of_two is not PowerOfTwo.NONE:
         factor = 2.0 ** np.ceil(np.log2(factor))
     # Zeros have scale 1, and all but zeros the smallest one, whatever their range. They get a range that has this
     # scale, so that the factor acts on it.
@@ -78,7 +78,7 @@ def _raise_scale(
         base = np.where(
             (thresholds > 0) & follows, thresholds, weight.scale * np.float64((1 << (weight.bits - 1)) * most)
         )
-    draft.raised.append(
+    builder.raised.append(
         {
             "node": kernel.node,
             "tensor": weight.tensor,
@@ -87,7 +87,7 @@ def _raise_scale(
             "reason": "bias too large for its type or for exact sums at the scale input x weight",
         }
     )
-    return draft.make_weight(weight.tensor, weight.bits, base * factor)
+    return builder.make_weight(weight.tensor, weight.bits, base * factor)
 
 
 def ends(thresholds: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -83,8 +83,8 @@ def _walk(step: str) -> StepKind:
 
 
 def _equalize(work: Work, state: State, options: Equalization) -> State:
-    links, reasons = work.links
-    pairs = [link for link in links.values() if not link.affine]
+    layer_pairs, reasons = work.layer_pairs
+    pairs = [link for link in layer_pairs.values() if not link.affine]
     if not pairs:
         raise NotApplicable(_why("no two layers follow one another", reasons))
     if work.schema.weights.granularity is Granularity.PER_CHANNEL and not options.per_channel:
@@ -100,8 +100,8 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
 
 
 def _absorb(work: Work, state: State, options: Absorption) -> State:
-    links, reasons = work.links
-    movable = [link for link in links.values() if link.offsets]
+    layer_pairs, reasons = work.layer_pairs
+    movable = [link for link in layer_pairs.values() if link.offsets]
     if not movable:
         raise NotApplicable(
             _why("every tensor is padded, has no bias around it, or is not between two layers", reasons)
@@ -119,8 +119,8 @@ def _absorb(work: Work, state: State, options: Absorption) -> State:
 
 
 def _smooth(work: Work, state: State, options: Smoothing) -> State:
-    links, reasons = work.links
-    behind = [link for link in links.values() if link.affine or link.attended]
+    layer_pairs, reasons = work.layer_pairs
+    behind = [link for link in layer_pairs.values() if link.affine or link.attended]
     if not behind:
         raise NotApplicable(
             _why("no layer reads a normalization with gain and offset alone, nor an attention", reasons)

@@ -27,7 +27,7 @@ from quantpipe.plan import NO_OVERRIDES, ChannelChange, Overrides, Problem
 from quantpipe.recover.reconstruct.checkpoint import Kept, NoCheckpoint
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Effort, recover
-from quantpipe.recover.rescale.channel_regions import Link, links
+from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes, channel_extremes
 from quantpipe.recover.rescale.rescale_channels import compose, rescale_channels
 from quantpipe.recover.rescale.residual_streams import Stream, streams
@@ -133,7 +133,7 @@ class Work:
         What the search had made of the estimates is made of these, too.
         """
         network = rescale_channels(self.graph, self.topology, _composed(state, changes), state.overrides.rotations)
-        return self._ranges(*network, {t for c in changes for t in self.links[0][c].tensors})
+        return self._ranges(*network, {t for c in changes for t in self.layer_pairs[0][c].tensors})
 
     def _ranges(self, graph: Graph, topology: Topology, touched: Collection[str]) -> dict[str, Range]:
         groups = [g for g in topology.groups if g.fixed is None and not set(touched).isdisjoint(g.tensors)]
@@ -153,7 +153,7 @@ class Work:
 
         Ranges and thresholds of the changed weights are new, and the last walk is repeated.
         """
-        nodes = {n for c in changes for n in (self.links[0][c].maker, *self.links[0][c].readers)}
+        nodes = {n for c in changes for n in (self.layer_pairs[0][c].producer, *self.layer_pairs[0][c].consumers)}
         overrides = replace(state.overrides, channels=_composed(state, changes))
         graph, topology = rescale_channels(self.graph, self.topology, overrides.channels, overrides.rotations)
         return self._renewed(state, graph, topology, overrides, nodes=nodes, ranges=ranges)
@@ -166,7 +166,7 @@ class Work:
         before, known = state.overrides.rotations, self.streams[0]
         composed = {**before, **{name: m @ before[name] if name in before else m for name, m in rotations.items()}}
         graph, topology = rescale_channels(self.graph, self.topology, state.overrides.channels, composed)
-        nodes = {n for name in rotations for n in (*known[name].makers, *known[name].readers)}
+        nodes = {n for name in rotations for n in (*known[name].producers, *known[name].consumers)}
         touched = {t for name in rotations for t in (*known[name].tensors, *known[name].behind)}
         ranges = self._ranges(graph, topology, touched)
         overrides = replace(state.overrides, rotations=composed)
@@ -208,9 +208,9 @@ class Work:
         moved = {t: c for t, c in state.overrides.channels.items() if np.any(c.offset)}
         stored = self.plan(state).weights if moved else {}
         for tensor, change in moved.items():
-            link = self.links[0][tensor]
+            link = self.layer_pairs[0][tensor]
             offset = np.repeat(change.offset / change.factor, link.repeats)
-            for name in link.readers:
+            for name in link.consumers:
                 node, kernel = state.graph.by_name[name], state.topology.kernel_of[name]
                 weight, bias = stored[kernel.weight or ""], state.graph.constant(kernel.bias or "")
                 axis = state.topology.weight_of[weight.tensor].channel_axis
@@ -221,16 +221,16 @@ class Work:
         return found
 
     @cached_property
-    def links(self) -> tuple[dict[str, Link], dict[str, str]]:
-        """Return the links of the float model; changes of channels leave them as they are."""
-        return links(self.graph, self.topology)
+    def layer_pairs(self) -> tuple[dict[str, LayerPair], dict[str, str]]:
+        """Return the pairs of layers of the float model; changes of channels leave them as they are."""
+        return layer_pairs(self.graph, self.topology)
 
     @cached_property
     def streams(self) -> tuple[dict[str, Stream], dict[str, str]]:
         """Return the streams of the float model; changes of channels leave them as they are."""
         return streams(self.graph, self.topology)
 
-    def extremes(self, state: State, found: Collection[Link], *, moments: bool) -> Mapping[str, ChannelExtremes]:
+    def extremes(self, state: State, found: Collection[LayerPair], *, moments: bool) -> Mapping[str, ChannelExtremes]:
         """Return statistics per channel of the state's network; with mean and deviation where `moments` are wanted."""
         return channel_extremes(state.graph, list(found), self.samples, moments=moments)
 
@@ -241,7 +241,7 @@ class Work:
 
     @cached_property
     def _own(self) -> ThresholdTable:
-        tensors = {t for link in self.links[0].values() for t in link.tensors}
+        tensors = {t for link in self.layer_pairs[0].values() for t in link.tensors}
         tensors |= {t for stream in self.streams[0].values() for t in (*stream.tensors, *stream.behind)}
         groups = [g for g in self.topology.groups if g.fixed is None and tensors.intersection(g.tensors)]
         known = self.profile if self.profile is not None else _NOTHING

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quantpipe.evaluate import course
+from quantpipe.evaluate import progress as course
 from tests.crash import Calls
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning, session_kinds
+from quantpipe.evaluate.compared_tensors import island_entries, watched
 from quantpipe.evaluate.evaluation import Evaluation
 from quantpipe.evaluate.layers import layer_report
-from quantpipe.evaluate.watched import island_entries, watched
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.lowering import Rendered

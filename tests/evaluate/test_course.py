@@ -13,7 +13,7 @@ import pytest
 from quantpipe.artifacts import Origin
 from quantpipe.errors import DamagedError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement
-from quantpipe.evaluate.course import Course, Watched
+from quantpipe.evaluate.progress import Course, Watched
 from quantpipe.recover import LayerCheckpoint
 from quantpipe.types import Batch
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.data import DigitsDataset, NpzDataset
-from quantpipe.evaluate.doubts import doubts
+from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.load import load_as_written
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import chance_of, wilson

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from quantpipe.evaluate import alone
-from quantpipe.evaluate.alone import AloneMeasure, Numbers, Wanted, by_cost
+from quantpipe.evaluate import sensitivity as alone
+from quantpipe.evaluate.sensitivity import AloneMeasure, Numbers, Wanted, by_cost
 from quantpipe.evaluate.stretches import States, stretches
 from quantpipe.graph.switches import with_switches
 from quantpipe.graph.view import Graph

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantpipe.evaluate.causes import Causes
+from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.metrics.reference import Compared
 from tests.ops.line import Line, Net, hardware, line
 

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.check.sample import made_up
 from quantpipe.errors import ConfigError, ModelError
-from quantpipe.graph import apart as apart_module
+from quantpipe.graph import isolated_process as apart_module
 from quantpipe.graph import load
-from quantpipe.graph.apart import Limits, apart
+from quantpipe.graph.isolated_process import Limits, apart
 from quantpipe.graph.load import load_graph
 from tests.e2e.models import DIGITS
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from quantpipe.errors import QuantpipeError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.lowering import Rendered
 from quantpipe.types import QuantPlan
 from tests.ops.line import Line

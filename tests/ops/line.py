@@ -28,7 +28,7 @@ from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph

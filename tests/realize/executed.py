@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.forms import WrittenBeside, executed
-from quantpipe.evaluate.sides import Simulated
 from quantpipe.lowering import Rendered
 from quantpipe.realize import Provenance
 from quantpipe.realize.c.form import CForm, walked

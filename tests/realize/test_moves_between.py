@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.io import model_proto
 from quantpipe.realize import write
 from tests.ops.line import Line, Net, line

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 import quantpipe
 from quantpipe.errors import HardwareError
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.counting import Counter
-from quantpipe.evaluate.sides import Simulated
 from quantpipe.graph.execute import Session
 from quantpipe.graph.quantized.restore import runnable
 from quantpipe.lowering import Rendered

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.counting import Counter
-from quantpipe.evaluate.sides import Simulated
 from quantpipe.intmath import requantize_fixed_point
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite import litert

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from quantpipe.evaluate.agreement import Agreement, compare_with, session_kinds
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.io import model_proto
 from quantpipe.lowering import Rendered, render
 from quantpipe.realize.vendor_qdq import VendorQdq

@@ -14,8 +14,8 @@ import pytest
 
 from quantpipe.check.forms import loaded_forms
 from quantpipe.errors import HardwareError
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.forms import WrittenBeside, executed
-from quantpipe.evaluate.sides import Simulated
 from quantpipe.lowering import Rendered
 from quantpipe.realize.vta.form import CONSTANTS, FILE, STREAM, VtaForm
 from quantpipe.realize.vta.isa import Alu, Instruction, Memory, Op, Uop, decoded, decoded_uops

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantpipe.errors import HardwareError
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.forms import WrittenBeside, executed
-from quantpipe.evaluate.sides import Simulated
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.form import TfliteForm, kernels_of

@@ -13,7 +13,7 @@ from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.plan import ChannelChange, Overrides
 from quantpipe.recover import overrides_arrays, overrides_from_arrays, rescale_channels
-from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_regions import layer_pairs
 from quantpipe.recover.rescale.rescale_channels import compose
 from quantpipe.types import Accumulate, Range, Topology
 from tests.ops.line import Line, Net, line, normal_samples
@@ -57,8 +57,8 @@ def some_change(channels: int, seed: int, offset: bool) -> ChannelChange:
 
 def test_where_channels_can_change() -> None:
     made = line(blocks(), "vta")
-    found, _ = links(made.graph, made.topology)
-    said = {link.maker: (link.readers, link.channels, link.offsets, link.swallowed) for link in found.values()}
+    found, _ = layer_pairs(made.graph, made.topology)
+    said = {link.producer: (link.consumers, link.channels, link.offsets, link.clamp_fused) for link in found.values()}
     assert said == {
         "expand": (("depthwise",), 6, False, True),  # zeros around a map are zeros of the old unit
         "depthwise": (("project",), 6, True, True),
@@ -73,7 +73,7 @@ def test_where_channels_can_change() -> None:
 def test_the_network_computes_what_it_did(clamp: str, hw: str) -> None:
     made = line(blocks(clamp), hw)
     before = outputs(made.graph)
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     if hw == "vta":
         changes = {t: some_change(k.channels, n, k.offsets) for n, (t, k) in enumerate(found.items())}
         graph, topology = rescale_channels(made.graph, made.topology, changes)
@@ -88,7 +88,7 @@ def test_the_network_computes_what_it_did(clamp: str, hw: str) -> None:
 
 def test_powers_of_two_change_no_bit() -> None:
     made = line(blocks(), "vta")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     changes = {
         t: ChannelChange(2.0 ** np.random.default_rng(7).integers(-3, 4, k.channels), np.zeros(k.channels))
         for t, k in found.items()
@@ -111,7 +111,7 @@ def test_a_map_flattened_into_features() -> None:
     x = net.node("Relu", net.conv(net.input(None, 2, 2, 2), 2, 3, name="conv"))
     net.output(net.dense(net.node("Flatten", x), 12, 4, name="dense"))
     made = line(net, "vta")
-    ((tensor, link),) = links(made.graph, made.topology)[0].items()
+    ((tensor, link),) = layer_pairs(made.graph, made.topology)[0].items()
     assert (link.channels, link.repeats, link.offsets) == (3, 4, True)
     graph, topology = rescale_channels(made.graph, made.topology, {tensor: some_change(3, 1, True)})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
@@ -132,8 +132,11 @@ def test_behind_a_normalization() -> None:
     y = net.node("Add", net.node("Add", heads[0], heads[1]), heads[2])
     net.output(net.node("MatMul", norm(net, y, 6, "norm2", gain), net.floats(6, 3), name="last"))
     made = line(net, "ort_cpu")
-    found, _ = links(made.graph, made.topology)
-    assert {k.maker: k.readers for k in found.values()} == {"norm": ("head0", "head1", "head2"), "norm2": ("last",)}
+    found, _ = layer_pairs(made.graph, made.topology)
+    assert {k.producer: k.consumers for k in found.values()} == {
+        "norm": ("head0", "head1", "head2"),
+        "norm2": ("last",),
+    }
     assert all(k.affine and not k.offsets for k in found.values())  # MatMul has no bias to take them
     graph, topology = rescale_channels(
         made.graph, made.topology, {t: some_change(6, n, False) for n, t in enumerate(found)}
@@ -154,7 +157,7 @@ def test_what_has_no_place_for_a_change_says_why() -> None:
     fourth = net.conv(net.node("Add", third, second), 4, 4, name="fourth")
     net.output(fourth)
     made = line(net, "vta")
-    found, refused = links(made.graph, made.topology)
+    found, refused = layer_pairs(made.graph, made.topology)
     assert not found
     assert "has other users" in refused["first"] and "has other users" in refused["second"]
     assert "Add" in refused["third"] and "is an output" in refused["fourth"]
@@ -167,7 +170,7 @@ def test_bounds_per_channel_are_the_realized_integers(seed: int) -> None:
     x = six(net, net.conv(net.input(None, 3, 4, 4), 3, 4, name="conv"), "clamp")
     net.output(net.conv(x, 4, 2, name="reader"))
     made = line(net, "vta")
-    (tensor,) = links(made.graph, made.topology)[0]
+    (tensor,) = layer_pairs(made.graph, made.topology)[0]
     graph, topology = rescale_channels(made.graph, made.topology, {tensor: some_change(4, seed, True)})
     other = on(made, graph, topology)
     plan = other.plan()
@@ -222,7 +225,7 @@ def test_what_is_stored_is_read_again() -> None:
 
 def test_a_changed_graph_is_whole() -> None:
     made = line(blocks(), "vta")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     graph, _ = rescale_channels(
         made.graph, made.topology, {t: some_change(k.channels, 1, k.offsets) for t, k in found.items()}
     )

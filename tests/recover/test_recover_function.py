@@ -13,7 +13,7 @@ from quantpipe.graph.execute import Session, collect
 from quantpipe.graph.view import Graph
 from quantpipe.recover import STEPS, NotApplicable, rescale_channels
 from quantpipe.recover.rescale.absorb import Absorption
-from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_regions import layer_pairs
 from quantpipe.recover.rescale.equalize import Equalization
 from quantpipe.recover.rescale.smooth import Smoothing
 from tests.ops.line import Line, Net, hardware, hardware_data, line
@@ -113,10 +113,10 @@ def test_steps_one_after_the_other_keep_the_function(net: str, chain: str) -> No
 
 def test_a_clamp_is_watched_where_it_stands() -> None:
     made = line(head(), "ort_cpu")
-    (link,) = links(made.graph, made.topology)[0].values()
-    assert link.clamped == made.graph.by_name["clamp"].outputs[0] != link.tensor
+    (link,) = layer_pairs(made.graph, made.topology)[0].values()
+    assert link.clamp_output == made.graph.by_name["clamp"].outputs[0] != link.tensor
     seen = work_on(made).extremes(work_on(made).start(), [link], moments=True)
-    assert seen[link.clamped].maximum.max() == pytest.approx(0.8) and seen[link.tensor].maximum.max() < 0.7
+    assert seen[link.clamp_output].maximum.max() == pytest.approx(0.8) and seen[link.tensor].maximum.max() < 0.7
 
 
 def test_biases_answer_for_integer_weights_with_a_scale_per_channel() -> None:
@@ -129,7 +129,7 @@ def test_biases_answer_for_integer_weights_with_a_scale_per_channel() -> None:
     work = work_on(made)
     state = STEPS["absorb"].run(work, work.start(), Absorption())
     ((tensor, change),) = state.overrides.channels.items()
-    assert work.links[0][tensor].readers == ("second",) and np.any(change.offset)
+    assert work.layer_pairs[0][tensor].consumers == ("second",) and np.any(change.offset)
     node = made.graph.by_name["second"]
     weight = work.plan(state).weights[node.inputs[1]]
     assert weight.scale.shape == (6,)

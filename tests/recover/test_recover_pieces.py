@@ -57,7 +57,7 @@ def test_every_kernel_is_in_a_segment_and_every_weight_solved_in_order(case: Lin
     first = list(dict.fromkeys(k.node for p in parts for k in p.kernels if k.weight is not None))
     assert len(first) == sum(k.weight is not None for k in case.topology.kernels)
     every = [k for p in parts for k in p.kernels]
-    for kernel in every:  # only what makes an accumulator is computed again, for each of its readers
+    for kernel in every:  # only what makes an accumulator is computed again, for each of its consumers
         assert every.count(kernel) == 1 or kernel.form is Form.RAW, kernel.node
     for part in parts:
         assert list(part.nodes) == sorted(part.nodes, key=place.__getitem__)

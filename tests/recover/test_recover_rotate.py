@@ -109,8 +109,8 @@ def test_where_streams_are() -> None:
     found, refused = streams(made.graph, made.topology)
     (stream,) = found.values()
     assert stream.name == made.graph.by_name["entry"].outputs[0] and stream.channels == 6
-    assert stream.makers == ("entry", "project1", "project2")
-    assert stream.readers == ("expand1", "expand2", "dense")
+    assert stream.producers == ("entry", "project1", "project2")
+    assert stream.consumers == ("expand1", "expand2", "dense")
     assert len(stream.tensors) == 7  # three layers' results, two sums, the pool's, the flattened one
     assert "Relu" in refused["stem"] and "an output" in refused["dense"]
 
@@ -118,7 +118,7 @@ def test_where_streams_are() -> None:
 def test_channels_along_the_last_axis() -> None:
     made = line(dense_stream(), "ort_cpu")
     (stream,) = streams(made.graph, made.topology)[0].values()
-    assert (stream.makers, stream.readers, stream.channels) == (("first", "second"), ("third",), 6)
+    assert (stream.producers, stream.consumers, stream.channels) == (("first", "second"), ("third",), 6)
 
 
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "int4_weights"])
@@ -129,7 +129,7 @@ def test_the_network_computes_what_it_did(net: Any, hw: str) -> None:
     matrix = turn(stream.channels, 1)
     graph = rotate_weights(made.graph, made.topology, {stream.name: matrix})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
-    weight = made.topology.kernel_of[stream.makers[0]].weight or ""
+    weight = made.topology.kernel_of[stream.producers[0]].weight or ""
     assert not np.allclose(graph.constant(weight), made.graph.constant(weight), atol=1e-2)
     assert made.graph.model is not graph.model
     again = rotate_weights(graph, made.topology, {stream.name: matrix.T})
@@ -191,7 +191,7 @@ def test_what_is_stored_is_read_again() -> None:
 
 
 def test_faces_hold_what_shares_a_scale() -> None:
-    """Per channel: rows of makers lie across the stream, rows of readers along it; per tensor: all is one."""
+    """Per channel: rows of producers lie across the stream, rows of consumers along it; per tensor: all is one."""
     made = line(bottlenecks(), "ort_cpu")
     (stream,) = streams(made.graph, made.topology)[0].values()
     found = stream_weights(made.graph, made.topology, stream)
@@ -291,7 +291,7 @@ def test_a_layer_that_reads_and_makes_the_stream() -> None:
     net.output(net.conv(x, 6, 4, name="reader"))
     made = line(net, "int4_weights")
     (stream,) = streams(made.graph, made.topology)[0].values()
-    assert "both" in stream.makers and "both" in stream.readers
+    assert "both" in stream.producers and "both" in stream.consumers
     matrix = turn(6, 5)
     graph = rotate_weights(made.graph, made.topology, {stream.name: matrix})
     np.testing.assert_allclose(outputs(graph), outputs(made.graph), rtol=1e-4, atol=1e-5)
@@ -309,9 +309,13 @@ def test_a_layer_that_reads_and_makes_the_stream() -> None:
 def test_pruned_channels_hold_nothing_up() -> None:
     """Rows and columns of zeros, and a layer of zeros: the rest is made as even as without them."""
     rng = np.random.default_rng(4)
-    values, maker = rng.standard_t(2, (8, 1, 12)), rng.standard_t(2, (1, 20, 12))
-    values[3], maker[..., 5] = 0.0, 0.0
-    around = [StreamWeight(values, (1, 2)), StreamWeight(maker, (0, 1)), StreamWeight(np.zeros((2, 3, 12)), (0, 1, 2))]
+    values, producer = rng.standard_t(2, (8, 1, 12)), rng.standard_t(2, (1, 20, 12))
+    values[3], producer[..., 5] = 0.0, 0.0
+    around = [
+        StreamWeight(values, (1, 2)),
+        StreamWeight(producer, (0, 1)),
+        StreamWeight(np.zeros((2, 3, 12)), (0, 1, 2)),
+    ]
     with np.errstate(divide="raise", invalid="raise", over="raise"):
         matrix = optimize_rotation(around, 12, 60)
     assert crest_factor(rotated(weight, matrix) for weight in around) < 0.6 * crest_factor(around)
@@ -331,7 +335,7 @@ def hidden_signs(seed: int) -> Net:
     rng, matrix, net = np.random.default_rng(seed), turn(16, seed), Net(seed)
     first, second = (np.where(rng.random(shape) < 0.5, -0.2, 0.2) for shape in ((16, 4), (6, 16)))
     x = net.input(None, 4, 6, 6)
-    for name, weight in (("maker", matrix @ first), ("reader", second @ matrix.T)):
+    for name, weight in (("producer", matrix @ first), ("reader", second @ matrix.T)):
         x = net.node("Conv", x, net.constant(weight[:, :, None, None].astype(np.float32)), name=name)
     net.output(x)
     return net
@@ -345,7 +349,7 @@ def test_it_helps_where_a_rotation_hides_even_weights(seed: int) -> None:
 
 def test_channels_in_other_units_come_behind_it() -> None:
     net = Net(9)
-    x = net.conv(net.input(None, 3, 4, 4), 3, 6, name="maker")
+    x = net.conv(net.input(None, 3, 4, 4), 3, 6, name="producer")
     net.output(net.conv(x, 6, 4, name="reader"))
     made = line(net, "vta")
     (name,) = streams(made.graph, made.topology)[0]
@@ -358,7 +362,7 @@ def test_channels_in_other_units_come_behind_it() -> None:
 
 def test_without_a_stream_it_says_why() -> None:
     net = Net(10)
-    x = net.node("Relu", net.conv(net.input(None, 3, 4, 4), 3, 6, name="maker"))
+    x = net.node("Relu", net.conv(net.input(None, 3, 4, 4), 3, 6, name="producer"))
     net.output(net.conv(x, 6, 4, name="reader"))
     (row,) = accept_steps(line(net, "vta"), ["rotate"]).steps
-    assert not row["kept"] and "maker: " in row["reason"] and "Relu" in row["reason"]
+    assert not row["kept"] and "producer: " in row["reason"] and "Relu" in row["reason"]

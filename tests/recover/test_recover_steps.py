@@ -19,7 +19,7 @@ from quantpipe.plan import Planner
 from quantpipe.recover import STEPS, NotApplicable, RecoverOptions, RecoveryResult, State, Work, rescale_channels
 from quantpipe.recover.ranges import squared_error
 from quantpipe.recover.rescale.absorb import Absorption, absorbed
-from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_regions import layer_pairs
 from quantpipe.recover.rescale.channel_stats import channel_extremes
 from quantpipe.recover.rescale.equalize import Equalization, equalized
 from quantpipe.recover.rescale.smooth import smoothed
@@ -72,7 +72,7 @@ def ranges_of(made: Line, changes: dict[str, Any]) -> tuple[Array, Array]:
 
 def test_equalized_rows_and_columns_have_the_same_range() -> None:
     made = line(uneven(), "vta")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
     changes = equalized(made.graph, made.topology, found.values(), seen, channel_bounds=True, options=Equalization())
     rows, columns = ranges_of(made, changes)
@@ -89,7 +89,7 @@ def test_equalized_rows_and_columns_have_the_same_range() -> None:
 
 def test_factors_that_are_powers_of_two() -> None:
     made = line(uneven(), "vta")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
     options = Equalization(factors="power_of_two")
     ((tensor, change),) = equalized(
@@ -105,7 +105,7 @@ def test_a_clamp_that_cannot_move_is_not_met() -> None:
     """Without bounds per channel: who met the limit keeps its unit, and no one else comes to meet it."""
     limit = 3.0
     made = line(blocks(limit=limit), "ort_cpu")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
     changes = equalized(
         made.graph, made.topology, found.values(), seen, channel_bounds=False, options=Equalization(margin=0.1)
@@ -157,13 +157,13 @@ def test_equalization_that_hurts_is_thrown_out() -> None:
 
 def test_absorption_centres_a_tensor_on_whole_steps() -> None:
     made = line(blocks(), "vta")
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     movable = [k for k in found.values() if k.offsets]
     seen = channel_extremes(made.graph, movable, made.samples)
     arguments = (made.graph, movable, seen, made.schema.activations)
     for by_channel in (True, False):
         changes = absorbed(*arguments, spec=made.spec, options=Absorption(by_channel=by_channel), steps={})
-        assert {"depthwise", "last"} <= {found[t].maker for t in changes}
+        assert {"depthwise", "last"} <= {found[t].producer for t in changes}
         for tensor, change in changes.items():
             low, high = seen[tensor].minimum, seen[tensor].maximum
             centre = (low + high) / 2 if by_channel else np.full(len(low), (low.min() + high.max()) / 2)
@@ -193,12 +193,14 @@ def test_absorption_takes_back_what_integer_weights_make_of_it() -> None:
     plan = work.plan(state)
     assert state.overrides.biases
     for tensor, change in state.overrides.channels.items():
-        for reader in work.links[0][tensor].readers:
+        for reader in work.layer_pairs[0][tensor].consumers:
             node = made.graph.by_name[reader]
             weight = plan.weights[node.inputs[1]]
             real = (weight.values * float(weight.scale)).reshape(weight.values.shape[0], -1)
             expected = made.graph.constant(node.inputs[2]).astype(np.float64) + real @ change.offset
-            own = state.overrides.channels.get(next((t for t, k in work.links[0].items() if k.maker == reader), ""))
+            own = state.overrides.channels.get(
+                next((t for t, k in work.layer_pairs[0].items() if k.producer == reader), "")
+            )
             moved = expected - (own.offset if own is not None else 0.0)
             np.testing.assert_allclose(state.overrides.biases[reader], moved, rtol=1e-5, atol=1e-6)
 
@@ -222,7 +224,7 @@ def work_on(made: Line) -> Work:
 def test_a_searched_range_stays_as_far_from_the_estimate_as_it_was() -> None:
     made = line(uneven(), "vta")
     work = work_on(made)
-    (tensor,) = work.links[0]
+    (tensor,) = work.layer_pairs[0]
     key = made.topology.group_of[tensor].key
     plain = STEPS["equalize"].run(work, work.start(), Equalization())
     half = made.strategy().ranges[key]
@@ -258,7 +260,7 @@ def test_known_statistics_are_not_measured_again(monkeypatch: pytest.MonkeyPatch
 
 def test_extremes_of_channels_with_and_without_moments() -> None:
     made = line(blocks(), "vta")
-    found = list(links(made.graph, made.topology)[0].values())
+    found = list(layer_pairs(made.graph, made.topology)[0].values())
     session = Session(with_outputs(made.graph.model, [link.tensor for link in found]))
     whole = [session.run(b.inputs, [link.tensor for link in found]) for b in made.samples.batches(8)]
     with_moments = channel_extremes(made.graph, found, made.samples)
@@ -330,7 +332,7 @@ def outliers() -> Line:
 
 def test_scales_migrate_behind_a_normalization() -> None:
     made = outliers()
-    found, _ = links(made.graph, made.topology)
+    found, _ = layer_pairs(made.graph, made.topology)
     seen = channel_extremes(made.graph, list(found.values()), made.samples)
     ((tensor, change),) = smoothed(made.graph, made.topology, found.values(), seen, alpha=0.5).items()
     peak = np.maximum(np.abs(seen[tensor].minimum), np.abs(seen[tensor].maximum))

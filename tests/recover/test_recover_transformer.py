@@ -11,7 +11,7 @@ from quantpipe.errors import ArtifactError
 from quantpipe.graph.view import Graph
 from quantpipe.oprules.attention import through_heads
 from quantpipe.recover.rescale.apply_rotation import rotate_weights
-from quantpipe.recover.rescale.channel_regions import links
+from quantpipe.recover.rescale.channel_regions import layer_pairs
 from quantpipe.recover.rescale.optimize_rotation import StreamWeight, crest_factor, optimize_rotation, rotated
 from quantpipe.recover.rescale.rescale_channels import rescale_channels
 from quantpipe.recover.rescale.residual_streams import streams
@@ -97,8 +97,8 @@ def reading() -> Line:
 
 def test_a_stream_passes_normalizations_and_constants(seeing: Line) -> None:
     (stream,) = streams(seeing.graph, seeing.topology)[0].values()
-    assert stream.makers == ("patches", "block_out", "down")
-    assert set(stream.readers) == {"block_query", "block_key", "block_value", "up", "classifier"}
+    assert stream.producers == ("patches", "block_out", "down")
+    assert set(stream.consumers) == {"block_query", "block_key", "block_value", "up", "classifier"}
     assert [name for name, _ in stream.norms] == ["norm1", "norm2", "norm3"] and stream.centred
     assert {node for node, _ in stream.constants} == {"places", "token"}
 
@@ -138,9 +138,9 @@ def test_without_a_bias_to_take_the_offset_there_is_no_stream() -> None:
 
 
 def test_the_values_of_an_attention_are_followed_through_its_heads(seeing: Line) -> None:
-    found = links(seeing.graph, seeing.topology)[0].values()
+    found = layer_pairs(seeing.graph, seeing.topology)[0].values()
     (link,) = [link for link in found if link.attended]
-    assert (link.maker, link.readers, link.axis, link.offsets) == ("block_value", ("block_out",), -1, False)
+    assert (link.producer, link.consumers, link.axis, link.offsets) == ("block_value", ("block_out",), -1, False)
     graph, _ = rescale_channels(seeing.graph, seeing.topology, {link.tensor: some_change(WIDTH, 1, False)})
     close(graph, seeing.graph)
     query = seeing.graph.by_name["block_query"].outputs[0]
@@ -148,7 +148,7 @@ def test_the_values_of_an_attention_are_followed_through_its_heads(seeing: Line)
 
 
 def test_behind_a_shortcut_a_copy_of_the_normalization_changes(reading: Line) -> None:
-    found = {link.maker: link for link in links(reading.graph, reading.topology)[0].values() if link.affine}
+    found = {link.producer: link for link in layer_pairs(reading.graph, reading.topology)[0].values() if link.affine}
     assert set(found) == {"norm0", "norm1"} and all(link.view and link.offsets for link in found.values())
     changes = {link.tensor: some_change(WIDTH, n, True) for n, link in enumerate(found.values())}
     graph, topology = rescale_channels(reading.graph, reading.topology, changes)
@@ -169,10 +169,10 @@ def test_what_was_smoothed_is_what_runs(net: Any, hw: str, form: str, steps: lis
 
 @pytest.mark.parametrize("net", [encoder, vision])
 def test_everything_at_once_is_what_runs(net: Any) -> None:
-    """A rotation, and then changes of all links, with the ranges that the float model had."""
+    """A rotation, and then changes of all pairs of layers, with the ranges that the float model had."""
     made = line(net(), "ort_cpu")
     turned = {name: turn(s.channels, 5, s.centred) for name, s in streams(made.graph, made.topology)[0].items()}
-    found = [link for link in links(made.graph, made.topology)[0].values() if link.affine or link.attended]
+    found = [link for link in layer_pairs(made.graph, made.topology)[0].values() if link.affine or link.attended]
     changes = {link.tensor: some_change(link.channels, n, link.offsets) for n, link in enumerate(found)}
     graph, topology = rescale_channels(made.graph, made.topology, changes, turned)
     close(graph, made.graph)

@@ -202,14 +202,14 @@ def test_a_layer_answers_for_the_error_of_what_it_is_added_to(
     says(found, rows @ weight.T + asked * sign * (rows - stored), stored)
 
 
-@pytest.mark.parametrize("maker", ["conv", "matmul"])
-def test_a_table_that_serves_all_samples_is_no_shortcut(maker: str) -> None:
+@pytest.mark.parametrize("producer", ["conv", "matmul"])
+def test_a_table_that_serves_all_samples_is_no_shortcut(producer: str) -> None:
     """layer(x) + table[:, :T] with T read from the data: a computed tensor, of the shape that one sample's result has,
     and of one sample only."""
     net = Net(3)
     x, values, axis = (
         (net.input(None, 4, None, 6), (24, 4, 6, 6), 2)
-        if maker == "conv"
+        if producer == "conv"
         else (net.input(None, None, 4), (24, 6, 4), 1)
     )
     ends = (net.constant(np.array([end])) for end in (axis, axis + 1))
@@ -218,7 +218,7 @@ def test_a_table_that_serves_all_samples_is_no_shortcut(maker: str) -> None:
     table = net.node("Slice", whole, net.constant(np.array([0])), length, net.constant(np.array([axis])), name="table")
 
     def layer(data: str, name: str) -> str:
-        if maker == "conv":
+        if producer == "conv":
             return net.conv(data, 4, 4, name=name)
         return net.node("MatMul", data, net.floats(4, 4), name=name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quantpipe.pipeline import worth
+from quantpipe.pipeline import search_benefit as worth
 from quantpipe.search import CostKind, Greedy, Objective, SearchResult, Stopped
 from quantpipe.types import Point, Score, Trial
 from tests.ops.line import hardware

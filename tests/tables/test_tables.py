@@ -22,7 +22,7 @@ from quantpipe.annotate.choices import choice_space
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.errors import ConfigError, HardwareError, ModelError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
-from quantpipe.evaluate.sides import Simulated
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS

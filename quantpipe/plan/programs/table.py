@@ -28,13 +28,13 @@ Made = tuple[Value, float | None]
 Maker = Callable[[PlanBuilder, Kernel, ProgramWriter], Made]
 
 
-def plan_program(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
+def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     """Plan a function of rows as the device forms it.
 
     Raises:
         HardwareError: where the result would be handed on as an accumulator, or a value could leave its type.
     """
-    kind = draft.spec.functions.get(kernel.op, rule.kinds[0])
+    kind = builder.spec.functions.get(kernel.op, rule.kinds[0])
     if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise HardwareError(
             "its integer form reads and gives stored integers; declare stored types of 8 or 16 bits in its `in` and "
@@ -42,54 +42,54 @@ def plan_program(draft: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
             stage="plan",
             where=kernel.node,
         )
-    read = [draft.quantizers[o.tensor] for o in kernel.operands]
+    read = [builder.quantizers[o.tensor] for o in kernel.operands]
     writer = ProgramWriter(kernel.node, [(q.low, q.high) for q in read])
-    result, scale = PROGRAMS[kernel.op, kind](draft, kernel, writer)
-    out = draft.quantizers[kernel.output]
-    output = None if scale is None else requantize(draft, kernel, np.asarray(scale, np.float64), out)
+    result, scale = PROGRAMS[kernel.op, kind](builder, kernel, writer)
+    out = builder.quantizers[kernel.output]
+    output = None if scale is None else requantize(builder, kernel, np.asarray(scale, np.float64), out)
     own = np.asarray(out.scale if scale is None else scale, np.float32)
     return Program(kernel.node, kind, len(read), tuple(writer.steps), own, result.peak, output)
 
 
-def _tflite_softmax(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
-    axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
-    return tflite_softmax(writer, data, draft.quantizers[kernel.output], axes, count=count), None
+def _tflite_softmax(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
+    axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
+    return tflite_softmax(writer, data, builder.quantizers[kernel.output], axes, count=count), None
 
 
 def _divided_softmax(exponentials: Callable[[float, int], Ints]) -> Maker:
-    def make(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-        node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
-        axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
-        out, scale = draft.quantizers[kernel.output], float(data.scale)
+    def make(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+        node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
+        axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
+        out, scale = builder.quantizers[kernel.output], float(data.scale)
         return divided_softmax(writer, out, lambda span: exponentials(scale, span), axes, count=count), None
 
     return make
 
 
-def _log_softmax(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
-    return log_softmax(writer, data, row_axes(node, draft.graph), count=row_count(node, draft.graph))
+def _log_softmax(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
+    return log_softmax(writer, data, row_axes(node, builder.graph), count=row_count(node, builder.graph))
 
 
 def _differences(span: int) -> Ints:
     return np.arange(-span, 1, dtype=np.int64)
 
 
-def _norm(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-    data = draft.quantizers[kernel.operands[0].tensor]
-    return normalized(writer, data, normalization(draft.graph.by_name[kernel.node], draft.graph))
+def _norm(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    data = builder.quantizers[kernel.operands[0].tensor]
+    return normalized(writer, data, normalization(builder.graph.by_name[kernel.node], builder.graph))
 
 
-def _sum(draft: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+def _sum(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     """The sum over axes; a mean has its count in the scale."""
-    node, data = draft.graph.by_name[kernel.node], draft.quantizers[kernel.operands[0].tensor]
-    axes, count = row_axes(node, draft.graph), row_count(node, draft.graph)
+    node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
+    axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
     total = writer.sum_over(writer.operand(), axes, count)
     if total.peak > DType.INT32.qmax:
         raise writer.refused(f"its sums over {count} elements may reach {total.peak}, beyond int32")
     scale = float(data.scale) / (count if is_mean(node) else 1)
-    if draft.spec.scales is Scales.POWER_OF_TWO and is_mean(node) and count & (count - 1):
+    if builder.spec.scales is Scales.POWER_OF_TWO and is_mean(node) and count & (count - 1):
         # A shift divides by no such count: the sum, with bits of fraction, is divided before it is narrowed.
         fraction = max(0, min(MEAN_BITS, 30 - total.peak.bit_length()))
         total = writer.div(writer.mul(total, 1 << fraction), count)

@@ -214,10 +214,10 @@ class _Walk:
         wanted = self.options.propagate and self.options.shortcuts
         if not wanted or self.plan.weights[kernel.weight or ""].bits > FEW_BITS:
             return None
-        readers = graph.consumers.get(made, ())
-        if kernel.fused or len(readers) != 1 or made in graph.output_names:
+        consumers = graph.consumers.get(made, ())
+        if kernel.fused or len(consumers) != 1 or made in graph.output_names:
             return None
-        node, _ = readers[0]
+        node, _ = consumers[0]
         rule = rule_of(node)
         if rule is None or rule.family is not Family.SUM:
             return None

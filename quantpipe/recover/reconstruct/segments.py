@@ -42,9 +42,9 @@ def segments(graph: Graph, topology: Topology) -> list[Segment]:
         members = list(dict.fromkeys([*chain, *members]))
         if kernel is not None and kernel.form is Form.RAW:
             pending[kernel.output] = members
-            readers = graph.consumers.get(kernel.output, ())
+            consumers = graph.consumers.get(kernel.output, ())
             if kernel.output not in graph.output_names and all(
-                (k := topology.kernel_of.get(r.name)) is not None and _reads_raw(k, kernel.output) for r, _ in readers
+                (k := topology.kernel_of.get(r.name)) is not None and _reads_raw(k, kernel.output) for r, _ in consumers
             ):
                 continue
         found.append(_segment(graph, topology, members))

@@ -3,8 +3,8 @@
 The tensor then needs a smaller range. Where a clamp can have the limits that go with it, the function stays the same,
 and each tensor is centred: a symmetric schema then spends no codes on the side that a Relu leaves empty. Where it
 cannot, only what a channel always exceeds is taken off: max(0, least value, or mean - 3 deviations if that is less)
-(high-bias absorption, Nagel et al. 2019, section 4.1.3, with measured figures). Pure: takes links and their channels'
-extremes, gives changes of channels.
+(high-bias absorption, Nagel et al. 2019, section 4.1.3, with measured figures). Pure: takes pairs of layers and their
+channels' extremes, gives changes of channels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import CLAMP
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.parameters import flag
-from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
 from quantpipe.types import HardwareSpec, Symmetry, TensorSchema
@@ -45,7 +45,7 @@ class Absorption:
 
 def absorbed(
     graph: Graph,
-    found: Iterable[Link],
+    found: Iterable[LayerPair],
     extremes: Mapping[str, ChannelExtremes],
     schema: TensorSchema,
     *,
@@ -60,8 +60,8 @@ def absorbed(
 
     Args:
         graph: the graph.
-        found: the links.
-        extremes: statistics of the links' tensors.
+        found: the pairs of layers.
+        extremes: statistics of the pairs of layers' tensors.
         schema: how ranges become scales.
         spec: the device.
         options: how constants are chosen.
@@ -75,7 +75,7 @@ def absorbed(
         if not link.offsets:
             continue
         seen = extremes[link.tensor]
-        there = extremes[link.clamped]
+        there = extremes[link.clamp_output]
         offset, limits = _offset(graph, link, seen, there, spec=spec, options=options, step=steps.get(link.tensor, 0.0))
         before, after = (_range(seen, o, schema) for o in (np.zeros(link.channels), offset))
         if link.tensor in steps or after <= (1.0 - LEAST_GAIN) * before:
@@ -85,7 +85,7 @@ def absorbed(
 
 def _offset(
     graph: Graph,
-    link: Link,
+    link: LayerPair,
     seen: ChannelExtremes,
     there: ChannelExtremes,
     *,
@@ -101,7 +101,7 @@ def _offset(
     whole = _whole_steps(np.full(link.channels, (seen.minimum.min() + seen.maximum.max()) / 2), step)
     clamp = None if link.clamp is None else graph.by_name[link.clamp]
     limits = None if clamp is None else clamp_limits(graph, clamp)
-    if clamp is None or limits is None or (spec.channel_bounds and link.swallowed):
+    if clamp is None or limits is None or (spec.channel_bounds and link.clamp_fused):
         return (centre if options.by_channel else whole), None
     low, high = limits
     if clamp.op == CLAMP or _can_clamp(graph, link, spec):
@@ -114,9 +114,9 @@ def _whole_steps(offset: Floats, step: float) -> Floats:
     return intmath.round_real(offset / step) * step if step > 0 else offset
 
 
-def _can_clamp(graph: Graph, link: Link, spec: HardwareSpec) -> bool:
+def _can_clamp(graph: Graph, link: LayerPair, spec: HardwareSpec) -> bool:
     """Whether the device runs a clamp with limits of its own in the place of the one that stands there."""
-    return spec.fuses(graph.by_name[link.maker].op, CLAMP) if link.swallowed else CLAMP in spec.ops
+    return spec.fuses(graph.by_name[link.producer].op, CLAMP) if link.clamp_fused else CLAMP in spec.ops
 
 
 def _range(seen: ChannelExtremes, offset: Floats, schema: TensorSchema) -> float:

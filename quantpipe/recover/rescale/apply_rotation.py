@@ -1,6 +1,6 @@
 """The network with the channels of streams rotated: the same function, other constants.
 
-T' = M T for every tensor of a stream, M orthogonal: a maker's weight becomes M W and its bias M b, a reader's weight
+T' = M T for every tensor of a stream, M orthogonal: a producer's weight becomes M W and its bias M b, a reader's weight
 W Mᵀ, a constant that is added M c. A reader behind a normalization with gain g and offset o takes these up: its weight
 becomes W diag(g) Mᵀ, its bias b + W o, and the normalization has gain 1 and offset 0. In float64, stored in the
 constants' own type.
@@ -48,8 +48,8 @@ def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Flo
     writer = Writer(graph)
     for name, matrix in rotations.items():
         stream = _fitting(known, name, matrix)
-        made |= dict.fromkeys(stream.makers, matrix)
-        read |= {reader: _Reading(matrix, *_affine(graph, stream, reader)) for reader in stream.readers}
+        made |= dict.fromkeys(stream.producers, matrix)
+        read |= {reader: _Reading(matrix, *_affine(graph, stream, reader)) for reader in stream.consumers}
         for node, port in stream.constants:
             added = graph.constant(graph.by_name[node].inputs[port]).astype(np.float64)
             writer.constant(graph.by_name[node], port, added @ matrix.T)
@@ -64,7 +64,7 @@ def rotate_weights(graph: Graph, topology: Topology, rotations: Mapping[str, Flo
 def stream_weights(graph: Graph, topology: Topology, stream: Stream) -> list[StreamWeight]:
     """Return the weights around a stream as its channels meet them, with the scales that the device gives them."""
     found = []
-    for names, is_maker in ((stream.makers, True), (stream.readers, False)):
+    for names, is_maker in ((stream.producers, True), (stream.consumers, False)):
         for name in names:
             node, site = graph.by_name[name], topology.weight_of[topology.kernel_of[name].weight or ""]
             axis = _output_axis(graph, node) if is_maker else _input_axis(node)
@@ -103,7 +103,7 @@ class _Reading:
 
 def _affine(graph: Graph, stream: Stream, reader: str) -> tuple[Floats, Floats]:
     """Return gain and offset `[C]` between a stream and a layer that reads it."""
-    norm = next((name for name, readers in stream.norms if reader in readers), None)
+    norm = next((name for name, consumers in stream.norms if reader in consumers), None)
     found = [np.ones(stream.channels), np.zeros(stream.channels)]
     for number, port in enumerate(() if norm is None else _ports(graph.by_name[norm])):
         if port is not None:

@@ -18,28 +18,29 @@ from quantpipe.types import Form, Topology
 
 
 @dataclass(frozen=True)
-class Link:
+class LayerPair:
     """Describe a tensor whose channels can be changed.
 
-    `tensor` is what the `readers` read; `channels` are those of the `maker`'s result, each of which is `repeats`
+    `tensor` is what the `consumers` read; `channels` are those of the `producer`'s result, each of which is `repeats`
     channels of the tensor (a map flattened into features).
 
-    `tensors`: every tensor on the way, the first being the maker's own result. `clamp`: the node on the way that bounds
-    values, `clamped` what it gives (`tensor` where there is none: a pool between them may average what met a limit
-    away), and `swallowed` whether it is part of the maker's kernel. `axis`: where the channels are, in every tensor on
-    the way, counted from the end (-1) where it is the last one of each. `offsets`: whether channels may also be moved,
-    or only scaled. `affine`: the maker ends with gain and offset per channel instead of a weight. `attended`: the
-    scores of an attention weigh the tensor on the way. `view`: others than the readers read what the maker gives, too
-    (the shortcut behind a normalization), so a copy of the maker, for this node alone, is what changes.
+    `tensors`: every tensor on the way, the first being the producer's own result. `clamp`: the node on the way that
+    bounds values, `clamp_output` what it gives (`tensor` where there is none: a pool between them may average what
+    met a limit away), and `clamp_fused` whether it is part of the producer's kernel. `axis`: where the channels
+    are, in every tensor on the way, counted from the end (-1) where it is the last one of each. `offsets`: whether
+    channels may also be moved, or only scaled. `affine`: the producer ends with gain and offset per channel instead
+    of a weight. `attended`: the scores of an attention weigh the tensor on the way. `view`: others than the
+    consumers read what the producer gives, too (the shortcut behind a normalization), so a copy of the producer,
+    for this node alone, is what changes.
     """
 
     tensor: str
-    maker: str
-    readers: tuple[str, ...]
+    producer: str
+    consumers: tuple[str, ...]
     tensors: tuple[str, ...]
     clamp: str | None
-    clamped: str
-    swallowed: bool
+    clamp_output: str
+    clamp_fused: bool
     channels: int
     axis: int
     repeats: int
@@ -49,10 +50,10 @@ class Link:
     view: str | None = None
 
 
-def links(graph: Graph, topology: Topology) -> tuple[dict[str, Link], dict[str, str]]:
-    """Return all links by their tensor, in graph order, and for each maker without one why."""
+def layer_pairs(graph: Graph, topology: Topology) -> tuple[dict[str, LayerPair], dict[str, str]]:
+    """Return all pairs of layers by their tensor, in graph order, and for each producer without one why."""
     finder = _Finder(graph, topology)
-    found: dict[str, Link] = {}
+    found: dict[str, LayerPair] = {}
     refused: dict[str, str] = {}
     for node in graph.nodes:
         if not finder.makes(node):
@@ -77,33 +78,33 @@ class _Finder:
         kernel = self._topology.kernel_of.get(node.name)
         return kernel is not None and kernel.weight is not None and node.op in COLUMNS
 
-    def follow(self, maker: Node) -> Link | str:
-        """Return the link from a maker, or why there is none."""
-        graph, affine = self._graph, maker.op in AFFINE
-        reason = self._affine_reason(maker) if affine else self._own(maker)
+    def follow(self, producer: Node) -> LayerPair | str:
+        """Return the link from a producer, or why there is none."""
+        graph, affine = self._graph, producer.op in AFFINE
+        reason = self._affine_reason(producer) if affine else self._own(producer)
         if reason:
             return reason
-        tensor = maker.outputs[0]
-        axis = self._axis(maker)
+        tensor = producer.outputs[0]
+        axis = self._axis(producer)
         channels = graph.shapes[tensor][axis]
         tensors, repeats, ranks = [tensor], 1, {len(graph.shapes[tensor])}
-        view = self._own_view(maker, axis) if affine else None
+        view = self._own_view(producer, axis) if affine else None
         if view is not None:
             tensor = view.outputs[0]
             axis = len(graph.shapes[tensor]) - 1
             tensors, ranks = [tensor], {axis + 1}
         clamp: str | None = None
-        offsets, attended = self._has_offset(maker), False
+        offsets, attended = self._has_offset(producer), False
         while True:
             if tensor in graph.output_names:
                 return f"{tensor} is an output of the model"
-            readers = self._readers(tensor)
-            others = [node.name for node in readers if not self._reads(node, tensor, axis)]
-            if readers and not others:
+            consumers = self._readers(tensor)
+            others = [node.name for node in consumers if not self._reads(node, tensor, axis)]
+            if consumers and not others:
                 break
-            if len(readers) != 1:
-                return f"{tensor} is also read by {', '.join(others)}" if readers else f"nothing reads {tensor}"
-            (node,) = readers
+            if len(consumers) != 1:
+                return f"{tensor} is also read by {', '.join(others)}" if consumers else f"nothing reads {tensor}"
+            (node,) = consumers
             rule, passage = rule_of(node), PASSAGES.get(node.op)
             if rule is not None and rule.family is Family.CLAMP and rule.refuse(node, graph) is None:
                 if clamp is not None:
@@ -126,20 +127,20 @@ class _Finder:
                 return f"{tensor} is read by {node.name} ({node.op}), no layer, and none that keeps channels apart"
             tensor = node.outputs[0]
             tensors.append(tensor)
-        for node in readers:
+        for node in consumers:
             if reason := self._own(node):
                 return reason
             offsets = offsets and self._has_bias(node) and takes_offsets(node)
         if pinned := [t for t in tensors if (g := self._topology.group_of.get(t)) is not None and g.fixed is not None]:
             return f"the range of {pinned[0]} is given"
-        return Link(
+        return LayerPair(
             tensor,
-            maker.name,
-            tuple(n.name for n in readers),
+            producer.name,
+            tuple(n.name for n in consumers),
             tuple(tensors),
             clamp,
             tensor if clamp is None else graph.by_name[clamp].outputs[0],
-            self._swallows(maker, clamp),
+            self._swallows(producer, clamp),
             channels,
             axis if len(ranks) == 1 else -1,
             repeats,
@@ -153,16 +154,16 @@ class _Finder:
         """Return who reads the values of a tensor, and not its shape alone."""
         return [node for node, _ in self._graph.consumers.get(tensor, ()) if node.op not in OF_SHAPES]
 
-    def _own_view(self, maker: Node, axis: int) -> Node | None:
-        """Return the one node that lays the rows of a maker flat for layers, where others read them, too.
+    def _own_view(self, producer: Node, axis: int) -> Node | None:
+        """Return the one node that lays the rows of a producer flat for layers, where others read them, too.
 
-        Both run in real numbers, so that a copy of the maker is no kernel, and has no scale.
+        Both run in real numbers, so that a copy of the producer is no kernel, and has no scale.
         """
-        tensor = maker.outputs[0]
-        readers = self._readers(tensor)
-        if len(readers) < 2 or maker.name in self._topology.kernel_of or any(maker.outputs[1:]):
+        tensor = producer.outputs[0]
+        consumers = self._readers(tensor)
+        if len(consumers) < 2 or producer.name in self._topology.kernel_of or any(producer.outputs[1:]):
             return None
-        views = [n for n in readers if self._lies_last(n, tensor, axis) and n.name not in self._topology.kernel_of]
+        views = [n for n in consumers if self._lies_last(n, tensor, axis) and n.name not in self._topology.kernel_of]
         return views[0] if len(views) == 1 else None
 
     def _reads(self, node: Node, tensor: str, axis: int) -> bool:
@@ -205,25 +206,25 @@ class _Finder:
             return f"the gain of {node.name} has another shape than its channels"
         return ""
 
-    def _swallows(self, maker: Node, clamp: str | None) -> bool:
-        kernel = self._topology.kernel_of.get(maker.name)
+    def _swallows(self, producer: Node, clamp: str | None) -> bool:
+        kernel = self._topology.kernel_of.get(producer.name)
         return kernel is not None and clamp in kernel.fused and kernel.form is Form.QUANTIZED
 
-    def _has_offset(self, maker: Node) -> bool:
-        """Return whether what a maker adds to each channel is a constant of its own."""
-        if maker.op not in AFFINE:
-            return self._has_bias(maker)
-        port = AFFINE[maker.op].offset
-        return port is not None and port < len(maker.inputs) and self._graph.is_constant(maker.inputs[port])
+    def _has_offset(self, producer: Node) -> bool:
+        """Return whether what a producer adds to each channel is a constant of its own."""
+        if producer.op not in AFFINE:
+            return self._has_bias(producer)
+        port = AFFINE[producer.op].offset
+        return port is not None and port < len(producer.inputs) and self._graph.is_constant(producer.inputs[port])
 
     def _has_bias(self, node: Node) -> bool:
         return self._topology.kernel_of[node.name].bias is not None
 
-    def _axis(self, maker: Node) -> int:
-        """Where the channels of a maker's result are."""
-        rule = rule_of(maker)
-        axis = AFFINE[maker.op].axis if maker.op in AFFINE else rule.output_axis if rule is not None else 1
-        return axis % len(self._graph.shapes[maker.outputs[0]])
+    def _axis(self, producer: Node) -> int:
+        """Where the channels of a producer's result are."""
+        rule = rule_of(producer)
+        axis = AFFINE[producer.op].axis if producer.op in AFFINE else rule.output_axis if rule is not None else 1
+        return axis % len(self._graph.shapes[producer.outputs[0]])
 
 
 def users_of_constants(graph: Graph) -> Mapping[str, int]:

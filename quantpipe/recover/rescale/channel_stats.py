@@ -1,4 +1,4 @@
-"""Extremes and means per channel of the tensors of links, from one pass of the float model."""
+"""Extremes and means per channel of the tensors of pairs of layers, from one pass of the float model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
-from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.types import Samples
 
 Floats = NDArray[np.float64]
@@ -24,7 +24,7 @@ IMAGES = 2
 class ChannelExtremes:
     """Hold statistics per channel, `[C]` float64 each, over all samples and places.
 
-    C are the channels of the link's maker. `mean` and `deviation` are NaN where they were not asked for.
+    C are the channels of the link's producer. `mean` and `deviation` are NaN where they were not asked for.
     """
 
     minimum: Floats
@@ -34,13 +34,13 @@ class ChannelExtremes:
 
 
 def channel_extremes(
-    graph: Graph, found: Sequence[Link], samples: Samples, *, moments: bool = True
+    graph: Graph, found: Sequence[LayerPair], samples: Samples, *, moments: bool = True
 ) -> Mapping[str, ChannelExtremes]:
-    """Return statistics of what each link's readers read, and of what its clamp gives, by tensor.
+    """Return statistics of what each link's consumers read, and of what its clamp gives, by tensor.
 
     Args:
         graph: the graph.
-        found: the links.
+        found: the pairs of layers.
         samples: the samples to run.
         moments: whether mean and deviation are measured, which take several times as long as extremes.
 
@@ -49,7 +49,7 @@ def channel_extremes(
     """
     if not found:
         return {}
-    sums = {tensor: _Sums(link, moments) for link in found for tensor in (link.tensor, link.clamped)}
+    sums = {tensor: _Sums(link, moments) for link in found for tensor in (link.tensor, link.clamp_output)}
     session = Session(with_outputs(graph.model, list(sums)), spin=False, where=graph.source)
     fixed = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
     with ThreadPoolExecutor(available_cores()) as pool:
@@ -61,7 +61,7 @@ def channel_extremes(
 
 
 class _Sums:
-    def __init__(self, link: Link, moments: bool) -> None:
+    def __init__(self, link: LayerPair, moments: bool) -> None:
         self._link, self._moments = link, moments
         self._low, self._high = np.full(link.channels, np.inf), np.full(link.channels, -np.inf)
         self._total, self._squares, self._count = np.zeros(link.channels), np.zeros(link.channels), 0

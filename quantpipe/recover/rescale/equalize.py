@@ -1,12 +1,12 @@
-"""Equalize across layers: give a tensor's channels units in which maker and readers have the same range.
+"""Equalize across layers: give a tensor's channels units in which producer and consumers have the same range.
 
 The ranges are those of the rows of the layer that makes the channels and of the columns of the layers that read them
 (Nagel et al. 2019, section 4.1):
 
-    factor = sqrt(range of the maker's row / range of the readers' column)
+    factor = sqrt(range of the producer's row / range of the consumers' column)
 
-This is done pair after pair, until nothing moves. Takes links, their channels' extremes and the weights; gives changes
-of channels. Pure: no graph is run or written.
+This is done pair after pair, until nothing moves. Takes pairs of layers, their channels' extremes and the weights;
+gives changes of channels. Pure: no graph is run or written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS, along
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.parameters import flag, one_of, share, whole
-from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
 from quantpipe.types import Topology
@@ -58,7 +58,7 @@ class Equalization:
 def equalized(
     graph: Graph,
     topology: Topology,
-    found: Iterable[Link],
+    found: Iterable[LayerPair],
     extremes: Mapping[str, ChannelExtremes],
     *,
     channel_bounds: bool,
@@ -69,8 +69,8 @@ def equalized(
     Args:
         graph: the graph.
         topology: what of it runs in integers.
-        found: the links.
-        extremes: statistics of the links' tensors.
+        found: the pairs of layers.
+        extremes: statistics of the pairs of layers' tensors.
         channel_bounds: whether the device can bound each channel by itself.
         options: how channels are equalized.
 
@@ -79,7 +79,7 @@ def equalized(
     """
     made = [link for link in found if not link.affine]
     pairs = [_Pair(graph, link, extremes, channel_bounds, options=options) for link in made]
-    weights = {n: _weight(graph, topology, n) for p in pairs for n in (p.link.maker, *p.link.readers)}
+    weights = {n: _weight(graph, topology, n) for p in pairs for n in (p.link.producer, *p.link.consumers)}
     for _ in range(options.iterations):
         moved = [pair.balance(weights) for pair in pairs]
         if max(moved, default=0.0) <= STILL:
@@ -93,7 +93,7 @@ class _Pair:
     def __init__(
         self,
         graph: Graph,
-        link: Link,
+        link: LayerPair,
         extremes: Mapping[str, ChannelExtremes],
         channel_bounds: bool,
         *,
@@ -106,12 +106,12 @@ class _Pair:
     def balance(self, weights: dict[str, Floats]) -> float:
         """Give both sides the same ranges, in place; how far the factors moved (of 1)."""
         graph, link = self._graph, self.link
-        maker, rule = graph.by_name[link.maker], rule_of(graph.by_name[link.maker])
-        axis = rule.channel_axis(maker, graph) if rule is not None else 0
-        others = tuple(a for a in range(weights[link.maker].ndim) if a != axis)
-        rows = np.abs(weights[link.maker]).max(axis=others)
+        producer, rule = graph.by_name[link.producer], rule_of(graph.by_name[link.producer])
+        axis = rule.channel_axis(producer, graph) if rule is not None else 0
+        others = tuple(a for a in range(weights[link.producer].ndim) if a != axis)
+        rows = np.abs(weights[link.producer]).max(axis=others)
         columns = np.zeros(link.channels)
-        for name in link.readers:
+        for name in link.consumers:
             node = graph.by_name[name]
             own = COLUMNS[node.op].magnitudes(node, weights[name], link.channels * link.repeats)
             columns = np.maximum(columns, own.reshape(link.channels, -1).max(axis=1))
@@ -124,8 +124,8 @@ class _Pair:
             factor = np.where(factor < self._least, 2 * factor, np.where(factor > self._most, factor / 2, factor))
         step = factor / self.factor
         self.factor = factor
-        weights[link.maker] = weights[link.maker] / along(step, weights[link.maker].ndim, axis)
-        for name in link.readers:
+        weights[link.producer] = weights[link.producer] / along(step, weights[link.producer].ndim, axis)
+        for name in link.consumers:
             node = graph.by_name[name]
             weights[name] = COLUMNS[node.op].scaled(node, weights[name], np.repeat(step, link.repeats))
         return float(np.abs(step - 1.0).max())
@@ -139,15 +139,15 @@ class _Pair:
         """Least and greatest factors, and the limits that the clamp keeps where it cannot have others."""
         link = self.link
         # No channel grows beyond its tensor's own range, which would cost all the others resolution.
-        least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamped]))
+        least = np.maximum(_share(extremes[link.tensor]), _share(extremes[link.clamp_output]))
         most = np.full(link.channels, np.inf)
         limits = None if link.clamp is None else clamp_limits(self._graph, self._graph.by_name[link.clamp])
-        if limits is None or (channel_bounds and link.swallowed):
+        if limits is None or (channel_bounds and link.clamp_fused):
             return least, most, None
         if all(not np.isfinite(b) or b == 0.0 for b in limits):
             return least, most, limits
         # The clamp stays: a channel that meets it stays, too, and no other one may come to meet it.
-        (low, high), there = limits, extremes[link.clamped]
+        (low, high), there = limits, extremes[link.clamp_output]
         keep = 1.0 - self._options.margin
         met = np.zeros(link.channels, bool)
         for bound, seen in ((low, there.minimum), (high, there.maximum)):

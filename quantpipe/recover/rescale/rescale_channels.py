@@ -25,7 +25,7 @@ from quantpipe.oprules import Family, rule_of
 from quantpipe.oprules.channels import AFFINE, COLUMNS, along
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.rescale.apply_rotation import rotate_weights
-from quantpipe.recover.rescale.channel_regions import Link, links
+from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs
 from quantpipe.recover.rescale.writer import Writer
 from quantpipe.types import Kernel, Topology
 
@@ -56,11 +56,11 @@ def rescale_channels(
         graph = rotate_weights(graph, topology, rotations)
     if not changes:
         return graph, topology
-    known, _ = links(graph, topology)
+    known, _ = layer_pairs(graph, topology)
     writer = Writer(graph)
     kernels = dict(topology.kernel_of)
-    made = {known[t].maker: (known[t], c) for t, c in changes.items() if _fits(known, t, c)}
-    read = {r: (known[t], c) for t, c in changes.items() for r in known[t].readers}
+    made = {known[t].producer: (known[t], c) for t, c in changes.items() if _fits(known, t, c)}
+    read = {r: (known[t], c) for t, c in changes.items() for r in known[t].consumers}
     for node in graph.nodes:
         if node.name in made or node.name in read:
             _change_constants(graph, topology, writer, node, made=made.get(node.name), read=read.get(node.name))
@@ -84,7 +84,7 @@ def clamp_limits(graph: Graph, node: Node) -> tuple[float, float] | None:
     return rule.bounds(node, graph) if rule is not None and rule.family is Family.CLAMP else None
 
 
-def _fits(known: Mapping[str, Link], tensor: str, change: ChannelChange) -> bool:
+def _fits(known: Mapping[str, LayerPair], tensor: str, change: ChannelChange) -> bool:
     link = known.get(tensor)
     sizes = {change.factor.shape, change.offset.shape}
     if link is None or sizes != {(link.channels,)} or not np.all(change.factor > 0):
@@ -100,12 +100,12 @@ def _change_constants(
     writer: Writer,
     node: Node,
     *,
-    made: tuple[Link, ChannelChange] | None,
-    read: tuple[Link, ChannelChange] | None,
+    made: tuple[LayerPair, ChannelChange] | None,
+    read: tuple[LayerPair, ChannelChange] | None,
 ) -> None:
     """New weight and bias, or gain and offset, of one node."""
     if node.op in AFFINE:
-        assert made is not None  # noqa: S101  (such nodes are changed as makers only)
+        assert made is not None  # noqa: S101  (such nodes are changed as producers only)
         if made[0].view is not None:
             node = writer.copy_for(node, graph.by_name[made[0].view])
         for port, moved in ((AFFINE[node.op].gain, False), (AFFINE[node.op].offset, True)):
@@ -142,7 +142,7 @@ def _change_clamps(
     writer: Writer,
     kernels: dict[str, Kernel],
     *,
-    link: Link,
+    link: LayerPair,
     change: ChannelChange,
 ) -> None:
     """Other limits for the clamp of a link, in the graph and in the kernel that holds it."""
@@ -150,7 +150,7 @@ def _change_clamps(
         return
     node = graph.by_name[link.clamp]
     original = clamp_limits(graph, node)
-    assert original is not None  # noqa: S101  (links are made of the float model's clamps)
+    assert original is not None  # noqa: S101  (layer_pairs are made of the float model's clamps)
     low, high = original
     repeats = graph.shapes[node.outputs[0]][link.axis] // link.channels
     factor, offset = np.repeat(change.factor, repeats), np.repeat(change.offset, repeats)
@@ -163,7 +163,7 @@ def _change_clamps(
         writer.clamp(node, limits, None if same else link.axis)
         return
     kernel = kernels[owner]
-    if not same and not link.swallowed:
+    if not same and not link.clamp_fused:
         raise ArtifactError(f"bounds the channels of {link.tensor} one by one, outside its layer", stage="recover")
     added = writer.clamp(node, limits, None if same else link.axis)
     kernels[owner] = replace(

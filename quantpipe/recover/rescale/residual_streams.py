@@ -3,7 +3,7 @@
 Such a stream consists of tensors that only additions and other linear ops tie together, the layers that make them, and
 the layers that read them. The stream through the residual blocks of a MobileNetV2 is one: convolutions without a clamp
 behind them, additions, and the convolutions that read it. With an orthogonal M, T' = M T for all of its tensors: a
-maker's weight becomes M W, its bias M b, a reader's weight W Mᵀ.
+producer's weight becomes M W, its bias M b, a reader's weight W Mᵀ.
 
 A transformer's stream passes through additions of constants (places, a class token), which are mixed alike, and is read
 by normalizations. One that divides each row by its size does the same to a rotated row, and one that takes off the mean
@@ -23,7 +23,7 @@ from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.channels import AFFINE, COLUMNS
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.oprules.mixtures import tied
-from quantpipe.recover.rescale.channel_regions import Link, links, users_of_constants
+from quantpipe.recover.rescale.channel_regions import LayerPair, layer_pairs, users_of_constants
 from quantpipe.types import Topology
 
 
@@ -31,15 +31,15 @@ from quantpipe.types import Topology
 class Stream:
     """Describe tensors whose channels can be mixed together.
 
-    `tensors`, `makers` and `readers` (nodes) are in graph order; the first tensor names the stream. `channels`: of each
-    of the tensors. `constants`: (node, port) of what is added or joined to them, with channels along its last axis.
-    `norms`: normalization -> the layers that read it, which are among the readers, and `behind`: what they read.
-    `centred`: one of these takes off the mean of the channels, so only rotations that keep it will do.
+    `tensors`, `producers` and `consumers` (nodes) are in graph order; the first tensor names the stream. `channels`:
+    of each of the tensors. `constants`: (node, port) of what is added or joined to them, with channels along its
+    last axis. `norms`: normalization -> the layers that read it, which are among the consumers, and `behind`: what
+    they read. `centred`: one of these takes off the mean of the channels, so only rotations that keep it will do.
     """
 
     tensors: tuple[str, ...]
-    makers: tuple[str, ...]
-    readers: tuple[str, ...]
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
     channels: int
     constants: tuple[tuple[str, int], ...] = ()
     norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -75,10 +75,10 @@ class _Found:
     """What of a stream has been found: tensors with the axis of their channels, and what stands around them."""
 
     tensors: dict[str, int]
-    makers: dict[str, Node]
-    readers: dict[str, Node] = field(default_factory=dict)
+    producers: dict[str, Node]
+    consumers: dict[str, Node] = field(default_factory=dict)
     constants: list[tuple[str, int]] = field(default_factory=list)
-    norms: dict[str, Link] = field(default_factory=dict)
+    norms: dict[str, LayerPair] = field(default_factory=dict)
     apart: set[str] = field(default_factory=set)
 
     def reach(self, tensor: str, axis: int) -> list[str]:
@@ -94,17 +94,17 @@ class _Found:
         self._seen = set(self.tensors)
 
 
-def _normalizations(graph: Graph, topology: Topology) -> Mapping[str, Link]:
+def _normalizations(graph: Graph, topology: Topology) -> Mapping[str, LayerPair]:
     """Return the normalizations of rows that layers alone read, by name, with these layers."""
-    found = links(graph, topology)[0].values()
+    found = layer_pairs(graph, topology)[0].values()
     return {
-        link.maker: link
+        link.producer: link
         for link in found
         if link.affine
         and link.view is None
         and link.clamp is None
         and link.repeats == 1
-        and _of_rows(graph, graph.by_name[link.maker])
+        and _of_rows(graph, graph.by_name[link.producer])
     }
 
 
@@ -138,37 +138,37 @@ class _Finder:
             tensor = waiting.pop()
             if tensor in graph.output_names:
                 return f"{tensor} is an output of the model"
-            maker = graph.producers.get(tensor)
-            if maker is None:
+            producer = graph.producers.get(tensor)
+            if producer is None:
                 return f"{tensor} is an input"
-            around = [] if self.is_layer(maker) else [maker]
+            around = [] if self.is_layer(producer) else [producer]
             if not around:
-                found.makers[maker.name] = maker
-                waiting += found.reach(tensor, self._place(maker, tensor))
+                found.producers[producer.name] = producer
+                waiting += found.reach(tensor, self._place(producer, tensor))
             for reader, _ in graph.consumers.get(tensor, ()):
                 if reader.op in OF_SHAPES:
                     continue
                 link = self._norms.get(reader.name)
                 if self._reads(reader, tensor):
-                    found.readers[reader.name] = reader
+                    found.consumers[reader.name] = reader
                     waiting += found.reach(tensor, self._place(reader, tensor))
                 elif link is not None and reader.inputs[0] == tensor and tensor not in reader.inputs[1:]:
                     found.norms[reader.name] = link
-                    found.readers |= {name: graph.by_name[name] for name in link.readers}
+                    found.consumers |= {name: graph.by_name[name] for name in link.consumers}
                     waiting += found.reach(tensor, len(graph.shapes[tensor]) - 1)
                 else:
                     around.append(reader)
             for node in around:
                 ends = tied(node, graph, tensor, found.tensors[tensor])
                 if ends is None:
-                    how = "made" if node is maker else "read"
+                    how = "made" if node is producer else "read"
                     return f"{tensor} is {how} by {node.name} ({node.op}), which does not let mixtures of channels pass"
                 for end, axis in ends:
                     if not graph.is_constant(end):
                         waiting += found.reach(end, axis)
                     elif reason := self._constant(found, node, end, axis):
                         return reason
-        if not found.readers:
+        if not found.consumers:
             return f"no layer reads {first}"
         if found.apart or len({graph.shapes[t][axis] for t, axis in found.tensors.items()}) > 1:
             return f"the layers around {first} do not agree about where channels are"
@@ -179,11 +179,11 @@ class _Finder:
         tensors = self._ordered(found.tensors)
         return Stream(
             tensors,
-            self._ordered(found.makers),
-            self._ordered(found.readers),
+            self._ordered(found.producers),
+            self._ordered(found.consumers),
             self._graph.shapes[tensors[0]][found.tensors[tensors[0]]],
             tuple(found.constants),
-            tuple((name, found.norms[name].readers) for name in names),
+            tuple((name, found.norms[name].consumers) for name in names),
             tuple(t for name in names for t in found.norms[name].tensors),
             any(AFFINE[self._graph.by_name[name].op].centres for name in names),
         )
@@ -208,7 +208,7 @@ class _Finder:
             if there and not link.offsets and np.any(self._graph.constant(node.inputs[offset or 0])):
                 return f"a layer behind {name} has no bias to take up its offset"
         pinned = [*found.tensors, *(t for link in found.norms.values() for t in link.tensors)]
-        return self._pinned(pinned, [*found.makers.values(), *found.readers.values()])
+        return self._pinned(pinned, [*found.producers.values(), *found.consumers.values()])
 
     def _reads(self, node: Node, tensor: str) -> bool:
         return self.is_layer(node) and node.inputs[0] == tensor and tensor not in node.inputs[1:]

@@ -1,12 +1,12 @@
 """Migration of scales from activations to weights behind a normalization (Xiao et al., SmoothQuant, 2023, section 4).
 
-The values of an attention have a maker with a weight, and their channels pass through the heads; what its rows lose or
-gain there is little, so the same factor serves them.
+The values of an attention have a producer with a weight, and their channels pass through the heads; what its rows lose
+or gain there is little, so the same factor serves them.
 
     factor_c = max|x_c|^alpha / max|w_c|^(1 - alpha)
 
 scaled so that the geometric mean is 1: a channel of outliers gets smaller, its weights larger. Gain and offset of the
-normalization take it up. Pure: takes links and their channels' extremes, gives changes of channels.
+normalization take it up. Pure: takes pairs of layers and their channels' extremes, gives changes of channels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.oprules.channels import COLUMNS
 from quantpipe.plan import ChannelChange
 from quantpipe.recover.parameters import KEY, share
-from quantpipe.recover.rescale.channel_regions import Link
+from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.types import Topology
 
@@ -44,15 +44,20 @@ class Smoothing:
 
 
 def smoothed(
-    graph: Graph, topology: Topology, found: Iterable[Link], extremes: Mapping[str, ChannelExtremes], *, alpha: float
+    graph: Graph,
+    topology: Topology,
+    found: Iterable[LayerPair],
+    extremes: Mapping[str, ChannelExtremes],
+    *,
+    alpha: float,
 ) -> dict[str, ChannelChange]:
     """Return a change per link behind a normalization or an attention; offsets are 0.
 
     Args:
         graph: the graph.
         topology: what of it runs in integers.
-        found: the links.
-        extremes: statistics of the links' tensors.
+        found: the pairs of layers.
+        extremes: statistics of the pairs of layers' tensors.
         alpha: the exponent of the activations' magnitudes in the factor, 0 to 1.
 
     Returns:
@@ -65,7 +70,7 @@ def smoothed(
         seen = extremes[link.tensor]
         peak = np.maximum(np.abs(seen.minimum), np.abs(seen.maximum))
         weight = np.zeros(link.channels)
-        for name in link.readers:
+        for name in link.consumers:
             node = graph.by_name[name]
             values = graph.constant(topology.kernel_of[name].weight or "").astype(np.float64)
             own = COLUMNS[node.op].magnitudes(node, values, link.channels * link.repeats)

@@ -53,7 +53,7 @@ class Writer:
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
 
     def copy_for(self, node: Node, reader: Node) -> Node:
-        """Put a copy of a node behind it, which one of the readers of its result reads in its place.
+        """Put a copy of a node behind it, which one of the consumers of its result reads in its place.
 
         Args:
             node: the node, with one result.

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
+from quantpipe.evaluate.compared_tensors import watched
 from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
-from quantpipe.evaluate.watched import watched
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph

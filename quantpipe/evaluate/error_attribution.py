@@ -8,13 +8,13 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from quantpipe.errors import ConfigError, nearest
-from quantpipe.evaluate.alone import Alone, AloneMeasure, Exchanged, Numbers, Wanted, by_cost
 from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.channels import constant_rows
 from quantpipe.evaluate.layers import layer_row, layer_sums
 from quantpipe.evaluate.local_split import local_splits
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.passing import passing_rows
+from quantpipe.evaluate.sensitivity import Alone, AloneMeasure, Exchanged, Numbers, Wanted, by_cost
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.reference import Compared
 from quantpipe.precision import moves_of, named
