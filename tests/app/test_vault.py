@@ -15,7 +15,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from quantpipe import passwords
-from quantpipe.app import loader, vault
+from quantpipe.app import conceal_passwords as vault
+from quantpipe.app import loader
 from quantpipe.app.main import folder_of
 from quantpipe.app.outlets import ConcealingRecord, ConcealingStream
 from quantpipe.errors import ConfigError, QuantpipeError

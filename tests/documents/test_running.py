@@ -79,7 +79,9 @@ def _quick(arguments: list[str]) -> list[str]:
 def _write_what_the_page_writes(page: str, folder: Path) -> None:
     """The hardware file of one's own that docs/hardware.md has the reader write; docs/configuration.md uses it, too."""
     (block,) = [
-        item for item in items("docs/hardware.md") if isinstance(item, Code) and item.text.startswith("name: mine")
+        item
+        for item in items("docs/hardware.md")
+        if isinstance(item, Code) and item.text.startswith("name: mine\ndescription:")
     ]
     if page in ("docs/hardware.md", "docs/configuration.md"):
         (folder / "myconf" / "hardware").mkdir(parents=True)
