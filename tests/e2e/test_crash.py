@@ -34,6 +34,8 @@ VOLATILE = {
     *("seconds", "evaluations_per_second", "float_pass_seconds", "peak_rss_mb", "latency", "speed"),
     *("folder", "evaluator", "timeline"),
 }
+TIMED = "times as long as the float model"
+"""In a warning that comes with what the clock says."""
 EXACT = ("model.onnx", "plan.json", "topology.json", "choices.json", "data.json")
 
 
@@ -41,7 +43,9 @@ def steady(value: Any) -> Any:
     """Plain data without what no two runs have in common."""
     if isinstance(value, dict):
         return {k: steady(v) for k, v in value.items() if k not in VOLATILE and k not in ("origin", "content")}
-    return [steady(v) for v in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [steady(v) for v in value if not (isinstance(v, str) and TIMED in v)]
+    return value
 
 
 def essence(folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_a_file_that_cannot_be_written_whole(program: Program) -> None:
     done = program.run("stages=[calibrate,search]")
     assert done.code == 0, done.err
     before = contents(done.folder)
-    result = program.run(file_limit=20_000)  # the model needs more, the log of trials does not
+    result = program.run(file_limit=25_000)  # the model needs more, the log of trials does not
     assert "could not be written" in result.paragraph
     assert "realize" in result.paragraph
     after = contents(done.folder)

@@ -201,7 +201,7 @@ def test_a_function_that_the_runtime_refuses() -> None:
 def test_the_page_that_tells_of_packages(tmp_path: Path) -> None:
     """Its example and its two checks run as they stand."""
     page = (FOLDER.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-    first, *_, last = BLOCK.findall(page.split("## Ops, patterns and forms of a package")[1])
+    first, *_, last = BLOCK.findall(page.split("## Ops, patterns, calibrators and forms of a package")[1])
     model = net(gate=False)
     for node in model.graph.node:
         node.domain = "my.npu" if node.domain else ""

@@ -89,8 +89,9 @@ def test_steps_with_parameters_change_channels_and_replay(program: Program) -> N
 
 def test_four_bits_in_the_devices_own_form(program: Program) -> None:
     found = good(program.run(*FOUR, "recover=default"))
-    turned, walked, even = found.report["recover"]
+    turned, smooth, walked, even = found.report["recover"]
     assert not turned["kept"] and "Clip" in turned["reason"], "clamps stand behind all layers"
+    assert not smooth["kept"] and smooth["reason"], "there is no normalization to smooth behind"
     assert walked["kept"] and walked["kl_after"] < 0.5 * walked["kl_before"]
     assert not even["kept"] and even["reason"], "scales per channel have nothing to equalize"
     assert found.report["metrics"]["simulated"] == found.report["metrics"]["realized"]
