@@ -47,7 +47,8 @@ def test_each_shipped_file_says_what_comes_of_its_forms(name: str) -> None:
     assert [row.form for row in rows] == list(made.spec.loads)
     for row in rows:
         found = holds(made, row.form) if row.written and row.exact is not None else None
-        assert found is None or found is row.exact, (row, found)
+        handed_on = row.exact is False and "handed on" in row.why  # in float32, which may come to the same
+        assert found is None or found is row.exact or handed_on, (row, found)
         assert row.exact is True or row.why
 
 

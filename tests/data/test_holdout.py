@@ -130,6 +130,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         fixed={},
         isolate=True,
         keep=Keep.ALL,
+        cells=(),
         spec=hardware("ort_cpu"),
     )
     inputs = load(cast(Any, settings))

@@ -100,6 +100,7 @@ def once_away(acc: int, m: int, shift: int) -> int:
 
 
 TRUTH = {FixedRounding.DOUBLE: gemmlowp, FixedRounding.SINGLE: once, FixedRounding.SINGLE_AWAY: once_away}
+"""Roundings of one number; the common shift is one of additions."""
 
 
 @settings(max_examples=40, deadline=None)
@@ -107,7 +108,7 @@ TRUTH = {FixedRounding.DOUBLE: gemmlowp, FixedRounding.SINGLE: once, FixedRoundi
     accs=st.lists(st.one_of(st.integers(LEAST, GREATEST), st.integers(-5000, 5000)), min_size=1, max_size=40),
     m=st.integers(2**30, GREATEST),
     shift=st.integers(-31, 8),
-    rounding=st.sampled_from(FixedRounding),
+    rounding=st.sampled_from(list(TRUTH)),
 )
 def test_fixed_point(accs: list[int], m: int, shift: int, rounding: FixedRounding) -> None:
     accs += [LEAST, GREATEST, 0, -1, 1]
@@ -118,7 +119,7 @@ def test_fixed_point(accs: list[int], m: int, shift: int, rounding: FixedRoundin
     assert [min(max(v, LEAST), GREATEST) for v in found] == library.tolist()
 
 
-@pytest.mark.parametrize("rounding", FixedRounding)
+@pytest.mark.parametrize("rounding", TRUTH)
 @pytest.mark.parametrize("shift", [-20, -8, -1, 0, 1, 3])
 def test_fixed_point_on_ties(shift: int, rounding: FixedRounding) -> None:
     """A multiplier of one half: each odd accumulator is a tie of the first rounding, multiples of the divisor of the
