@@ -40,6 +40,7 @@ def holds(made: Line, form: str) -> bool | None:
     return written(made.graph, made.topology, plan).inexact is None if form == "qonnx" else None
 
 
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("name", [n for n in SHIPPED if hardware(n).loads])
 def test_each_shipped_file_says_what_comes_of_its_forms(name: str) -> None:
     made = line(small(), name)

@@ -37,7 +37,7 @@ def repeated(made: Line, **planned: int) -> tuple[int, list[str]]:
     return count, wrong
 
 
-@pytest.mark.sliced(60)
+@pytest.mark.sliced(200)
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_gives_what_the_simulated_model_gives(name: str, spec: str) -> None:

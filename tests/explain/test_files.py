@@ -66,7 +66,7 @@ def explained(file: Path, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", list(FORMS))
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(5)
 def test_scales_and_integers_alone_lose_what_the_file_loses(name: str) -> None:
     """So the file was read as a whole: nothing of it was left out, nothing put in the wrong place."""
     answer = explained(made(name))

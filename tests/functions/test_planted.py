@@ -64,7 +64,7 @@ def _with(op: str) -> HardwareSpec:
     return hardware("ort_cpu", ops={**ops, op: [{"in": [stored], "out": [stored]}]}, realize="integer")
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize(("op", "kind"), PAIRS, ids=[f"{op}-{kind}" for op, kind in PAIRS])
 def test_every_fault_that_moves_an_output_is_found(op: str, kind: str) -> None:
     made = line_of(op, kind)

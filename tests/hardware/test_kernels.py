@@ -75,6 +75,7 @@ def kinds(made: Line) -> dict[str, list[str]]:
     return {site.kernel: list(site.nodes) for site in made.topology.sites}
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("function", ["HardSwish", "Sigmoid", "PRelu"])
 def test_a_convolution_with_its_function_is_one_kernel(function: str) -> None:
     """The value between keeps 16 bits, though the device stores 8 anywhere else; what runs is what is planned."""

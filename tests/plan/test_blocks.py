@@ -58,6 +58,7 @@ DEVICES = {
 }
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("name", DEVICES)
 def test_every_form_holds_the_integers_of_plain_arithmetic(name: str) -> None:
     made = line(net(), DEVICES[name](), min_bits=2)

@@ -81,6 +81,7 @@ CASES = {
 }
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_form_computes_the_float_ops_of_the_real_weights(case: str, tmp_path: Path) -> None:
     make, how, schema = CASES[case]

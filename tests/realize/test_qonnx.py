@@ -61,7 +61,7 @@ BINARY = ("vta", "vitis_dpu")
 QUICK: dict[str, Any] = {"evaluate": {"agreement_samples": 4, "layer_samples": 2, "latency_runs": 1}}
 
 
-@pytest.mark.sliced(30)
+@pytest.mark.sliced(90)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_called_exact_is_exact(name: str, tmp_path: Path) -> None:
     """On one device each, with scales at which many accumulators are halves."""
@@ -132,6 +132,7 @@ def trunc(version: int, rounding: str, signed: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("rounding", ["FLOOR", "ROUND"])
 def test_trunc_is_read_as_the_package_computes_it(version: int, rounding: str) -> None:

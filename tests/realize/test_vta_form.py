@@ -49,7 +49,7 @@ def run_vta(made: Line, plan: QuantPlan, change: Callable[[dict[str, bytes]], No
             runner.close()
 
 
-@pytest.mark.sliced(30)
+@pytest.mark.sliced(60)
 @pytest.mark.parametrize("name", [n for n in CASES if n not in REFUSED])
 def test_every_op_that_vta_runs(name: str) -> None:
     made = line_of(name, "vta", "auto")
@@ -58,6 +58,7 @@ def test_every_op_that_vta_runs(name: str) -> None:
         assert row["differing"] == 0 and (row["elements"] or 0) > 0, row
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_has_no_instructions_is_refused_by_name_and_checked_beforehand(name: str) -> None:
     made = line_of(name, "vta", "auto")
@@ -74,6 +75,7 @@ def net(*shape: int, kernel: int = 3, **attrs: Any) -> Net:
     return made
 
 
+@pytest.mark.grid
 def test_maps_that_need_tiles_of_rows_and_columns() -> None:
     """Rows beyond the buffer of inputs, and more blocks than accumulators."""
     made = line(load(net(3, 4, 2300, pads=[1, 1, 1, 1])), "vta")

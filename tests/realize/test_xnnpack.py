@@ -52,7 +52,7 @@ def row_of(made: Line, plan: QuantPlan, folder: Path) -> FormRow:
     return executed(beside, runner, simulated, made.samples, timed=False)
 
 
-@pytest.mark.sliced(16)
+@pytest.mark.sliced(60)
 @pytest.mark.parametrize("name", CASES)
 def test_every_op_computes_what_was_searched(name: str, tmp_path: Path) -> None:
     """With bits of all widths, and with scales at which many accumulators are ties."""
@@ -68,6 +68,7 @@ def test_every_op_computes_what_was_searched(name: str, tmp_path: Path) -> None:
         assert found["elements"] and found["differing"] == 0, f"{found['differing']}, {found['first_tensor']}"
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("device", "other"), [(DEVICE, "reference"), ("tflite_int8", "xnnpack")])
 def test_the_other_kernels_are_counted_and_decide_nothing(device: str, other: str, tmp_path: Path) -> None:
     made = line(small(), device)
@@ -89,6 +90,7 @@ FAULTS: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_arithmetic_of_one_kernel_is_found(fault: str, tmp_path: Path) -> None:
     op, how = FAULTS[fault]

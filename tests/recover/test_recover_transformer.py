@@ -160,6 +160,7 @@ def test_behind_a_shortcut_a_copy_of_the_normalization_changes(reading: Line) ->
     assert made.agree(made.plan(), "qdq").differing == 0
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("steps", [["smooth"], ["smooth", "gptq_compensated"]])
 @pytest.mark.parametrize(("net", "hw", "form"), [(encoder, "ort_cpu", "qdq"), (vision, "vta", "integer")])
 def test_what_was_smoothed_is_what_runs(net: Any, hw: str, form: str, steps: list[str]) -> None:
@@ -167,6 +168,7 @@ def test_what_was_smoothed_is_what_runs(net: Any, hw: str, form: str, steps: lis
     agrees(made, accept_steps(made, steps).overrides, form)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("net", [encoder, vision])
 def test_everything_at_once_is_what_runs(net: Any) -> None:
     """A rotation, and then changes of all pairs of layers, with the ranges that the float model had."""

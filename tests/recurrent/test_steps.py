@@ -61,7 +61,7 @@ PARTS = ("B", "lengths", "hidden")
 GIVEN = [tuple(p for p, on in zip(PARTS, mask, strict=True) if on) for mask in itertools.product((0, 1), repeat=3)]
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("given", GIVEN, ids="-".join)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("op", CELLS)
@@ -102,6 +102,7 @@ def test_steps_have_every_attribute(name: str) -> None:
     same(*layer(**MORE[name]))
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", sorted(BACKEND))
 def test_expected_outputs_of_the_backend_tests(name: str) -> None:
     case = BACKEND[name]

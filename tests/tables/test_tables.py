@@ -239,6 +239,7 @@ def test_a_table_that_is_a_weight_as_well_is_stored_for_both() -> None:
     assert not any(v.dtype == np.float32 and v.size == ROWS * COLUMNS for v in held)
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("shape", [(4, 5), (1, 1, 6)])
 @pytest.mark.parametrize("limits", [LIMITS[0], LIMITS[-1]], ids=["scale", "fused4"])
 def test_tables_of_more_axes(shape: tuple[int, ...], limits: TableLimits) -> None:
