@@ -14,6 +14,7 @@ from hydra.conf import HydraConf, JobConf, RunDir, RuntimeConf, SweepDir
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.main import asset, folder_of, search_path
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.thresholds import shipped_option
@@ -41,6 +42,7 @@ def settings_of(*overrides: str, folder: Path = Path("unused")) -> Settings:
 @cache
 def _composed(options: tuple[str, ...]) -> DictConfig:
     OmegaConf.register_new_resolver("asset", asset, replace=True)
+    check_config_files()
     with initialize_config_dir(str(folder_of("conf")), version_base="1.3"):
         return compose("config", overrides=[*options, *search_path()])
 

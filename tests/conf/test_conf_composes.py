@@ -11,6 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
+from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.device import with_cost
 from quantpipe.app.instances import make
 from quantpipe.app.main import asset, search_path
@@ -31,6 +32,7 @@ EXPERIMENTS = sorted(p.stem for p in (ROOT / "experiments").glob("*.yaml"))
 @pytest.fixture(autouse=True)
 def hydra() -> Iterator[None]:
     OmegaConf.register_new_resolver("asset", asset, replace=True)
+    check_config_files()  # hardware files that are like others are whole behind the app's reader
     with initialize_config_dir(str(CONF), version_base="1.3"):
         yield
 
