@@ -213,6 +213,7 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
         quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
 
 
+@pytest.mark.grid
 def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
     whole = quantpipe.quantize(small_net(), images(), search=SEARCH, annotate=BITS, evaluate=QUICK)
     for folder, said in ((tmp_path, f"the same call, with folder='{tmp_path}'"), (None, "give folder=…")):

@@ -42,6 +42,7 @@ def between() -> dict[str, float]:
     return {"tolerance": (before + after) / 2}
 
 
+@pytest.mark.grid
 def test_nothing_changes_where_the_objective_is_met() -> None:
     result = run(objective={"tolerance": losses()[0] * 1.01})
     assert numbers_of(result.folder) == numbers_of(plain().folder)

@@ -40,6 +40,7 @@ def test_a_sweep_of_checks_ends_with_the_worst_answer(program: Program) -> None:
     assert "parts of it in float" in result.out
 
 
+@pytest.mark.program
 @pytest.mark.smoke
 def test_lint_of_our_own_model_and_of_another_device(program: Program) -> None:
     assert program.run("hardware=vta", folder="made").code == 0

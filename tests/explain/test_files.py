@@ -154,6 +154,7 @@ def test_weights_alone(tmp_path: Path) -> None:
     assert answer["loss"] > 0
 
 
+@pytest.mark.grid
 def test_what_is_no_file_of_this_model(tmp_path: Path) -> None:
     onnx.save(small_net(), tmp_path / "other.onnx")
     with pytest.raises(ModelError, match=r"is not made from .*its inputs are image"):

@@ -33,6 +33,7 @@ def vit(spec: HardwareSpec) -> Line:
     return line(load(model, lambda graph: ArraySamples({"image": digits(4, 0)[0]})), spec, samples=samples)
 
 
+@pytest.mark.grid
 @pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", DEVICES)
 def test_digits_vit_runs_wholly_in_integers(name: str) -> None:

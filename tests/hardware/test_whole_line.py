@@ -71,7 +71,7 @@ CONVOLVING = [n for n in SHIPPED if any(s.is_integer for s in hardware(n).ops.ge
 """Devices that have convolutions in integers, as others take their weights alone."""
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("name", CONVOLVING)
 def test_digits(name: str) -> None:
     made = digits_line(name)
@@ -79,7 +79,7 @@ def test_digits(name: str) -> None:
     check(made, name)
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(18)
 @pytest.mark.parametrize("treatment", ["both", "residual_only", "none"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:
@@ -104,7 +104,7 @@ def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:
     assert made.agree(made.plan(5 if name in NARROW else 8), backend).differing == 0
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(9)
 @pytest.mark.parametrize("name", CONVOLVING)
 def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
     graph, samples = digits()

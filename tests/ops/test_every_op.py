@@ -89,7 +89,7 @@ def line_of(name: str, spec: str, schema: str) -> Line:
     return line(graph, spec, schema, samples=normal_samples(graph, 6))
 
 
-@pytest.mark.sliced(40)
+@pytest.mark.sliced(60)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_simulated_and_realized_hold_the_same_integers(name: str, target: str) -> None:

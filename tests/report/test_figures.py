@@ -62,6 +62,7 @@ def made(count: int) -> tuple[dict[str, Any], Any]:
     return report, figures
 
 
+@pytest.mark.grid
 def test_a_page_holds_every_figure_and_nothing_from_elsewhere() -> None:
     report, figures = made(20)
     html = render_html(report, figures)

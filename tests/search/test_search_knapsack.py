@@ -47,6 +47,7 @@ def test_exact_within_a_cost_where_losses_add_up(losses: list[list[int]], limit:
     assert result.score.value == pytest.approx(toy.optimum.value, abs=1e-6)
 
 
+@pytest.mark.grid
 @given(losses=LOSSES, factor=st.sampled_from([0.5, 1.3, 3.0]))
 @settings(max_examples=30, deadline=None)
 def test_repaired_where_the_joint_loss_is_a_multiple_of_the_sum(losses: list[list[int]], factor: float) -> None:
