@@ -31,7 +31,8 @@ PROGRAM = Path(__file__).parent / "e2e"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give each test its tier, before `-m` chooses among them."""
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow"):  # of no other tier, though one of its function's parameters is
+            item.own_markers = [mark for mark in item.own_markers if mark.name not in ("program", "grid")]
             continue
         runs = PROGRAM in item.path.parents or "program" in getattr(item, "fixturenames", ())
         if runs and not item.get_closest_marker("smoke"):

@@ -59,7 +59,8 @@ MODELS = {"digits": "block2.pointwise.out", "digits_vit": "", "residual": "", "p
 
 
 VIT = pytest.param("digits_vit", marks=pytest.mark.slow)
-ALL = ["digits", VIT, "residual", "perceptron"]
+PERCEPTRON = pytest.param("perceptron", marks=pytest.mark.slow)
+ALL = ["digits", VIT, "residual", PERCEPTRON]
 
 
 def spoilt(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -91,7 +92,7 @@ def test_a_range_ten_times_too_small(name: str, tmp_path: Path) -> None:
     assert tensor in answer["advice"][0]["members"]
 
 
-@pytest.mark.parametrize("name", ["digits", "residual", "perceptron"])
+@pytest.mark.parametrize("name", ["digits", "residual", PERCEPTRON])
 @pytest.mark.program
 def test_a_bias_that_does_not_fit(name: str, tmp_path: Path) -> None:
     """A channel that is always cut off at 0, by a bias beyond 32 bits of the sum: its weight gets a coarser scale."""
