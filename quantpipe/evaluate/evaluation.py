@@ -27,7 +27,7 @@ from quantpipe.lowering import Rendered
 from quantpipe.metrics.latency import latency
 from quantpipe.metrics.outputs import summary, top1
 from quantpipe.metrics.per_sample import per_sample
-from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples
+from quantpipe.metrics.reference import Compared, Reference, checked_reference, first_samples, rows_of
 from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
@@ -175,7 +175,7 @@ def evaluate(
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
     outputs, _ = run("realized model", session, few, names=names[:1])
     found = outputs[names[0]]
-    same = first_samples(reference, len(few))
+    same = first_samples(reference, len(few), len(samples))
     free = free_running(session, few, same)
     rows = _every_output(graph, session, few, course)
     rows = rows or [nearness_of(names[0], same.outputs, found, parts_of(graph, names[0]))]
@@ -198,7 +198,7 @@ def evaluate(
         free_running=free,
         generalization=carried,
         realized_samples=len(few),
-        alike=summary(same.outputs, simulated[: len(few)], same.labels),
+        alike=summary(same.outputs, rows_of(simulated, np.arange(len(samples)) < len(few)), same.labels),
         outputs=rows,
         accurate=accurate,
         per_sample=per_sample(same, found),

@@ -165,8 +165,9 @@ class AloneMeasure:
 
     def _few(self, batches: int) -> None:
         """Go on with so many batches; 0: all."""
-        count = sum(len(next(iter(state.values()))) for state in self._states.at(0)[: batches or None])
-        self._now, self._batches = first_samples(self.reference, count), batches or None
+        sizes = [len(next(iter(state.values()))) for state in self._states.at(0)]
+        self._now = first_samples(self.reference, sum(sizes[: batches or None]), sum(sizes))
+        self._batches = batches or None
         self._own = self._now.every(self._now.found)
 
     def _one(self, wanted: Wanted) -> Alone:

@@ -101,13 +101,17 @@ def rows_of(outputs: Outputs, kept: NDArray[np.bool_]) -> Outputs:
     """Return the outputs of some of the samples.
 
     Args:
-        outputs: `[N, ...]` or N arrays.
+        outputs: `[N·rows, ...]` or N arrays. A sample has several rows where its first axis is another one, such as
+            the time of a recurrent net that runs on one sample at once.
         kept: which samples, `[N]` bool.
 
     Returns:
         The outputs of these.
     """
-    return tuple(compress(outputs, kept)) if isinstance(outputs, tuple) else outputs[kept]
+    if isinstance(outputs, tuple):
+        return tuple(compress(outputs, kept))
+    each, rest = divmod(len(outputs), max(len(kept), 1))
+    return outputs[np.repeat(kept, each)] if each > 1 and not rest else outputs[kept]
 
 
 def outputs_of(
@@ -202,11 +206,9 @@ def checked_reference(
     return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named)
 
 
-def first_samples(reference: Reference, count: int) -> Reference:
-    """Return the reference of the first few samples of its split."""
-    if count >= len(reference.outputs):
-        return reference
-    return reference.rows(np.arange(len(reference.outputs)) < count)
+def first_samples(reference: Reference, count: int, total: int) -> Reference:
+    """Return the reference of the first `count` samples of its split of `total`."""
+    return reference if count >= total else reference.rows(np.arange(total) < count)
 
 
 def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
