@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from quantpipe import extend
 from quantpipe.calibrate.estimators.legal import Estimator
+from quantpipe.calibrate.estimators.over_base import OverBase
 from quantpipe.calibrate.rules import WHERE, Rule
 from quantpipe.errors import ConfigError
-from quantpipe.types import Range, TensorSchema, TensorStats
+from quantpipe.types import Range
 
 
 @dataclass(eq=False)
-class DecidedEstimator:
+class DecidedEstimator(OverBase):
     """An estimator with decisions of calibrators; by itself it is the one that they began with.
 
     The decisions come when the statistics are there, and do not change after that.
@@ -34,20 +35,6 @@ class DecidedEstimator:
     base: Estimator
     ranges: dict[str, tuple[int, Range]] = field(default_factory=dict)
     weights: dict[str, tuple[int, NDArray[np.float64]]] = field(default_factory=dict)
-
-    @property
-    def needs_histogram(self) -> bool:
-        """Return whether the base reads histograms."""
-        return self.base.needs_histogram
-
-    @property
-    def needs_batches(self) -> bool:
-        """Return whether the base reads the extremes of batches."""
-        return self.base.needs_batches
-
-    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the base's range."""
-        return self.base(stats, bits, schema)
 
     def range_of(self, key: str, bits: int, estimated: Callable[[int], Range]) -> Range | None:
         """Return the decided range of a scale group; None where nothing is decided.

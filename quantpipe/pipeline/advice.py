@@ -19,6 +19,7 @@ from quantpipe.hardware.gain import own_cost
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import reference_of
 from quantpipe.pipeline import stages
+from quantpipe.pipeline.advice_row import Measured, advice_row
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.precision import applied
@@ -45,15 +46,6 @@ class Change:
     settings: Settings = field(repr=False)
     anew: bool = False
     recover: RecoverOptions | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a strategy loses on the samples of the search, its accuracy, and what it costs the device."""
-
-    loss: float
-    accuracy: float | None
-    cost: float
 
 
 class Quiet:
@@ -115,19 +107,7 @@ class Advisor:
         after = self.measured(change)
         if after is None or after == before:
             return None
-        return {
-            "role": change.role,
-            "members": list(change.members),
-            "change": change.words,
-            "overrides": list(change.overrides),
-            "loss_before": before.loss,
-            "loss_after": after.loss,
-            "gain": (before.loss - after.loss) / before.loss if before.loss else 0.0,
-            "accuracy_after": after.accuracy,
-            "cost_before": before.cost,
-            "cost_after": after.cost,
-            "advised": False,
-        }
+        return advice_row(change, before, after)
 
     def _measured(self, change: Change) -> Measured:
         with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder:

@@ -21,8 +21,9 @@ from quantpipe.graph.view import Graph
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.outputs import top1
 from quantpipe.pipeline.advice_order import SPLIT, ordered
+from quantpipe.pipeline.advice_row import Measured
 from quantpipe.pipeline.context import RunContext
-from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, Measured, culprits_of
+from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
 from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
 from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples

@@ -22,6 +22,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.intmath import round_real
 from quantpipe.metrics.outputs import top1
 from quantpipe.metrics.reference import Compared, Found, Reference, loss_of, outputs_of, reference_of
+from quantpipe.pipeline.advice_row import Measured, advice_row
 from quantpipe.pipeline.override_text import override, patterns
 from quantpipe.pipeline.proposals import ALIKE, OTHER_RANGES, WIDE, Culprit
 from quantpipe.types import AdviceRow, Quantizer, Samples, Symmetry, TensorSchema, TensorStats
@@ -29,14 +30,6 @@ from quantpipe.types import AdviceRow, Quantizer, Samples, Symmetry, TensorSchem
 Array = NDArray[Any]
 
 FLOAT_NODES, CONSTRAINTS = "annotate.float_nodes", "annotate.constraints"
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What the float model with some scales and integers loses, and its accuracy."""
-
-    loss: float
-    accuracy: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,19 +73,7 @@ class FakeQuantized:
     def row(self, change: Change, before: Measured) -> AdviceRow:
         """Return the row of a change."""
         after = self.measured(change.numbers)
-        return {
-            "role": change.role,
-            "members": list(change.members),
-            "change": change.words,
-            "overrides": list(change.overrides),
-            "loss_before": before.loss,
-            "loss_after": after.loss,
-            "gain": (before.loss - after.loss) / before.loss if before.loss else 0.0,
-            "accuracy_after": after.accuracy,
-            "cost_before": None,
-            "cost_after": None,
-            "advised": False,
-        }
+        return advice_row(change, before, after)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.estimators.legal import Estimator
 from quantpipe.calibrate.estimators.mse import MSE
+from quantpipe.calibrate.estimators.over_base import OverBase
 from quantpipe.errors import ConfigError
-from quantpipe.types import Range, TensorSchema, TensorStats
+from quantpipe.types import Range
 from quantpipe.types.layer_views import Layer, LayerDecision
 
 FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
@@ -23,7 +24,7 @@ WORTH = 0.99
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputError(OverBase):
     """Σ (y - ŷ)² over a layer's output, y in float, ŷ of quantized inputs and weights, is made least.
 
     One open input after the other takes the best of some factors of the base range, then each output channel of the
@@ -46,20 +47,6 @@ class OutputError:
             raise ConfigError("threshold.activations.base cannot be output_error itself")
         if isinstance(self.passes, bool) or not isinstance(self.passes, int | float) or not 0 < self.passes <= 16:
             raise ConfigError(f"threshold.activations.passes is {self.passes!r}; legal are numbers above 0, up to 16")
-
-    @property
-    def needs_histogram(self) -> bool:
-        """Return whether the base reads the histogram."""
-        return self.base.needs_histogram
-
-    @property
-    def needs_batches(self) -> bool:
-        """Return whether the base reads the extremes of each batch."""
-        return self.base.needs_batches
-
-    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the base's range, which the decisions on layers begin with."""
-        return self.base(stats, bits, schema)
 
     def layer(self, layer: Layer) -> LayerDecision | None:
         """Return the best of the tried ranges and thresholds of one layer."""

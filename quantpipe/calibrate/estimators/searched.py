@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from quantpipe.calibrate.estimators.legal import Estimator
 from quantpipe.calibrate.estimators.max_range import MaxRange
+from quantpipe.calibrate.estimators.over_base import OverBase
 from quantpipe.errors import ConfigError
-from quantpipe.types import Range, TensorSchema, TensorStats
 
 
 @dataclass(frozen=True)
-class Searched:
+class Searched(OverBase):
     """[low, high] = p/100 · (the base estimator's range), p one of `percents`, chosen per scale group by the search.
 
     The estimator itself gives the base's range; the search space has a choice `clip:TENSOR` per group, and the
@@ -36,20 +36,6 @@ class Searched:
         if isinstance(self.base, Searched):
             raise ConfigError("threshold.activations.base cannot be a searched threshold itself")
         object.__setattr__(self, "percents", percents)
-
-    @property
-    def needs_histogram(self) -> bool:
-        """Return whether the estimator of the base range reads the histogram."""
-        return self.base.needs_histogram
-
-    @property
-    def needs_batches(self) -> bool:
-        """Return whether the estimator of the base range reads the extremes of each batch."""
-        return self.base.needs_batches
-
-    def __call__(self, stats: TensorStats, bits: int, schema: TensorSchema) -> Range:
-        """Return the base range, from which a search starts."""
-        return self.base(stats, bits, schema)
 
 
 def clip_percents(estimator: Estimator) -> tuple[int, ...]:
