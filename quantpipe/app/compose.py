@@ -36,6 +36,7 @@ SEVERAL = ("realize",)
 """Groups of which several options may be taken at once, as a list."""
 LEFT_OUT = ("defaults", "hydra")
 """Parts of config.yaml that are about Hydra."""
+_REFERENCE = "${"
 _ASSET = re.compile(r"\$\{asset:([^}]+)\}")
 
 
@@ -52,8 +53,7 @@ def option(group: str, name: str) -> dict[str, Any]:
     for folder in _folders():
         path = folder / group / f"{name}.yaml"
         if "/" not in name and path.is_file():
-            found = deepcopy(_shipped(path, group))
-            return whole_hardware(found) if group == HARDWARE else found
+            return deepcopy(_shipped_hardware(path) if group == HARDWARE else _shipped(path, group))
     legal = option_names(group)
     raise ConfigError(f"has no option {name!r}{nearest(name, legal)}; legal are {', '.join(legal)}", where=group)
 
@@ -75,7 +75,7 @@ def whole_hardware(content: Mapping[str, Any], beside: Path | None = None) -> di
     def read(name: str) -> Mapping[str, Any]:
         path = hardware_file(name, beside)
         if path is not None:
-            return read_yaml(path, HARDWARE)
+            return deepcopy(_shipped(path, HARDWARE)) if path.parents[1] in _folders() else read_yaml(path, HARDWARE)
         near = {path.stem for path in beside.glob("*.yaml")} if beside is not None else set()
         legal = sorted({*option_names(HARDWARE), *near})
         raise HardwareError(
@@ -105,8 +105,9 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
         ConfigError: for a file that cannot be read, is no mapping, or builds upon others.
     """
     try:
-        raw = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        found = OmegaConf.to_container(OmegaConf.create(_with_assets(raw)), resolve=True)
+        found = _with_assets(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+        if _REFERENCE in path.read_text(encoding="utf-8"):
+            found = OmegaConf.to_container(OmegaConf.create(found), resolve=True)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}", where=key) from error
     if not isinstance(found, dict):
@@ -241,6 +242,11 @@ def _with_assets(node: Any) -> Any:
 def _shipped(path: Path, group: str) -> dict[str, Any]:
     """A file that comes with a package does not change while the program runs, and parsing is slow."""
     return read_yaml(path, group)
+
+
+@cache
+def _shipped_hardware(path: Path) -> dict[str, Any]:
+    return whole_hardware(_shipped(path, HARDWARE))
 
 
 @cache

@@ -45,6 +45,8 @@ class _CheckedFiles(FileConfigSource):
             check_file(file)
         try:
             return _whole(super().load_config(config_path), config_path, file.parent)
+        except yaml.YAMLError as error:  # what libyaml takes and PyYAML does not
+            raise _refused(file, _problem(error)) from error
         except (ValueError, OmegaConfBaseException) as error:  # a header line such as "# @package", a word as a key
             raise _refused(file, " ".join(str(error).split())[:300]) from error
 
@@ -79,8 +81,7 @@ def check_file(path: Path) -> None:
     if len(data) > MOST_BYTES:
         raise _refused(path, f"it has {len(data)} bytes; legal are {MOST_BYTES}")
     try:
-        _refuse_growth(text, path)
-        found = yaml.load(text, Loader=_Loader)
+        found = _parsed(text, path)
     except yaml.YAMLError as error:
         raise _refused(path, _problem(error)) from error
     except (ValueError, TypeError) as error:  # of a tag's constructor, such as !!int of a word
@@ -89,7 +90,19 @@ def check_file(path: Path) -> None:
         raise _refused(path, f"it holds a {type(found).__name__}; legal is a mapping of keys to values")
 
 
-class _Loader(yaml.SafeLoader):
+def _parsed(text: str, path: Path) -> Any:
+    """The content of a file, by libyaml where it is there (several times faster); what is wrong is said by PyYAML."""
+    if yaml.__with_libyaml__:
+        try:
+            _refuse_growth(text, path, yaml.CSafeLoader)
+            return yaml.load(text, Loader=_FastLoader)
+        except yaml.YAMLError:
+            pass
+    _refuse_growth(text, path, yaml.SafeLoader)
+    return yaml.load(text, Loader=_Loader)
+
+
+class _UniqueKeys:
     """Refuses keys that are given twice, as OmegaConf does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -99,10 +112,19 @@ class _Loader(yaml.SafeLoader):
                 if (key.tag, key.value) in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
                 seen.add((key.tag, key.value))
-        return super().construct_mapping(node, deep)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)  # type: ignore[misc]
+        return found
 
 
-def _refuse_growth(text: str, path: Path) -> None:
+class _Loader(_UniqueKeys, yaml.SafeLoader):
+    """PyYAML's own."""
+
+
+class _FastLoader(_UniqueKeys, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """libyaml's, where PyYAML was built with it."""
+
+
+def _refuse_growth(text: str, path: Path, loader: Any) -> None:
     """Refuse a file that, aliases written out, is larger or deeper than any configuration, by ConfigError.
 
     The file is read once, in time and memory that follow from its own length.
@@ -110,7 +132,7 @@ def _refuse_growth(text: str, path: Path) -> None:
     values = 0
     sizes: dict[str, int] = {}
     open_nodes: list[tuple[str | None, int]] = []
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes and event.anchor in [anchor for anchor, _ in open_nodes]:
                 raise _refused(path, f"{_place(event.start_mark)}: {event.anchor!r} holds itself")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -21,8 +22,12 @@ def shipped_schemas() -> dict[str, Mapping[str, Any]]:
     for name in loader.get_group_options("schema"):
         if name == AUTO:
             continue
-        loaded = loader.load_configuration(f"schema/{name}", overrides=[], run_mode=RunMode.RUN)
-        found[name] = plain_config(loaded["schema"])
+        result = loader.repository.load_config(f"schema/{name}") if isinstance(loader, ConfigLoaderImpl) else None
+        if result is not None and isinstance(result.config, DictConfig) and not result.defaults_list:
+            found[name] = plain_config(result.config)
+        else:  # it builds upon others
+            loaded = loader.load_configuration(f"schema/{name}", overrides=[], run_mode=RunMode.RUN)
+            found[name] = plain_config(loaded["schema"])
     return found
 
 

@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
+from quantpipe.app import configfiles
 from quantpipe.app.configfiles import check_file
 from quantpipe.errors import ConfigError
 from tests.e2e.program import ROOT
@@ -30,7 +32,9 @@ WRONG = {
 }
 
 
-def test_every_fault_is_named_with_its_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libyaml", [True, False])
+def test_every_fault_is_named_with_its_place(libyaml: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml, "__with_libyaml__", libyaml and yaml.__with_libyaml__)
     path = tmp_path / "mine.yaml"
     line = GOOD.count("\n") + 1
     for added, said in WRONG.items():
@@ -64,3 +68,14 @@ def test_a_file_that_is_no_mapping_or_no_text(tmp_path: Path) -> None:
 def test_files_of_the_package_pass() -> None:
     for path in [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "experiments").rglob("*.yaml")]:
         check_file(path)
+
+
+def test_what_libyaml_takes_and_the_reader_of_the_values_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hydra reads by PyYAML's own parser, which may be stricter than the one that checks."""
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text("pad:\n\tvalue: zero\n")
+    monkeypatch.setattr(configfiles, "check_file", lambda path: None)
+    with pytest.raises(ConfigError, match="line 2, column 1"):
+        configfiles._CheckedFiles("test", f"file://{tmp_path}").load_config("hardware/mine")

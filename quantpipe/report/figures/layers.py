@@ -82,6 +82,8 @@ def histogram(found: HistogramFigure) -> str:
         ax = canvas.axes[0]
         ax.stairs(share, edges, fill=True, color=QUIET, alpha=0.55, baseline=1e-6)
         ax.set_yscale("log")
+        ax.yaxis.set_major_formatter("{x:g}")  # powers as formulas and lines between decades are slow, and say less
+        ax.minorticks_off()
         ax.set_ylim(bottom=max(1e-5, float(share[share > 0].min()) / 2) if (share > 0).any() else 1e-5)
         ax.axvspan(found["clip_low"], found["clip_high"], color=MARK, alpha=0.15)
         for end in (found["clip_low"], found["clip_high"]):
