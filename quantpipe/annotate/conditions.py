@@ -21,7 +21,7 @@ from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
-from quantpipe.oprules.float_ops import QUANTIZED, QUANTIZED_OPS
+from quantpipe.oprules.float_ops import OF_TYPES, QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.scores import VIEWS
 from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.choice_key import ChoiceKind, choice_key
@@ -214,6 +214,9 @@ def _own_reason(node: Node, graph: Graph) -> Reason | None:
         refused = rule.refuse(node, graph)
         return None if refused is None else Reason(ReasonKind.NODE, refused)
     reason = float_reason(node)
+    read = graph.dtypes.get(node.inputs[0], "float32") if node.inputs else "float32"
+    if reason.text == OF_TYPES and read != "float32" and read not in REALS:
+        return Reason(ReasonKind.TYPE, f"it makes real numbers of {read}, which enter integers where they are stored")
     if node.has_body:
         held = ", ".join(f"{op} {count}" for op, count in sorted(node.body_ops.items()))
         return replace(reason, text=f"{reason} (in them: {held})")

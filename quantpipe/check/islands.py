@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from quantpipe.annotate.disjoint import disjoint, in_order
 from quantpipe.graph.view import Graph
+from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, Topology
 
 REAL = "float32"
@@ -43,9 +44,15 @@ def islands(graph: Graph, topology: Topology) -> tuple[Island, ...]:
 
 
 def computes_reals(graph: Graph, node: str) -> bool:
-    """Return whether a node's result is real numbers (arithmetic on shapes and indices is not)."""
-    outputs = graph.by_name[node].outputs
-    return any(graph.dtypes.get(t, REAL) == REAL for t in outputs if t)
+    """Return whether a node computes real numbers; arithmetic on shapes and indices does not.
+
+    A node that makes real numbers of integers alone (the Cast of a mask) does not either: it lets them in, as a
+    quantization does.
+    """
+    made = graph.by_name[node]
+    read = [graph.dtypes.get(t, REAL) for t in made.inputs if t]
+    lets_in = bool(read) and REAL not in read and not made.has_body
+    return not lets_in and any(graph.dtypes.get(t, REAL) == REAL for t in made.outputs if t)
 
 
 def stored_as(topology: Topology) -> Mapping[str, Form]:
@@ -64,7 +71,7 @@ def conversions(graph: Graph, topology: Topology) -> tuple[int, int]:
             if not graph.is_constant(operand.tensor):
                 wanted.setdefault(operand.tensor, set()).add(operand.form)
     for node in graph.nodes:
-        if node.name in topology.float_nodes:
+        if node.name in topology.float_nodes and node.op not in OF_SHAPES:
             for tensor in node.inputs:
                 if tensor in made:
                     wanted.setdefault(tensor, set()).add(Form.FLOAT)

@@ -39,6 +39,8 @@ def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> s
     Returns:
         The reason, as the end of a sentence, or None.
     """
+    if not signature.when and (why := rule.unasked(node, graph)) is not None:
+        return why
     facts = rule.facts(node, graph)
     for key, allowed in signature.when:
         if key not in facts:

@@ -164,9 +164,28 @@ def pad_refuses(node: Node, graph: Graph) -> str | None:
     return None
 
 
-def gather_refuses(node: Node, graph: Graph) -> str | None:
-    """Return why a Gather does not move activations (it reads rows of a constant table), or None."""
+def gather_unasked(node: Node, graph: Graph) -> str | None:
+    """Return why a Gather moves no activations (it reads rows of a constant table), or None.
+
+    In integers all rows of the table have the one scale of the result, which costs precision: a device that wants that
+    says so with `when: {operands: weight}`.
+    """
     return "it looks rows up in a constant table" if graph.is_constant(_input(node, 0)) else None
+
+
+def gather_facts(node: Node, graph: Graph) -> Facts:
+    """Return whether a Gather looks rows up in a constant table (`weight`) or moves `activations`."""
+    return {"operands": "weight" if graph.is_constant(_input(node, 0)) else "activations"}
+
+
+def division_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a quotient cannot run in integers, or None."""
+    if all(graph.is_constant(t) for t in node.inputs):
+        return "it divides two constants"
+    divisor = _input(node, 1)
+    if graph.is_constant(divisor) and np.any(graph.constant(divisor) == 0):
+        return "its divisor is constant and holds a zero"
+    return None
 
 
 def gathered_table(node: Node, graph: Graph) -> str | None:

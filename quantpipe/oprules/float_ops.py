@@ -20,7 +20,7 @@ _TRANSFORM = "it is a signal transform in real numbers"
 _RANDOM = "its result is random"
 _COMPLEX = "its values are not tensors of numbers (sequence, optional, text)"
 QUANTIZED = "it is part of a model that is quantized already; give the float model it was made from"
-_TYPE = "it changes the type of values, which integers of a scale do not survive"
+OF_TYPES = "it changes the type of values, which integers of a scale do not survive"
 
 QUANTIZED_OPS = (
     "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv",
@@ -46,7 +46,7 @@ FLOAT_OPS: Mapping[str, str] = {
     "not be written as a convolution",
     **dict.fromkeys(("Einsum", "CumSum", "CumProd", "Det", "Attention", "RotaryEmbedding", 
                        "MultiHeadAttention"), _ORDER),
-    **dict.fromkeys(("Div", "Mod", "BitShift"), _BOTH),
+    **dict.fromkeys(("Mod", "BitShift"), _BOTH),
     **dict.fromkeys(
         ("ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp",
          "ReduceSumSquare", "Mean", "LpPool", "GlobalLpPool"),
@@ -65,7 +65,7 @@ FLOAT_OPS: Mapping[str, str] = {
         _COMPLEX,
     ),
     **dict.fromkeys(QUANTIZED_OPS, QUANTIZED),
-    **dict.fromkeys(("Cast", "CastLike", "BitCast"), _TYPE),
+    **dict.fromkeys(("Cast", "CastLike", "BitCast"), OF_TYPES),
     **dict.fromkeys(("Dropout", "Constant", "ConstantOfShape", "EyeLike", "Range", "OneHot", "Shape", "Size"),
                     "it makes values instead of computing with scaled ones"),
     **dict.fromkeys(

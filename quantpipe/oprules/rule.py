@@ -120,6 +120,8 @@ class OpRule:
     """Names of the facts."""
     kinds: tuple[FunctionKind, ...] = ()
     """Ways to form a LOOKUP or a ROWS in integers, which `functions:` in a hardware file may name."""
+    unasked: NodeText = never
+    """Why signatures that say no `when` leave this very node alone, or None: a file must ask for it."""
     table: NodeText = no_table
     """The constant that the node looks rows up in, along its first axis; None where it does nothing of the kind."""
 

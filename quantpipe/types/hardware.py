@@ -75,6 +75,7 @@ class FunctionKind(StrEnum):
     `table`: an entry for each code of 8 bits; of 16 bits 513 entries with a straight line between two of them.
     `polynomial`: second-order polynomials in integers (I-BERT). `shift`: powers of two by shifts (I-ViT). `tflite`: as
     TensorFlow Lite's reference kernels and CMSIS-NN. `integer_sqrt`: integer mean and variance, integer square root.
+    `division`: a whole quotient with bits of fraction, narrowed once.
     `sum`: an exact sum, narrowed once (means and sums over axes; they have no other way, so a file need not say it).
     `float`: the function is left in float.
     """
@@ -84,6 +85,7 @@ class FunctionKind(StrEnum):
     SHIFT = "shift"
     TFLITE = "tflite"
     INTEGER_SQRT = "integer_sqrt"
+    DIVISION = "division"
     SUM = "sum"
     FLOAT = "float"
 

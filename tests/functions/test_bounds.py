@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from quantpipe.oprules.rows import Normalization
 from quantpipe.plan.programs import exponentials as ex
+from quantpipe.plan.programs.division import quotient
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
-from quantpipe.types import DType, FunctionKind, Program
+from quantpipe.types import DType, FunctionKind, Program, Quantizer
 from tests.functions.steps import run_program
 from tests.functions.test_softmax import grid, rows_of
 
@@ -100,6 +101,37 @@ def test_log_softmax(drawn: tuple[DType, float, Array]) -> None:
     real = real - real.max(1, keepdims=True)
     wanted = real - np.log(np.exp(real).sum(1, keepdims=True))
     assert np.abs(carried_out(writer, last, rows) * step - wanted).max() <= 2e-3
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    kinds=st.tuples(*[st.sampled_from([DType.INT8, DType.UINT8, DType.INT16])] * 3),
+    exponents=st.tuples(*[st.floats(-12, 4)] * 3),
+    zeros=st.tuples(st.integers(0, 90), st.integers(0, 90)),
+)
+def test_quotients(kinds: tuple[DType, ...], exponents: tuple[float, ...], zeros: tuple[int, int]) -> None:
+    """Every code by every code (of 16 bits every 257th, and those around zero), against exact fractions."""
+    a, b = (grid(d, 2.0**e, z) for d, e, z in zip(kinds, exponents, zeros, strict=False))
+    out = grid(kinds[2], 2.0 ** exponents[2])
+    writer = ProgramWriter("n", [(q.low, q.high) for q in (a, b)])
+    last, step = quotient(writer, a, b, out)
+    assert last.peak <= 1 << 30, "the quotient is one of 32 bits"
+    x, y = (codes_of(q) for q in (a, b))
+    program = Program("n", FunctionKind.DIVISION, 2, tuple(writer.steps), np.asarray(1, np.float32), last.peak, None)
+    found = run_program(program, [x[:, None], y[None]]) * (step / float(out.scale))
+    divisor = np.where(y == 0, 1, y)
+    wanted = x[:, None] * (float(a.scale) / float(b.scale) / float(out.scale)) / divisor
+    most = 1 << 17  # beyond what any stored type holds the quotient saturates
+    coarse = step / float(out.scale)
+    near = np.abs(np.clip(found, -most, most) - np.clip(wanted, -most, most))
+    assert np.all(near <= coarse + 1e-9 * np.abs(wanted)), near.max()
+    assert coarse <= 2.0**-8, "finer than a step of the result, so that rounding it is what counts"
+
+
+def codes_of(q: Quantizer) -> Array:
+    step = 257 if q.dtype.bits > 8 else 1
+    found = np.unique([*range(q.low, q.high + 1, step), *(v for v in range(-3, 4) if q.low <= v <= q.high)])
+    return found.astype(np.int64)
 
 
 def softmax(real: Array) -> Array:

@@ -39,11 +39,13 @@ def net_of(op: str) -> Net:
         more = (net.floats(8),)
     elif op == "InstanceNormalization":
         more = (net.floats(4), net.floats(4))
+    elif op == "Div":
+        more = (net.node("Clip", x, net.constant(np.float32(-2.5)), net.constant(np.float32(2.0)), name="divisor"),)
     elif op == "ReduceSum":
         more = (net.constant(np.array([-1])),)
     elif op == "ReduceMean":
         attributes = {"axes": [-1]}
-    elif OP_RULES[op].family is Family.ROWS:
+    elif OP_RULES[op].family is Family.ROWS and op != "Div":
         attributes = {"axis": -1}
     net.output(net.node(op, x, *more, name="function", **attributes))
     return net

@@ -17,7 +17,7 @@ from tests.simulate.test_against_interpreter import check
 
 CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
         "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
-        "InstanceNormalization": "instance_norm", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum"}  # fmt: skip
+        "InstanceNormalization": "instance_norm", "Div": "divide", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum"}  # fmt: skip
 
 
 @pytest.mark.sliced(4)
@@ -68,6 +68,16 @@ def test_products_of_two_activations_of_sixteen_bits(case: str) -> None:
     assert output is not None
     wanted = np.clip((a @ b) * np.float64(output.multiplier), q.low, q.high)
     assert np.abs(stored[names["mid_out"]].astype(np.int64) - q.zero_point - wanted).max() <= 0.51
+
+
+def test_rows_of_a_table_are_integers_of_one_scale_where_a_file_asks_for_them() -> None:
+    made = line(graph_of("gather_table"), hardware("npu_w8a16"))
+    kernel = made.topology.kernel_of["mid"]
+    plan = made.plan(16)
+    assert made.agree(plan, "integer").differing == 0
+    table, q = made.graph.constant(kernel.operands[0].tensor), plan.quantizers[kernel.output]
+    np.testing.assert_array_equal(plan.constants[kernel.operands[0].tensor], np.rint(table / q.scale))
+    assert "mid" in line(graph_of("gather_table"), hardware("mixed_npu")).topology.float_nodes
 
 
 def test_every_kind_of_a_rule_is_formed() -> None:

@@ -31,7 +31,7 @@ TARGETS = {
 }
 NOTHING_TO_DO = {"gemm_row_bias", "matmul_matrix", "matmul_rank3", "matmul_activations", "matmul_activations_deep",
                  "matmul_rank3_add", "attention", "function_prelu_last", "layer_norm", "layer_norm_no_offset",
-                 "rms_norm", "reduce_mean", "reduce_sum", "softmax_last"}  # fmt: skip
+                 "rms_norm", "divide", "reduce_mean", "reduce_sum", "softmax_last"}  # fmt: skip
 """Cases without an op that hago_sample runs in integers."""
 
 REFUSED = {("attention", "int8-qoperator")}

@@ -12,6 +12,7 @@ from quantpipe.oprules import OpRule
 from quantpipe.oprules.rows import is_mean, normalization, row_axes, row_count
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.programs import exponentials as ex
+from quantpipe.plan.programs.division import quotient
 from quantpipe.plan.programs.exponentials import Ints
 from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
@@ -81,6 +82,11 @@ def _norm(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     return normalized(writer, data, normalization(builder.graph.by_name[kernel.node], builder.graph))
 
 
+def _division(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
+    a, b, out = (builder.quantizers[t] for t in (*(o.tensor for o in kernel.operands), kernel.output))
+    return quotient(writer, a, b, out)
+
+
 def _sum(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     """The sum over axes; a mean has its count in the scale."""
     node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
@@ -105,6 +111,7 @@ PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
         lambda s, span: ex.polynomial_exponentials(s, _differences(span))
     ),
     ("LogSoftmax", FunctionKind.TABLE): _log_softmax,
+    ("Div", FunctionKind.DIVISION): _division,
     ("ReduceMean", FunctionKind.SUM): _sum,
     ("ReduceSum", FunctionKind.SUM): _sum,
     **{

@@ -120,6 +120,17 @@ def instance_norm(net: Net) -> None:
 
 
 @case
+def divide(net: Net) -> None:
+    """A mean of weighted tokens: their sum, divided by that of the weights."""
+    x = net.input(None, 5, 16)
+    weights = net.node("Clip", net.node("MatMul", x, net.floats(16, 1, scale=0.3), name="weights"),
+                       net.constant(np.float32(0.5)), net.constant(np.float32(3)))  # fmt: skip
+    x = net.node("MatMul", x, net.floats(16, 12, scale=0.2), name="first")
+    x = net.node("Div", x, weights, name="mid")
+    net.output(net.node("MatMul", x, net.floats(12, 7, scale=0.3), name="second"))
+
+
+@case
 def reduce_mean(net: Net) -> None:
     """The mean of all tokens, without their axis."""
     x = net.node("MatMul", net.input(None, 5, 16), net.floats(16, 12, scale=0.2), name="first")
