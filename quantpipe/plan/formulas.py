@@ -54,7 +54,15 @@ class Formula:
         real, how = scale / float(self.out.scale), self.requantize
         z, low, high = self.out.zero_point, self.low, self.high
         if how.kind is RequantizeKind.SHIFT:
-            exponent = math.frexp(real)[1] - 1  # a shift-only device has powers of two; else the one below
+            mantissa, exponent = math.frexp(real)
+            if mantissa != 0.5:
+                raise HardwareError(
+                    f"{self.node.op} formed by these integers has the factor {real:.6g} on its result, which no shift "
+                    f"expresses; legal on a device that shifts are functions.{self.node.op}: table or shift",
+                    stage="plan",
+                    where=self.node.name,
+                )
+            exponent -= 1
             return intmath.requantize_shift(values, -exponent, z, qmin=low, qmax=high, rounding=Rounding(how.rounding))
         if how.kind is RequantizeKind.FIXED_POINT:
             return self.times(values, real)
@@ -72,21 +80,22 @@ class Formula:
         )
 
 
-def _polynomial_exp(f: Formula) -> Ints:
-    """I-BERT's i-exp. Above 0, exp(x) = exp(x - top) · exp(top), where top is the greatest code."""
-    top = max(int(f.centred[-1]), 0)
-    return _exp(f, ex.polynomial_exponentials, top)
+def _exp(exponentials: Callable[[float, Ints], Ints]) -> Callable[[Formula], Ints]:
+    """exp(x) = exp(x - m) · 2^k with m = k·ln 2, the least m that no stored result exceeds; larger x saturate there.
 
+    So the exponentials are of numbers at most 0, as in a Softmax, and what is behind them is a power of two.
+    """
 
-def _shift_exp(f: Formula) -> Ints:
-    """I-ViT's ShiftExp; above 0 as with the polynomial."""
-    return _exp(f, ex.shift_exponentials, max(int(f.centred[-1]), 0))
+    def entries(f: Formula) -> Ints:
+        greatest = max(f.high - f.out.zero_point, 1) * float(f.out.scale)
+        power = math.ceil(math.log2(greatest))
+        scale, x = _finer(f.scale, f.centred)
+        top = round(power * math.log(2.0) / scale)
+        found = exponentials(scale, np.minimum(x - top, 0))
+        one = int(exponentials(scale, np.zeros(1, np.int64))[0])
+        return f.stored(found, math.ldexp(1.0 / one, power))
 
-
-def _exp(f: Formula, exponentials: Callable[[float, Ints], Ints], top: int) -> Ints:
-    found = exponentials(f.scale, f.centred - top)
-    one = int(exponentials(f.scale, np.zeros(1, np.int64))[0])
-    return f.stored(found, math.exp(top * f.scale) / one)
+    return entries
 
 
 GELU = (-0.2888, -1.769)
@@ -226,8 +235,8 @@ def _line(size: Ints, bits: int) -> Ints:
 
 
 FORMULAS: Mapping[tuple[str, FunctionKind], Callable[[Formula], Ints]] = {
-    ("Exp", FunctionKind.POLYNOMIAL): _polynomial_exp,
-    ("Exp", FunctionKind.SHIFT): _shift_exp,
+    ("Exp", FunctionKind.POLYNOMIAL): _exp(ex.polynomial_exponentials),
+    ("Exp", FunctionKind.SHIFT): _exp(ex.shift_exponentials),
     ("Gelu", FunctionKind.POLYNOMIAL): _polynomial_gelu,
     ("Gelu", FunctionKind.SHIFT): _shift_gelu,
     ("HardSwish", FunctionKind.TFLITE): _tflite_hard_swish,

@@ -17,7 +17,8 @@ from tests.simulate.test_against_interpreter import check
 
 CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormalization": "norm_island",
         "LayerNormalization": "layer_norm", "RMSNormalization": "rms_norm",
-        "InstanceNormalization": "instance_norm", "Div": "divide", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum"}  # fmt: skip
+        "InstanceNormalization": "instance_norm", "ReduceMean": "reduce_mean", "ReduceSum": "reduce_sum",
+        "Div": "divide"}  # fmt: skip
 
 
 @pytest.mark.sliced(4)
