@@ -6,9 +6,9 @@ samples and are judged on the same others, through plain onnxruntime sessions of
 turn, size of the file. A line of FOLDER/models.jsonl is written as soon as a model is done; one that was measured with
 the same sources and settings is not measured again.
 
-The verdict is `as good` where every output is at most 0.5 dB behind the better of the two (that with the higher least
-SQNR) and the latency at most 5 % above it; otherwise `warned` where the run itself says that something is wrong, and
-else what is behind.
+The verdict is `as good` where the better of those of the two that take at most 1.05 of the result's time (that with the
+higher least SQNR) is at no output more than 0.5 dB nearer, nor as near and faster by 5 %; otherwise `warned` where the
+run itself says that something is wrong, and else what is behind.
 
     python benchmarks/models.py [--models GLOB ...] [--more FILE.yaml] [--large] [--lock FILE]
 """

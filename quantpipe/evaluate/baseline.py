@@ -1,8 +1,9 @@
 """The result beside onnxruntime's own quantization of the same model, where onnxruntime is the device.
 
 Its static form estimates ranges by extremes alone, its dynamic one has ranges of each batch and leaves all but products
-in float. Where one of them keeps an output nearer to the float model's, there is more to be had on this device, and
-that is said. All models run on the same samples.
+in float. Where one of them keeps an output nearer to the float model's in no more time, or is as near and faster, there
+is more to be had on this device, and that is said. A form that is slower than the result is no alternative: it is not
+asked how near it is. All models run on the same samples, and in turns where they are timed.
 """
 
 from __future__ import annotations
@@ -14,20 +15,28 @@ from dataclasses import dataclass
 from quantpipe.data.subset import First
 from quantpipe.errors import brief
 from quantpipe.evaluate.nearness import below, nearness
+from quantpipe.evaluate.slower import SLOWER
 from quantpipe.graph import runtime_quantization
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.latency import interleaved
 from quantpipe.oprules import OP_RULES, Family
-from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, OutputRow, Samples, Topology
+from quantpipe.types import BaselinePart, BaselineRow, HardwareSpec, LatencyPart, OutputRow, Samples, Topology
 
 BEHIND_DB = 0.5
 """From here on it is told."""
 
 NEAR_DB = 40.0
-"""An output this near the float model's is near enough: nothing is compared."""
+"""An output this near the float model's is near enough: only time can be gained."""
 
-MOST_SECONDS = 10.0
+LEAST_MS = 0.01
+"""A form is faster from this difference on: less is within what two calls of the runtime differ by."""
+
+MOST_SECONDS = 5.0
 """What each of the two forms may take, as foreseen from the float model's latency."""
+
+RUNS, RUN_SECONDS = 30, 0.5
+"""Pairs of runs at batch 1 that time a form, and how long they may take."""
 
 MOST_BYTES = 256 << 20
 """Of weights; the tool copies larger models several times."""
@@ -35,9 +44,8 @@ MOST_BYTES = 256 << 20
 SAMPLES = (4, 64)
 """At least and at most, of each split."""
 
-PASSES = {"static": 4.0, "dynamic": 12.0}
-"""What a sample costs, in passes of the float model, at worst: calibration writes every tensor, and convolutions have
-slow kernels for ranges of their own."""
+PASSES = {"static": 4.0, "dynamic": 3.0}
+"""What a sample costs, in passes of the float model, at worst: calibration writes every tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,53 +59,66 @@ class Compared:
     float_ms: float
 
 
-def worth_comparing(graph: Graph, spec: HardwareSpec, rows: Sequence[OutputRow], accurate: str | None) -> bool:
+def worth_comparing(
+    graph: Graph, spec: HardwareSpec, rows: Sequence[OutputRow], accurate: str | None, ratio: float
+) -> bool:
     """Return whether the comparison says anything of a result.
 
-    It does for onnxruntime on this machine, for models that its tool takes, and where an output is not near already.
+    It does for onnxruntime on this machine, for models that its tool takes, and where an output is not near already or
+    integers are slower than float.
 
     Args:
         graph: the clean model.
         spec: the device.
         rows: how near each output is.
         accurate: the output that is as accurate as the float model's, if one is.
+        ratio: latency of the result over that of the float model.
     """
     if not spec.runs_here or graph.imported is not None or graph.states or graph.given:
         return False
-    return runtime_quantization.weight_bytes(graph.model) <= MOST_BYTES and bool(below(rows, NEAR_DB, accurate))
+    if runtime_quantization.weight_bytes(graph.model) > MOST_BYTES:
+        return False
+    return ratio > SLOWER or bool(below(rows, NEAR_DB, accurate))
 
 
 def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
-    """Return how near onnxruntime's own forms are to the float model, and by how much the result is behind them.
+    """Return how near onnxruntime's own forms are to the float model, and how fast, beside the result.
 
     Args:
         compared: models and samples.
-        accurate: the output that is as accurate as the float model's, if one is; it is not compared.
+        accurate: the output that is as accurate as the float model's, if one is; it is near enough.
 
     Returns:
         The part of the report.
     """
     graph = compared.graph
     size = graph.batch_size
-    few = First(compared.evaluate, _count(compared, "dynamic"))
+    few = First(compared.evaluate, min(_count(compared, form) for form in PASSES))
     first = next(iter(few.batches(size))).inputs
     some = First(compared.calibrate, _count(compared, "static"))
     makers: Mapping[str, Callable[[], Session]] = {
         "static": lambda: runtime_quantization.static(graph.model, some, size),
         "dynamic": lambda: runtime_quantization.dynamic(graph.model, first),
     }
-    own = nearness(graph, compared.realized, few)
+    own: Sequence[OutputRow] | None = None
     rows: list[BaselineRow] = []
     for form, make in makers.items():
         try:
-            rows.append(_row(form, own, nearness(graph, make(), few), accurate))
+            made = make()
+            timed = _timed(compared, made)
+            if timed["ratio"] < 1 / SLOWER:  # of the result over this form
+                rows.append({**_nothing(form), "latency": 1 / timed["ratio"]})
+                continue
+            own = nearness(graph, compared.realized, few) if own is None else own
+            row = _row(form, own, nearness(graph, made, few), accurate)
+            rows.append({**row, "latency": 1 / timed["ratio"], "faster": _faster(timed)})
         except Exception as error:  # the tool refuses many models, in many ways
-            rows.append({"form": form, "output": None, "sqnr_db": None, "own_db": None, "failed": brief(error)})
+            rows.append({**_nothing(form), "failed": brief(error)})
     return {"samples": len(few), "rows": rows}
 
 
 def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | None:
-    """Return a sentence where one of the forms is nearer to the float model by more than `BEHIND_DB`.
+    """Return a sentence where one of the forms is nearer in no more time, or as near and faster.
 
     Args:
         part: the comparison, if there was one.
@@ -106,19 +127,22 @@ def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | Non
     Returns:
         The sentence, or None.
     """
-    behind = [row for row in part["rows"] if _gap(row) > BEHIND_DB] if part is not None else []
-    if part is None or not behind:
+    if part is None:
         return None
+    nearer = [row for row in part["rows"] if row["gap_db"] is not None and row["gap_db"] > BEHIND_DB]
+    faster = [row for row in part["rows"] if row["faster"] and row["least_gap_db"] is not None]
+    faster = [row for row in faster if (row["least_gap_db"] or 0.0) >= -BEHIND_DB]
+    if not nearer and not faster:
+        return None
+    row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
-    row = max(behind, key=_gap)
-    helps = {
-        "static": "threshold=max_range",
-        "dynamic": f"annotate.only_ops=[{','.join(products)}], or recover=default",
-    }
+    only = f"annotate.only_ops=[{','.join(products)}]"
+    near = {"static": "threshold=max_range", "dynamic": f"{only}, or recover=default"}[row["form"]]
+    fast = {"static": "annotate.choices=[float] search=greedy objective.cost=latency", "dynamic": only}[row["form"]]
     return (
-        f"onnxruntime's own {row['form']} quantization is nearer to the float model at the output {row['output']}: "
-        f"{row['sqnr_db']:.1f} dB against {row['own_db']:.1f} dB on {part['samples']} samples; what could help: "
-        f"{helps[row['form']]}"
+        f"onnxruntime's own {row['form']} quantization is {'nearer' if nearer else 'as near'} to the float model at "
+        f"the output {row['output']}: {row['sqnr_db']:.1f} dB against {row['own_db']:.1f} dB on {part['samples']} "
+        f"samples, in {row['latency']:.2f} of the result's time; what could help: {near if nearer else fast}"
     )
 
 
@@ -128,18 +152,36 @@ def _count(compared: Compared, form: str) -> int:
     return max(least, min(most, int(MOST_SECONDS / seconds)))
 
 
+def _timed(compared: Compared, made: Session) -> LatencyPart:
+    """A form beside the result at batch 1; `ratio`: the result's time over the form's."""
+    graph = compared.graph
+    one = next(iter(compared.evaluate.batches(graph.fixed_batch or 1))).inputs
+    return interleaved((made, compared.realized), one, RUNS, RUN_SECONDS)
+
+
+def _faster(timed: LatencyPart) -> bool:
+    certain = timed["ratio"] > SLOWER and timed.get("ratio_low", timed["ratio"]) > 1.0
+    return certain and timed["realized_ms"] - timed["float_ms"] > LEAST_MS
+
+
+def _nothing(form: str) -> BaselineRow:
+    return {
+        "form": form, "output": None, "sqnr_db": None, "own_db": None, "gap_db": None, "least_gap_db": None,
+        "latency": None, "faster": False, "failed": None,
+    }  # fmt: skip
+
+
 def _row(form: str, own: Sequence[OutputRow], other: Sequence[OutputRow], accurate: str | None) -> BaselineRow:
     """The output at which the result is most behind, or least ahead."""
-    here = {lost.output: lost.sqnr_db for lost in below(own, math.inf, accurate)}
-    there = {lost.output: lost.sqnr_db for lost in below(other, math.inf, accurate)}
-    both = [name for name in here if name in there]
-    if not both:
-        return {"form": form, "output": None, "sqnr_db": None, "own_db": None, "failed": None}
-    worst = max(both, key=lambda name: there[name] - min(here[name], NEAR_DB) if here[name] < NEAR_DB else -math.inf)
-    return {"form": form, "output": worst, "sqnr_db": there[worst], "own_db": here[worst], "failed": None}
-
-
-def _gap(row: BaselineRow) -> float:
-    if row["sqnr_db"] is None or row["own_db"] is None or row["own_db"] >= NEAR_DB:
-        return -math.inf
-    return row["sqnr_db"] - row["own_db"]
+    here = {lost.output: lost.sqnr_db for lost in below(own, math.inf)}
+    there = {lost.output: lost.sqnr_db for lost in below(other, math.inf)}
+    gaps = {name: there[name] - value for name, value in here.items() if name in there}
+    if not gaps:
+        return _nothing(form)
+    near = {name for name in gaps if name == accurate or here[name] >= NEAR_DB}
+    behind = {name: min(gap, 0.0) if name in near else gap for name, gap in gaps.items()}
+    worst = max(behind, key=lambda name: (behind[name], gaps[name]))
+    return {
+        **_nothing(form), "output": worst, "sqnr_db": there[worst], "own_db": here[worst], "gap_db": behind[worst],
+        "least_gap_db": min(behind.values()),
+    }  # fmt: skip

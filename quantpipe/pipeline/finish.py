@@ -206,13 +206,13 @@ def _evaluate(
 def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> BaselinePart | None:
     """How near onnxruntime's own quantization is to the float model; a warning where it is nearer than the result."""
     job, graph = made.job, made.given
-    spec, latency = job.settings.spec, evaluation.latency.get("float_ms")
-    if job.settings.evaluate.baseline == "none" or latency is None:
+    spec, latency = job.settings.spec, evaluation.latency
+    if job.settings.evaluate.baseline == "none" or not latency.get("ratio"):
         return None
-    if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate):
+    if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, latency["ratio"]):
         return None
     session = Session(realized.model, where="the realized model")
-    compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency)
+    compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
     found = baseline(compared, evaluation.accurate)
     said = baseline_warning(found, job.topology)
     if said is not None:

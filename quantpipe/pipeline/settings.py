@@ -142,7 +142,7 @@ class EvaluateSettings:
     latency_runs: int = 50
     latency_seconds: float = 10.0
     warn_sqnr_db: float | None = 15.0
-    baseline: str = "none"
+    baseline: str = "auto"
 
     def __post_init__(self) -> None:
         if self.baseline not in ("auto", "none"):

@@ -8,13 +8,20 @@ from typing import TypedDict
 class BaselineRow(TypedDict):
     """One of onnxruntime's own forms, at the output where the result is most behind it, or least ahead.
 
-    `output`, `sqnr_db`, `own_db`: None where nothing could be compared; `failed` says why, if the tool did.
+    `output`, `sqnr_db`, `own_db`, `gap_db`, `least_gap_db`: None where nothing could be compared, or the form is slower
+    than the result; `failed` says why, if the tool did. The gaps are the greatest and the least over all outputs, of
+    which those that are near enough count as equal at most. `latency`: this form over the result, at batch 1; `faster`:
+    that is certain.
     """
 
     form: str
     output: str | None
     sqnr_db: float | None
     own_db: float | None
+    gap_db: float | None
+    least_gap_db: float | None
+    latency: float | None
+    faster: bool
     failed: str | None
 
 

@@ -11,7 +11,13 @@ import onnx
 
 from tests.ops.line import Net
 
-QUICK: dict[str, Any] = {"agreement_samples": 8, "layer_samples": 4, "latency_runs": 1, "latency_seconds": 0.01}
+QUICK: dict[str, Any] = {
+    "agreement_samples": 8,
+    "layer_samples": 4,
+    "latency_runs": 1,
+    "latency_seconds": 0.01,
+    "baseline": "none",
+}
 """For `evaluate`."""
 CLASSES = 5
 

@@ -20,7 +20,7 @@ from quantpipe.pipeline.compare import Found, compare, found_in
 from quantpipe.report import compare_note, compare_page, compared
 from quantpipe.report.compared import beside
 
-EVALUATE = {"latency_runs": 1}
+EVALUATE = {"latency_runs": 1, "baseline": "none"}
 
 
 def made(where: str, **changes: Any) -> Found:

@@ -29,6 +29,7 @@ RUN = (
     "evaluate.agreement_samples=4",
     "evaluate.layer_samples=4",
     "evaluate.latency_runs=1",
+    "evaluate.baseline=none",
 )
 VOLATILE = {
     *("seconds", "evaluations_per_second", "float_pass_seconds", "peak_rss_mb", "latency", "speed"),

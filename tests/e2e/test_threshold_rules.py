@@ -33,7 +33,7 @@ def test_a_run_with_rules_by_both_doors(program: Program) -> None:
     assert chosen["image"] != others["image"]
     mine = quantpipe.quantize(
         quantpipe.example_model(), DigitsDataset(), threshold={"rules": GIVEN}, precision="none", recover="none",
-        evaluate={"latency_runs": 1},
+        evaluate={"latency_runs": 1, "baseline": "none"},
     )  # fmt: skip
     assert numbers_of(mine.folder) == numbers_of(result.folder)
 

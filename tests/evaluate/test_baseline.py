@@ -43,19 +43,44 @@ def compared(made: Line, factor: float = 1.0) -> Compared:
     return Compared(made.graph, realized, made.samples, made.samples, 0.01)
 
 
-def test_a_result_that_is_as_near_says_nothing(made: Line) -> None:
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Times of a form, by how many times as long the result takes; a timer would decide tests by luck."""
+    ratios = {"ratio": 1.0}
+
+    def interleaved(*_: Any) -> Any:
+        ratio = ratios["ratio"]
+        return {"float_ms": 1.0, "realized_ms": ratio, "ratio": ratio, "ratio_low": ratio, "runs": 30}
+
+    monkeypatch.setattr(module, "interleaved", interleaved)
+    return ratios
+
+
+def test_a_result_that_is_as_near_says_nothing(made: Line, timed: dict[str, float]) -> None:
     part = baseline(compared(made))
     assert [row["form"] for row in part["rows"]] == ["static", "dynamic"] and part["samples"] == 24
     assert all(row["failed"] is None and row["sqnr_db"] is not None for row in part["rows"])
     assert baseline_warning(part, made.topology) is None
 
 
-def test_a_range_that_is_planted_wrong_is_told(made: Line) -> None:
+def test_a_range_that_is_planted_wrong_is_told_but_not_of_a_form_that_is_slower(
+    made: Line, timed: dict[str, float]
+) -> None:
     """A hidden tensor with eight times its range has an eighth of its levels."""
     part = baseline(compared(made, 8.0))
     said = baseline_warning(part, made.topology)
-    assert said is not None and f"at the output {made.graph.outputs[0].name}" in said
+    assert said is not None and f"at the output {made.graph.outputs[0].name}" in said and "is nearer" in said
     assert "annotate.only_ops=[Gemm]" in said or "threshold=max_range" in said
+    assert baseline_warning(baseline(compared(made, 8.0), made.graph.outputs[0].name), made.topology) is None
+    timed["ratio"] = 0.8
+    part = baseline(compared(made, 8.0))
+    assert [row["latency"] for row in part["rows"]] == [1.25, 1.25] and baseline_warning(part, made.topology) is None
+
+
+def test_a_form_that_is_as_near_and_faster_is_told(made: Line, timed: dict[str, float]) -> None:
+    timed["ratio"] = 1.5
+    said = baseline_warning(baseline(compared(made), made.graph.outputs[0].name), made.topology)
+    assert said is not None and "is as near" in said and "in 0.67 of the result's time" in said
 
 
 def test_the_forms_are_what_onnxruntime_makes(made: Line, caplog: pytest.LogCaptureFixture) -> None:
@@ -68,7 +93,9 @@ def test_the_forms_are_what_onnxruntime_makes(made: Line, caplog: pytest.LogCapt
         assert row["sqnr_db"] is not None and 15 < row["sqnr_db"] < 60, "quantized, and not lost"
 
 
-def test_what_the_tool_refuses_is_a_row_with_its_reason(made: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_tool_refuses_is_a_row_with_its_reason(
+    made: Line, timed: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> Any:
         raise TypeError("no such op")
 
@@ -78,16 +105,17 @@ def test_what_the_tool_refuses_is_a_row_with_its_reason(made: Line, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("changes", "db", "accurate", "worth"),
+    ("changes", "db", "accurate", "ratio", "worth"),
     [
-        ({}, 30.0, None, True),
-        ({}, 45.0, None, False),
-        ({}, 30.0, "y", False),
-        ({"runs_here": False}, 30.0, None, False),
+        ({}, 30.0, None, 0.5, True),
+        ({}, 45.0, None, 0.5, False),
+        ({}, 45.0, None, 1.5, True),
+        ({}, 30.0, "y", 0.5, False),
+        ({"runs_here": False}, 30.0, None, 1.5, False),
     ],
 )
 def test_when_it_is_compared(
-    made: Line, changes: Mapping[str, Any], db: float, accurate: str | None, worth: bool
+    made: Line, changes: Mapping[str, Any], db: float, accurate: str | None, ratio: float, worth: bool
 ) -> None:
     rows: Any = [{"output": "y", "sqnr_db": db, "mse": 0.0, "cosine": 1.0}]
-    assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate) == worth
+    assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate, ratio) == worth

@@ -224,7 +224,7 @@ def test_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         result = quantpipe.quantize(
             onnx.load_from_string(net().SerializeToString()), images, hardware(), plugins=["example_npu"],
-            folder=tmp_path / "run", evaluate={"latency_runs": 1},
+            folder=tmp_path / "run", evaluate={"latency_runs": 1, "baseline": "none"},
         )  # fmt: skip
         assert result.report["agreement"]["differing"] == 0
         assert result.report["model"]["float_nodes"] == 0

@@ -20,7 +20,8 @@ from tests.e2e.program import ROOT
 from tests.fuzz import mutate
 
 SHORT = ("dataset.samples.calibrate=8", "dataset.samples.search=8", "dataset.samples.evaluate=8",
-         "evaluate.latency_runs=1", "evaluate.latency_seconds=0.1", "evaluate.agreement_samples=4",
+         "evaluate.latency_runs=1", "evaluate.latency_seconds=0.1", "evaluate.baseline=none",
+         "evaluate.agreement_samples=4",
          "evaluate.layer_samples=2")  # fmt: skip
 GOOD = ("search=random", "search.max_evaluations=3", "executor=serial", *SHORT)
 """The run whose files strategies, logs and profiles are made of."""

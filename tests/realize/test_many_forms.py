@@ -21,7 +21,9 @@ from quantpipe.realize.c import runner
 from quantpipe.report import text
 from tests.ops.line import Net, hardware
 
-QUICK: dict[str, Any] = {"evaluate": {"agreement_samples": 8, "layer_samples": 4, "latency_runs": 1}}
+QUICK: dict[str, Any] = {
+    "evaluate": {"agreement_samples": 8, "layer_samples": 4, "latency_runs": 1, "baseline": "none"}
+}
 needs_compiler = pytest.mark.skipif(runner.compiler() is None, reason=runner.missing_compiler())
 
 

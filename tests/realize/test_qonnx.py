@@ -58,7 +58,9 @@ def compared(made: Line, plan: QuantPlan, folder: Path) -> tuple[Counter, str | 
 
 TARGETS = ("vta", "ort_cpu", "fpga_shift", "vitis_dpu", "hago_sample", "tflite_int8")
 BINARY = ("vta", "vitis_dpu")
-QUICK: dict[str, Any] = {"evaluate": {"agreement_samples": 4, "layer_samples": 2, "latency_runs": 1}}
+QUICK: dict[str, Any] = {
+    "evaluate": {"agreement_samples": 4, "layer_samples": 2, "latency_runs": 1, "baseline": "none"}
+}
 
 
 @pytest.mark.sliced(90)

@@ -149,7 +149,7 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
     """At three sizes, and a page of 2000 tensors: every figure is there, and the console stays empty."""
     result = quantpipe.quantize(
         quantpipe.example_model(), DigitsDataset(), "vta", folder=tmp_path / "run", search="greedy",
-        objective={"cost": "bits"}, evaluate={"latency_runs": 1},
+        objective={"cost": "bits"}, evaluate={"latency_runs": 1, "baseline": "none"},
     )  # fmt: skip
     evaluate = result.folder / "evaluate"
     stored = {"large": made(2000)}
