@@ -60,7 +60,7 @@ class Compared:
 
 
 def worth_comparing(
-    graph: Graph, spec: HardwareSpec, rows: Sequence[OutputRow], accurate: str | None, ratio: float
+    graph: Graph, spec: HardwareSpec, rows: Sequence[OutputRow], accurate: str | None, *, ratio: float
 ) -> bool:
     """Return whether the comparison says anything of a result.
 

@@ -209,7 +209,7 @@ def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> Bas
     spec, latency = job.settings.spec, evaluation.latency
     if job.settings.evaluate.baseline == "none" or not latency.get("ratio"):
         return None
-    if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, latency["ratio"]):
+    if not worth_comparing(graph, spec, evaluation.outputs, evaluation.accurate, ratio=latency["ratio"]):
         return None
     session = Session(realized.model, where="the realized model")
     compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])

@@ -118,4 +118,4 @@ def test_when_it_is_compared(
     made: Line, changes: Mapping[str, Any], db: float, accurate: str | None, ratio: float, worth: bool
 ) -> None:
     rows: Any = [{"output": "y", "sqnr_db": db, "mse": 0.0, "cosine": 1.0}]
-    assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate, ratio) == worth
+    assert worth_comparing(made.graph, replace(made.spec, **changes), rows, accurate, ratio=ratio) == worth
