@@ -122,7 +122,22 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
 
 
 def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
-    """Return the device cycles that one sample takes.
+    """Return the device cycles that one sample takes, of all nodes together (`node_cycles`).
+
+    Args:
+        topology: what runs in integers.
+        graph: the graph that the topology belongs to; it gives the shapes.
+        spec: the device, of which `cost` is read.
+        bits: bits of each stored tensor and weight, by name.
+
+    Returns:
+        The number of cycles.
+    """
+    return sum(node_cycles(topology, graph, spec, bits).values())
+
+
+def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> dict[str, float]:
+    """Return the device cycles that one sample takes, by name of the node.
 
     They are the MACs over the rate of the operands' width, what is loaded (weights in the types that they are stored
     in, 32 bits in float, and `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every
@@ -138,14 +153,16 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
         bits: bits of each stored tensor and weight, by name.
 
     Returns:
-        The number of cycles.
+        The cycles of each node that takes some.
     """
     storage = storage_types(topology)
     types = storage.at(bits)
     inside = {node for site in topology.sites for node in site.nodes[1:]}.union(topology.fused_into)
-    total = spec.cost.launch_cycles * sum(
-        n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32" for n in graph.nodes
-    )
+    total = {
+        n.name: float(spec.cost.launch_cycles)
+        for n in graph.nodes
+        if n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32"
+    }
     device, costs = spec, _costs_of_sites(topology, spec)
     for node in graph.nodes:
         work = macs(node, graph)
@@ -153,6 +170,7 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             continue
         spec = costs.get(node.name, device)
         kernel = topology.kernel_of.get(node.name)
+        loaded = 0.0
         if kernel is None:
             rule = rule_of(node)
             weight = rule.weight_of(node, graph) if rule is not None else None
@@ -160,19 +178,18 @@ def cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> 
             if node.name in topology.weighted_of:
                 site = topology.weight_of[weight or ""]
                 loaded *= _stored_width(site, graph, spec, bits[site.tensor], width=FLOAT_BITS) / FLOAT_BITS
-            total += work / spec.cost.macs_per_cycle["float32"] + loaded / spec.cost.bytes_per_cycle
-            continue
-        if kernel.weight is None:
-            total += work / rate(spec, max(storage.width(o.tensor, bits[o.tensor], types) for o in kernel.operands))
-            continue
-        operands = (kernel.weight, kernel.operands[0].tensor)
-        widest = max(storage.width(t, bits[t], types) for t in operands)
-        total += work * alignment(node, graph, spec) / rate(spec, widest)
-        site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
-        scales = 1 if site.axis is None else shape[site.axis]
-        width = _stored_width(site, graph, spec, bits[site.tensor], width=types[site.tensor].bits)
-        loaded = prod(shape) * width / 8 + scales * spec.cost.scale_bytes
-        total += loaded / spec.cost.bytes_per_cycle
+            found = work / spec.cost.macs_per_cycle["float32"]
+        elif kernel.weight is None:
+            found = work / rate(spec, max(storage.width(o.tensor, bits[o.tensor], types) for o in kernel.operands))
+        else:
+            operands = (kernel.weight, kernel.operands[0].tensor)
+            widest = max(storage.width(t, bits[t], types) for t in operands)
+            found = work * alignment(node, graph, spec) / rate(spec, widest)
+            site, shape = topology.weight_of[kernel.weight], graph.shapes[kernel.weight]
+            scales = 1 if site.axis is None else shape[site.axis]
+            width = _stored_width(site, graph, spec, bits[site.tensor], width=types[site.tensor].bits)
+            loaded = prod(shape) * width / 8 + scales * spec.cost.scale_bytes
+        total[node.name] = total.get(node.name, 0.0) + found + loaded / spec.cost.bytes_per_cycle
     return total
 
 

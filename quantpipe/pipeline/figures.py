@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,31 @@ from quantpipe.data.thumbnail import thumbnail
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.stages import Evaluation
 from quantpipe.types import Profile, QuantPlan, Samples, TensorStats, Topology
-from quantpipe.types.figures import ChangedSample, ConfusionFigure, Figures, GraphFigure, HistogramFigure, TimelineRow
+from quantpipe.types.figures import (
+    ChangedSample,
+    ConfusionFigure,
+    Figures,
+    GraphFigure,
+    HistogramFigure,
+    StageErrors,
+    TimelineRow,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Way:
+    """How a run came to its result.
+
+    `timeline`: the stages so far; `stages`: the errors that earlier stages left; `cycles`: of the device, by node.
+    """
+
+    timeline: Sequence[TimelineRow]
+    stages: Sequence[StageErrors]
+    cycles: Mapping[str, float]
+
 
 HISTOGRAMS = 6
-"""Tensors with the greatest errors of their own whose histograms are shown."""
+"""Tensors with the greatest errors of their own whose histograms are shown, one of each scale."""
 BINS = 96
 CLASSES = 30
 """More classes than these are not shown in one table: those that changed most are."""
@@ -34,7 +56,7 @@ def figures_of(
     *,
     profile: Profile | None,
     samples: Samples,
-    timeline: Sequence[TimelineRow],
+    way: Way,
 ) -> Figures:
     """Return what the figures of a run are drawn from.
 
@@ -45,7 +67,7 @@ def figures_of(
         evaluation: The measured numbers.
         profile: The statistics behind the ranges, where this run has them.
         samples: What was evaluated on.
-        timeline: The stages so far.
+        way: How the run came there.
     """
     rows = evaluation.per_sample
     both = {"float_class", "found_class"} <= rows.keys()
@@ -54,8 +76,36 @@ def figures_of(
         "histograms": _histograms(evaluation, topology, plan, profile),
         "confusion": _confusion(rows["float_class"], rows["found_class"]) if both else None,
         "changed": _changed(rows, samples, graph) if both else [],
-        "timeline": list(timeline),
+        "timeline": list(way.timeline),
+        "stages": list(way.stages),
+        "shares": shares_of(way.cycles, topology, graph),
     }
+
+
+def shares_of(cycles: Mapping[str, float], topology: Topology, graph: Graph) -> dict[str, float]:
+    """Return the share of all cycles that it takes to make a tensor of the one before it, by stored tensor.
+
+    A result that is handed on as accumulator counts for the tensor that is stored behind it.
+
+    Args:
+        cycles: By name of the node.
+        topology: What runs in integers.
+        graph: The clean model.
+    """
+    whole = sum(cycles.values())
+    found: dict[str, float] = {}
+    for name, number in cycles.items() if whole > 0 else ():
+        tensor = _made(name, topology, graph)
+        while tensor not in topology.group_of and (readers := graph.consumers.get(tensor)):
+            tensor = _made(readers[0][0].name, topology, graph)
+        found[tensor] = found.get(tensor, 0.0) + number / whole
+    return found
+
+
+def _made(node: str, topology: Topology, graph: Graph) -> str:
+    """What a node gives, or the kernel that it is a part of."""
+    kernel = topology.kernel_of.get(topology.fused_into.get(node, node))
+    return kernel.output if kernel is not None else graph.by_name[node].outputs[0]
 
 
 def _graph(graph: Graph, topology: Topology, plan: QuantPlan, errors: Mapping[str, float | None]) -> GraphFigure:
@@ -85,9 +135,12 @@ def _histograms(
     evaluation: Evaluation, topology: Topology, plan: QuantPlan, profile: Profile | None
 ) -> list[HistogramFigure]:
     worst = sorted(evaluation.layers, key=lambda row: -(row["rounding"] + row["saturation"]))
-    found = []
+    found, shown = [], set[str]()
     for row in worst if profile is not None else ():
         tensor, quantizer = row["tensor"], plan.quantizers.get(row["tensor"])
+        group = topology.group_of.get(tensor)
+        if group is not None and group.key in shown:
+            continue  # the same values at the same scale
         stats = _stats(profile, topology, tensor) if profile is not None else None
         if stats is None or quantizer is None or not stats.full or not stats.maximum > stats.minimum:
             continue
@@ -106,6 +159,7 @@ def _histograms(
                 saturated=row["saturated"],
             )
         )
+        shown |= {group.key} if group is not None else set()
         if len(found) == HISTOGRAMS:
             break
     return found

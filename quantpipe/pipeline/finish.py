@@ -19,15 +19,17 @@ from quantpipe.evaluate.slower import slower_warning, speed_of
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import file_hash, read_model
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.reference import Reference
 from quantpipe.pipeline import decisions, stages
 from quantpipe.pipeline.build_report import Evaluated, build_report
 from quantpipe.pipeline.context import RunContext, SearchDecision
-from quantpipe.pipeline.figures import figures_of
+from quantpipe.pipeline.figures import Way, figures_of
 from quantpipe.pipeline.forms import Forms, write_forms
 from quantpipe.pipeline.log_run import file_report, file_trials
 from quantpipe.pipeline.report_attachments import Beside, digest_of
+from quantpipe.pipeline.stage_errors import earlier_errors
 from quantpipe.pipeline.timeline import timeline_of
 from quantpipe.plan import Problem
 from quantpipe.realize.kernels import slow_warning, without_kernel
@@ -198,7 +200,11 @@ def _evaluate(
         evaluation,
         profile=profile,
         samples=samples,
-        timeline=timeline_of(job.console),
+        way=Way(
+            timeline_of(job.console),
+            earlier_errors(job, found, made.given, course),
+            node_cycles(job.topology, job.graph, settings.spec, found.strategy.bits),
+        ),
     )
     return build_report(job, found, evaluated, profile), Beside(evaluation.per_sample, figures)
 

@@ -53,6 +53,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         judged="shortfall" in search,
         changed=list(figures["changed"]) if figures is not None else [],
         confused=figures["confusion"] if figures is not None else None,
+        shares=figures.get("shares", {}) if figures is not None else {},
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
         precision=precision if (precision := report.get("precision") or {}).get("trials") else None,
         decided=text.precision(precision) if precision.get("trials") else None,

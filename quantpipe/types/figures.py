@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 
 class GraphNode(TypedDict):
@@ -63,11 +63,20 @@ class TimelineRow(TypedDict):
     memory_mb: float | None
 
 
+class StageErrors(TypedDict):
+    """The errors of stored tensors as an earlier stage left them: SQNR in dB, null without noise or signal."""
+
+    stage: str
+    sqnr_db: dict[str, float | None]
+
+
 class Figures(TypedDict):
-    """All of them."""
+    """All of them. `shares`: of the device's cycles, that of the kernel which makes a stored tensor, 0 to 1."""
 
     graph: GraphFigure
     histograms: list[HistogramFigure]
     confusion: ConfusionFigure | None
     changed: list[ChangedSample]
     timeline: list[TimelineRow]
+    stages: NotRequired[list[StageErrors]]
+    shares: NotRequired[dict[str, float]]

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 
-from quantpipe.hardware.cost import COSTS, macs
+from quantpipe.hardware.cost import COSTS, macs, node_cycles
+from quantpipe.pipeline.figures import shares_of
 from tests.ops.line import Line, Net, line
 
 # x [3, 8, 8] -> Conv 3x3 to 5 channels [5, 6, 6] -> Relu -> flatten [180] -> Gemm to 4; Softmax
@@ -74,6 +75,12 @@ def test_cycles_pad_channels_to_blocks() -> None:
     conv = CONV_MACS * (16 / 3) * (16 / 5) / 256 + 5 * 27 / 8
     dense = DENSE_MACS * (16 / 4) * (192 / 180) / 256 + 720 / 8
     assert cost("cycles", made("vta")) == pytest.approx(conv + dense)
+    net = made("vta")
+    parts = node_cycles(net.topology, net.graph, net.spec, bits(net, 8, 8))
+    assert {name: part for name, part in parts.items() if part} == pytest.approx({"conv": conv, "dense": dense})
+    stored = net.topology.kernel_of["conv"].output
+    shares = shares_of(parts, net.topology, net.graph)
+    assert shares[stored] == pytest.approx(conv / (conv + dense)) and sum(shares.values()) == pytest.approx(1)
 
 
 def test_peak_of_activations_on_onnxruntime() -> None:

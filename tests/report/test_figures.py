@@ -53,6 +53,8 @@ def made(count: int) -> tuple[dict[str, Any], Any]:
         "confusion": {"classes": [0, 1], "counts": [[5, 1], [0, 4]], "changed": 1, "samples": 10},
         "changed": [{"index": 3, "label": 0, "float_class": 0, "found_class": 1, "image": thumbnail(np.eye(8))}],
         "timeline": [{"stage": "search", "start": 0.0, "seconds": 2.0, "memory_mb": 100.0}],
+        "stages": [{"stage": "the search", "sqnr_db": {row["tensor"]: row["sqnr_db"] - 3 for row in layers[1:]}}],
+        "shares": {row["tensor"]: 1 / count for row in layers[1:]},
     }
     report = {
         **REPORT,
@@ -74,7 +76,8 @@ def test_a_page_holds_every_figure_and_nothing_from_elsewhere() -> None:
     assert "http" not in html and "<script" not in html and "#010203" not in html and "var(--ink)" in html
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', html))
     assert used <= set(re.findall(r'id="([^"]+)"', html))
-    assert "<title>n7 (Conv): " in html and "trial 4: cost 2" in html
+    assert "<title>n7 (Conv): " in html and "trial 4: cost 2" in html and ">Conv</text>" in html
+    assert "after the search" in html and "share of the cycles" in html and '<td class="n">5.00 %</td>' in html
     assert render_html(report, figures) == html  # the same report gives the same page
 
 
@@ -95,6 +98,12 @@ def test_without_anything_to_draw_nothing_is_drawn() -> None:
     bare: Any = {**REPORT, "layers": [], "search": {}, "float_nodes": [], "rescales": []}
     html = render_html(bare)
     assert "<svg" not in html and "None recorded" not in html and "<h2>Nodes left in float" not in html
+
+
+def test_where_no_class_changed_no_table_of_classes_is_drawn() -> None:
+    report, figures = made(3)
+    figures["confusion"]["changed"] = 0
+    assert 'id="classes"' not in render_html(report, figures)
 
 
 def test_equal_reasons_are_folded() -> None:
@@ -150,11 +159,17 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
     result = quantpipe.quantize(
         quantpipe.example_model(), DigitsDataset(), "vta", folder=tmp_path / "run", search="greedy",
         objective={"cost": "bits"}, evaluate={"latency_runs": 1, "baseline": "none"},
+        recover={"option": "default", "steps": ["rounding"]},
     )  # fmt: skip
     evaluate = result.folder / "evaluate"
     stored = {"large": made(2000)}
     (tmp_path / "large.html").write_text(render_html(*stored["large"]), encoding="utf-8")
     figures = read_json(evaluate / "figures.json")
+    (before,) = figures["stages"]
+    after = {row["tensor"]: row["sqnr_db"] for row in result.report["layers"]}
+    assert before["sqnr_db"].keys() == after.keys() == figures["shares"].keys() & after.keys()
+    assert sum(after[name] > error for name, error in before["sqnr_db"].items()) > len(after) / 2
+    assert sum(figures["shares"].values()) == pytest.approx(1)
     assert figures["timeline"][0]["stage"] == "model" and figures["timeline"][-1]["stage"] == "evaluate"
     assert len(figures["graph"]["nodes"]) == 23 and len(figures["histograms"]) == 6
     assert sum(map(sum, figures["confusion"]["counts"])) == 607

@@ -44,14 +44,15 @@ def drawn(report: Mapping[str, Any], data: Figures | None) -> Drawn:
     by_cost = search.get("form") == "least_cost_within_tolerance" and search.get("trace_cost") is not None
     cost, metric = str(search.get("cost") or "cost"), str(search.get("metric") or "value")
     rows = _layers(report.get("layers"))
+    confused = data["confusion"] if data is not None else None
     return Drawn(
         network=network.network(data["graph"]) if data is not None and data["graph"]["nodes"] else None,
-        depth=layers.along_depth(rows) if len(rows) > 1 else None,
-        bars=layers.bars(rows, {}) if rows else None,
+        depth=layers.along_depth(rows, data.get("stages", ()) if data is not None else ()) if len(rows) > 1 else None,
+        bars=layers.bars(rows, data.get("shares", {}) if data is not None else {}) if rows else None,
         histograms=[layers.histogram(one) for one in data["histograms"]] if data is not None else (),
         curve=course.curve(search.get("trace_cost" if by_cost else "trace"), f"cost ({cost})" if by_cost else metric),
         front=course.front(search.get("front"), search.get("picked"), cost, metric),
-        confusion=classes.confusion(data["confusion"]) if data is not None and data["confusion"] is not None else None,
+        confusion=classes.confusion(confused) if confused is not None and confused["changed"] else None,
         timeline=course.timeline(data["timeline"]) if data is not None else None,
     )
 

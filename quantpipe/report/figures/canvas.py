@@ -12,6 +12,8 @@ from typing import Any
 
 INK, QUIET, LINE, MARK, BAD, PAGE = "#010203", "#5d6873", "#dfe3e8", "#2563b8", "#a3161a", "#fefeff"
 """Stand for the colours of the page, light or dark."""
+FLOAT, WIDE, NARROW = "#9a6200", "#0b8071", "#7c3aed"
+"""The same on both: real numbers, integers of more than 8 bits, integers of fewer."""
 _THEME = {
     INK: "var(--ink)", QUIET: "var(--quiet)", LINE: "var(--line)", MARK: "var(--mark)", BAD: "var(--bad)",
     PAGE: "var(--page)",
@@ -42,6 +44,8 @@ _lock = threading.Lock()
 
 _HEAD = re.compile(r"^.*?(?=<svg)", re.S)
 _METADATA = re.compile(r"\s*<metadata>.*?</metadata>", re.S)
+_FONTS = re.compile(r" ?font-family: [^;\"]*;?")
+"""A list of names in every text; without it they have the font of the page."""
 _COMMENT = re.compile(r"<!--.*?-->", re.S)
 _ID = re.compile(r' id="([^"]+)"')
 _USED = re.compile(r'(?:url\(#|href="#)([^")]+)')
@@ -87,6 +91,7 @@ class Canvas:
         self.figure.savefig(stream, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.04)
         text = _HEAD.sub("", stream.getvalue(), count=1)
         text = _COMMENT.sub("", _METADATA.sub("", text))
+        text = _FONTS.sub("", text)
         for name, titles in self.titles.items():
             text = _titled(text, name, titles)
         text = _plain_ids(text)

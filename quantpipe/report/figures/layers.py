@@ -5,30 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quantpipe.report.figures.canvas import BAD, MARK, QUIET, Canvas, shortened
-from quantpipe.types.figures import HistogramFigure
+from quantpipe.report.figures.canvas import BAD, MARK, QUIET, WIDE, Canvas, shortened
+from quantpipe.types.figures import HistogramFigure, StageErrors
 
 SHOWN = 24
 """Bars of the worst tensors."""
 
 
-def along_depth(layers: Sequence[Mapping[str, Any]]) -> str:
-    """Return how the error grows from the first tensor to the last."""
-    so_far = [(n, row["sqnr_db"]) for n, row in enumerate(layers, 1) if row.get("sqnr_db") is not None]
+def along_depth(layers: Sequence[Mapping[str, Any]], stages: Sequence[StageErrors] = ()) -> str:
+    """Return how the error grows from the first tensor to the last, after each stage that left its errors.
+
+    Args:
+        layers: Rows of the report, in the order of the model.
+        stages: The errors as earlier stages left them.
+    """
+    last = [(n, row["sqnr_db"]) for n, row in enumerate(layers, 1) if row.get("sqnr_db") is not None]
     alone = [(n, _decibel(row)) for n, row in enumerate(layers, 1) if _decibel(row) is not None]
-    with Canvas(9, 2.5, "SQNR of each stored tensor in the order of the model") as canvas:
+    lines = [("each tensor rounded alone", alone, QUIET, ":")]
+    for stage in stages:
+        known = stage["sqnr_db"]
+        points = [(n, known[row["tensor"]]) for n, row in enumerate(layers, 1) if known.get(row["tensor"]) is not None]
+        lines.append((f"after {stage['stage']}", points, WIDE, "--"))
+    lines.append(("after recovery: the integer model" if stages else "in the integer model", last, MARK, "-"))
+    with Canvas(9, 2.6, "SQNR of each stored tensor in the order of the model") as canvas:
         ax = canvas.axes[0]
         few = len(layers) <= 120
-        for points, colour, name in (
-            (alone, QUIET, "its own quantization alone"),
-            (so_far, MARK, "in the integer model"),
-        ):
+        for name, points, colour, style in lines:
             if points:
-                ax.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.4, marker="o" if few else "",
-                        markersize=2.5)  # fmt: skip
+                ax.plot(*zip(*points, strict=True), color=colour, label=name, linewidth=1.4, linestyle=style,
+                        marker="o" if few else "", markersize=2.5)  # fmt: skip
+        ax.xaxis.get_major_locator().set_params(integer=True)
         ax.set_xlabel("stored tensor, in the order of the model")
         ax.set_ylabel("SQNR [dB]")
-        ax.legend(fontsize=8, loc="upper right", ncols=2, bbox_to_anchor=(1, 1.18))
+        if any(points for _, points, *_ in lines):
+            ax.legend(fontsize=8, loc="lower left", ncols=len(lines), bbox_to_anchor=(0, 1), borderaxespad=0.2)
         return canvas.svg()
 
 
@@ -45,7 +55,7 @@ def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> st
 
     Args:
         layers: Rows of the report, worst first.
-        shares: By tensor, the share of the multiply-accumulates of the kernel that makes it; may be empty.
+        shares: By tensor, the share of the device's cycles of the kernel that makes it; may be empty.
     """
     rows = sorted(layers, key=lambda r: -((r.get("rounding") or 0.0) + (r.get("saturation") or 0.0)))[:SHOWN]
     names, at = [shortened(str(row["tensor"])) for row in rows], range(len(rows))
@@ -63,10 +73,12 @@ def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> st
         error.set_xlabel("error alone [% of the tensor's power]")
         error.legend(fontsize=8, loc="lower right")
         bits.barh(at, [row.get("bits") or 0 for row in rows], color=QUIET)
+        most = max([row.get("bits") or 0 for row in rows], default=0)
+        bits.set_xticks([0, 4, 8] if most <= 8 else [0, 8, 16] if most <= 16 else [0, 16, 32])
         bits.set_xlabel("bits")
         if shares:
             axes[2].barh(at, [100 * shares.get(str(row["tensor"]), 0.0) for row in rows], color=QUIET)
-            axes[2].set_xlabel("share of multiply-accumulates [%]")
+            axes[2].set_xlabel("share of the cycles [%]")
         canvas.figure.subplots_adjust(wspace=0.08)
         return canvas.svg()
 

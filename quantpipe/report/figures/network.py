@@ -4,52 +4,62 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.report import text
-from quantpipe.report.figures.canvas import BAD, INK, MARK, PAGE, QUIET, Canvas
+from quantpipe.report.figures.canvas import BAD, FLOAT, INK, NARROW, PAGE, QUIET, WIDE, Canvas
 from quantpipe.types.figures import GraphFigure, GraphNode
 
 MOST = 2000
 """Nodes that are drawn one by one; of a larger model, each mark stands for some that follow one another."""
-RANKS = 56
-"""Steps of depth in one row; deeper models go on below, as text does."""
-LEAST_RANKS = 30
-"""Steps that a row has room for at the least: marks of a short model would be huge."""
-FLOAT, WIDE, NARROW = "#c8881a", "#0f9d8a", "#8b5cf6"
+RANKS = ((60, 14), (200, 20), (600, 32), (MOST, 56))
+"""(nodes at most, steps of depth in one row): deeper models go on below, as text does."""
+NAMED = 600
+"""Nodes at most whose ops are written on them: small, for a reader who zooms in."""
+LONGEST = 17
+"""Letters of an op's name."""
+WIDTH = 9.0
+"""Inches of a row."""
+WORST = 10
+FAR, FARTHER = 20.0, 10.0
+"""SQNR in dB below which a result is called far off, and very far."""
+AMBER, EIGHT = "#e0a100", "#2f6fd0"
 Places = NDArray[np.float64]
-_STEP = 0.16
-"""Inches per step of depth."""
 
 
 def network(graph: GraphFigure) -> str:
     """Return the picture of a model."""
     graph = _merged(graph)
     nodes, edges = graph["nodes"], [(a, b) for a, b in graph["edges"]]
-    x, y = _places(len(nodes), edges)
-    rows = int(y.max() - y.min()) + 1 if len(y) else 1
-    wide = max(LEAST_RANKS, int(x.max()) + 1 if len(x) else 0)
-    width, height = _STEP * (wide + 3), max(1.0, _STEP * (rows + 2) + 0.3)
-    with Canvas(width, height, f"The model: {len(nodes)} nodes by depth, coloured by what they compute in") as canvas:
+    ranks = next(steps for most, steps in RANKS if len(nodes) <= most)
+    x, y = _places(len(nodes), edges, ranks)
+    step, rows = WIDTH / (ranks + 1), int(y.max() - y.min()) + 1 if len(y) else 1
+    lane = max(0.16, 0.62 * step)
+    with Canvas(
+        WIDTH, lane * (rows + 0.6) + 0.3, f"The model: {len(nodes)} nodes by depth, coloured by what they compute in"
+    ) as canvas:
         ax = canvas.axes[0]
         ax.set_axis_off()
+        canvas.figure.subplots_adjust(0, 0, 1, 1)
         _edges(ax, edges, x, y)
-        worst = {id(node) for node in sorted(filter(_known, nodes), key=lambda n: n["sqnr_db"] or 0.0)[:10]}
-        rims = [BAD if id(node) in worst else PAGE for node in nodes]
-        ax.scatter(
-            x, y, s=40, marker="s", c=[_colour(node) for node in nodes], edgecolors=rims, linewidths=1.6, zorder=3,
-            gid="nodes",
-        )  # fmt: skip
+        worst = {id(node) for node in sorted(filter(_known, nodes), key=lambda n: n["sqnr_db"] or 0.0)[:WORST]}
+        _marks(ax, nodes, x, y, points=72 * step)
         canvas.titles["nodes"] = [_said(node) for node in nodes]
+        size = 72 * step / 7
         for node, at, up in zip(nodes, x, y, strict=True):
+            if len(nodes) <= NAMED:
+                name = node["op"] if len(node["op"]) <= LONGEST else f"{node['op'][: LONGEST - 1]}…"
+                ax.annotate(name, (at, up), size=size * min(1.0, 10 / len(name)), ha="center", va="center",
+                            color="white")  # fmt: skip
             if id(node) in worst:
-                ax.annotate(text.decibel(node["sqnr_db"]), (at, up), (0, 5), textcoords="offset points", size=5,
-                            ha="center", color=BAD)  # fmt: skip
-        ax.set_xlim(-1.5, wide + 0.5)
-        ax.set_ylim(y.max() + 1.2 if len(y) else 1, y.min() - 1.2 if len(y) else 0)
+                ax.annotate(text.decibel(node["sqnr_db"]), (at, up - 0.36), size=size, ha="center", va="bottom",
+                            color=INK)  # fmt: skip
+        ax.set_xlim(-0.6, ranks - 0.4)
+        ax.set_ylim(y.max() + 0.8 if len(y) else 1, y.min() - 0.8 if len(y) else 0)
         _legend(ax, nodes)
         return canvas.svg()
 
@@ -66,25 +76,46 @@ def _said(node: GraphNode) -> str:
 
 def _colour(node: GraphNode) -> str:
     bits = node["bits"]
-    return FLOAT if bits is None else NARROW if bits < 8 else MARK if bits == 8 else WIDE
+    return FLOAT if bits is None else NARROW if bits < 8 else EIGHT if bits == 8 else WIDE
+
+
+def _marks(ax: Any, nodes: Sequence[GraphNode], x: Places, y: Places, *, points: float) -> None:
+    """A box for each node, as wide as its place of so many points allows."""
+    corners = ((-1, -0.42), (1, -0.42), (1, 0.42), (-1, 0.42), (-1, -0.42))
+    halves = [((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in pairwise(corners)]
+    # With points enough, matplotlib writes the box once and refers to it, and references can have titles.
+    box = [point for pair in zip(corners, [*halves, corners[-1]], strict=True) for point in pair]
+    rims = [_rim(node) for node in nodes]
+    ax.scatter(
+        x, y, s=(0.86 * points) ** 2, marker=box, c=[_colour(node) for node in nodes], edgecolors=rims,
+        linewidths=[min(2.4, 0.1 * points) if rim != PAGE else 0.0 for rim in rims], zorder=3, gid="nodes",
+    )  # fmt: skip
+
+
+def _rim(node: GraphNode) -> str:
+    error = node["sqnr_db"]
+    return PAGE if error is None or error >= FAR else AMBER if error >= FARTHER else BAD
 
 
 def _legend(ax: Any, nodes: Sequence[GraphNode]) -> None:
     from matplotlib.lines import Line2D
 
-    names = {FLOAT: "float", NARROW: "integer, fewer than 8 bits", MARK: "integer, 8 bits", WIDE: "integer, more bits"}
-    present = {_colour(node) for node in nodes}
+    names = {FLOAT: "float", NARROW: "integer, fewer than 8 bits", EIGHT: "integer, 8 bits", WIDE: "integer, more bits"}
+    errors = {AMBER: f"result below {FAR:.0f} dB of SQNR", BAD: f"below {FARTHER:.0f} dB"}
+    filled, rims = {_colour(node) for node in nodes}, {_rim(node) for node in nodes}
     marks = [
         Line2D([], [], marker="s", linestyle="", markersize=7, color=colour, label=name)
         for colour, name in names.items()
-        if colour in present
+        if colour in filled
     ]
-    if any(map(_known, nodes)):
-        marks.append(
-            Line2D([], [], marker="s", linestyle="", markersize=7, markerfacecolor=PAGE, markeredgecolor=BAD,
-                   markeredgewidth=1.6, label="least SQNR in the integer model")
-        )  # fmt: skip
-    ax.legend(handles=marks, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), fontsize=7, labelcolor=INK)
+    marks += [
+        Line2D([], [], marker="s", linestyle="", markersize=7, markerfacecolor=PAGE, markeredgecolor=colour,
+               markeredgewidth=1.8, label=name)
+        for colour, name in errors.items()
+        if colour in rims
+    ]  # fmt: skip
+    ax.legend(handles=marks, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(marks), fontsize=7.5, labelcolor=INK,
+              borderaxespad=0.0)  # fmt: skip
 
 
 def _edges(ax: Any, edges: Sequence[tuple[int, int]], x: Places, y: Places) -> None:
@@ -109,8 +140,8 @@ def _edges(ax: Any, edges: Sequence[tuple[int, int]], x: Places, y: Places) -> N
         ax.add_patch(PathPatch(path, fill=False, edgecolor=QUIET, linewidth=0.6, zorder=1))
 
 
-def _places(count: int, edges: Sequence[tuple[int, int]]) -> tuple[Places, Places]:
-    """Where each node stands: at its depth, beside those of the same depth, in rows of `RANKS` steps."""
+def _places(count: int, edges: Sequence[tuple[int, int]], ranks: int = RANKS[-1][1]) -> tuple[Places, Places]:
+    """Where each node stands: at its depth, beside those of the same depth, in rows of `ranks` steps."""
     before: dict[int, list[int]] = defaultdict(list)
     for a, b in edges:
         before[b].append(a)
@@ -126,8 +157,8 @@ def _places(count: int, edges: Sequence[tuple[int, int]]) -> tuple[Places, Place
             if (int(depth[node]), spot := round(wish) + (step + 1) // 2 * (-1 if step % 2 else 1)) not in taken
         )
         taken[int(depth[node]), lane[node]] = node
-    row = depth // RANKS
-    x, y, top = (depth % RANKS).astype(float), np.zeros(count, float), 0.0
+    row = depth // ranks
+    x, y, top = (depth % ranks).astype(float), np.zeros(count, float), 0.0
     for number in range(int(row.max()) + 1 if count else 0):
         here = row == number
         y[here] = lane[here] - lane[here].min() + top

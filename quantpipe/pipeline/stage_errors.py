@@ -1,0 +1,43 @@
+"""The errors of stored tensors as the stages before the last one left them, for the figure along the depth."""
+
+from __future__ import annotations
+
+from quantpipe.data.subset import First
+from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.progress import Course
+from quantpipe.graph.external_weights import is_outside
+from quantpipe.graph.view import Graph
+from quantpipe.pipeline import stages
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.plan import Problem
+from quantpipe.simulate.simulator import simulate
+from quantpipe.types import LayerRow
+from quantpipe.types.figures import StageErrors
+
+BEFORE_RECOVERY = "the search, weights to the nearest"
+
+
+def earlier_errors(job: RunContext, found: SearchDecision, given: Graph, course: Course) -> list[StageErrors]:
+    """Return the errors before recovery, where that changed anything; nothing where there is no such stage.
+
+    A model whose weights lie outside of it is left out: it would be planned, and held, twice.
+
+    Args:
+        job: The run.
+        found: The strategy, with what recovery changed.
+        given: The clean model before recovery.
+        course: Tells how far it is.
+    """
+    if not found.overrides or is_outside(given.model):
+        return []
+    topology, settings = job.variants.at(found.strategy.structure), job.settings
+    plan = Problem(given, topology, settings.spec, settings.schema).plan(found.strategy)
+    few = First(job.inputs.evaluate, stages.whole_batches(given, settings.evaluate.layer_samples))
+    course.phases += 1
+    rows = course.result(
+        "errors per tensor before recovery",
+        lambda some: layer_report(given, plan, simulate(given, topology, plan), some),
+        few,
+        list[LayerRow],
+    )
+    return [{"stage": BEFORE_RECOVERY, "sqnr_db": {row["tensor"]: row["sqnr_db"] for row in rows}}]
