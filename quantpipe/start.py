@@ -26,6 +26,11 @@ def main() -> None:
     if (wrong := missing_file(sys.argv[1:], Path.cwd())) is not None:
         sys.stderr.write(f"error: {wrong}\n")
         raise SystemExit(2)
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        from quantpipe.app.help import help_page
+
+        sys.stdout.write(help_page(_called()))
+        raise SystemExit(0)
     from quantpipe.app.main import main as run
 
     if listening:
@@ -37,6 +42,12 @@ def main() -> None:
     finally:
         if listening:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done; the interpreter takes down what it has loaded
+
+
+def _called() -> str:
+    """How the program was started, in short."""
+    name = Path(sys.argv[0]).name
+    return f"python {name}" if name.endswith(".py") else name
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:

@@ -29,6 +29,7 @@ def api() -> str:
 def command_line() -> str:
     """The page of commands and exit codes: the help as the program prints it, and the errors with their codes."""
     from quantpipe import errors
+    from quantpipe.app.help import USAGE
 
     kinds = [
         kind
@@ -36,10 +37,7 @@ def command_line() -> str:
         if isinstance(kind, type) and issubclass(kind, errors.QuantpipeError) and kind is not errors.QuantpipeError
     ]
     rows = [f"| `{kind.__name__}` | {kind.exit_code} | {_first(kind.__doc__ or '')} |" for kind in kinds]
-    found = re.search(r"^    template: \|-\n(.*?)^      Options:", (CONF / "config.yaml").read_text(), re.M | re.S)
-    if found is None:
-        raise ValueError("conf/config.yaml has no template of the help (hydra.help.template, before 'Options:')")
-    usage = re.sub(r"^ {6}", "", found[1], flags=re.M).rstrip()
+    usage = USAGE.format(program="python run.py").rstrip()
     return "\n".join(
         [
             "# Command line\n",

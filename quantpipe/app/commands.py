@@ -90,7 +90,7 @@ def explain(settings: Settings) -> int:
     """Run `command=explain`."""
     options, plugins = settings.explain, list(settings.config.get("plugins") or ())
     folder = options.run or settings.folder
-    console = RichConsole()
+    console = RichConsole(settings.verbosity)
     try:
         if options.file is not None:
             found = explain_file(settings, options.file, console, options)
@@ -166,7 +166,7 @@ def identify(settings: Settings) -> int:
 def _of_run(settings: Settings, ask: Callable[[Settings, RichConsole], Any]) -> Any:
     """What is asked of the one finished run that the configuration names."""
     folder, plugins = Path.cwd() / Path(settings.runs[0]).expanduser(), list(settings.config.get("plugins") or ())
-    console = RichConsole()
+    console = RichConsole(settings.verbosity)
     try:
         return ask(settings_of_run(folder, plugins=plugins, key="runs"), console)
     except KeyboardInterrupt:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from quantpipe.app.mainlog import LOG
+from quantpipe.app.mainlog import LOG, Lines
 
 Update = Callable[[int, int, str], None]
 
@@ -30,38 +31,50 @@ def say(text: str, head: str = "error: ") -> None:
 
 
 class RichConsole:
-    """Writes to standard error, so that standard output holds results only."""
+    """Writes to standard error, so that standard output holds results only.
 
-    def __init__(self) -> None:
+    Args:
+        verbosity: quiet (warnings alone), normal (stages with their progress, too), verbose (all that main.log has).
+    """
+
+    def __init__(self, verbosity: str = "normal") -> None:
         self._console = plain(stderr=True)
+        self._told = verbosity == "normal"
+        self._lines_of_log = logging.StreamHandler() if verbosity == "verbose" else None
+        if self._lines_of_log is not None:
+            self._lines_of_log.setFormatter(Lines())
+            LOG.addHandler(self._lines_of_log)
         self._bars: Progress | None = None
         self._started = time.perf_counter()
 
     def announce(self, text: str) -> None:
         """Print a line that belongs to no stage, and log it."""
         LOG.info("%s", text)
-        self._console.print(text, style="dim", soft_wrap=True)
+        if self._told:
+            self._console.print(text, style="dim", soft_wrap=True)
 
     def stage(self, name: str, note: str = "") -> None:
         """Print the beginning of a stage with the time since the start, and log it."""
-        self.finish()
+        self._take_off()
         seconds = time.perf_counter() - self._started
         LOG.info("%-10s %s", name, note)
-        self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True)
+        if self._told:
+            self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, and log it."""
         LOG.warning("%s", text)
-        self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
+        if self._lines_of_log is None:
+            self._console.print(f"warning: {text}", style="yellow", soft_wrap=True)
 
     def progress(self, name: str) -> Update:
         """Return a function that moves a bar; its length may be unknown (0) and may change.
 
         Without a terminal, and in main.log, there is a line from time to time instead.
         """
-        self.finish()
+        self._take_off()
         tell = self._lines(name)
-        if not self._console.is_terminal:
+        if not (self._console.is_terminal and self._told):
             return tell
         columns = (
             TextColumn("{task.description}"),
@@ -97,14 +110,19 @@ class RichConsole:
             left = (now - begin) / (done - first) * (total - done) if total and done > first else None
             text = f"{name} {done}{f'/{total}' if total else ''}{'' if left is None else f', {left:.0f} s left'} {note}"
             LOG.info("%s", text.rstrip())
-            if not self._console.is_terminal:
+            if self._told and not self._console.is_terminal:
                 seconds = now - self._started
                 self._console.print(f"{seconds:6.1f} s  {text}", soft_wrap=True, highlight=False, markup=False)
 
         return update
 
     def finish(self) -> None:
-        """Take the bar off the screen."""
+        """Take the bar off the screen; nothing is told behind this."""
+        self._take_off()
+        if self._lines_of_log is not None:
+            LOG.removeHandler(self._lines_of_log)
+
+    def _take_off(self) -> None:
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe.errors import nearest
 
@@ -21,6 +22,49 @@ _NO_OPTION = re.compile(
     r"Could not find '([^'/]+)/([^']+)'.*?Available options in '[^']+':\s*(.*?)\s*Config search path", re.S
 )
 _NO_MERGE = re.compile(r"Error merging override \+{0,2}([^=\s]+)=(.*)", re.S)
+
+
+def _lacking(package: str, extra: str) -> str:
+    return f'needs the package {package} (in the checkout: pip install -e ".[{extra}]")'
+
+
+PLUGINS = {
+    "hydra/launcher/joblib": _lacking("hydra-joblib-launcher", "joblib"),
+    "hydra/launcher/submitit_local": _lacking("hydra-submitit-launcher", "submitit"),
+    "hydra/launcher/submitit_slurm": _lacking("hydra-submitit-launcher", "submitit"),
+    "hydra/launcher/ray": _lacking("hydra-ray-launcher", "ray-launcher"),
+    "hydra/sweeper/optuna": (
+        "is of a package that needs an older optuna than quantpipe does; docs/howto/sweeps.md has a study without it"
+    ),
+}
+"""Options of Hydra that packages bring -> what is to be said where they are missing."""
+_NO_VARIABLE = re.compile(r"Environment variable '([^']+)' not found")
+_NO_REFERENCE = re.compile(r"Interpolation key '([^']+)' not found")
+
+
+def no_reference(error: OmegaConfBaseException, overrides: Sequence[str]) -> str | None:
+    """Return a paragraph about a reference that leads nowhere, `${oc.env:NAME}` or `${KEY}`; None for other errors.
+
+    Args:
+        error: what was raised while the configuration was resolved.
+        overrides: as they were given; one of them may hold the reference.
+
+    Returns:
+        The paragraph, or None.
+    """
+    text = str(error)
+    variable, reference = _NO_VARIABLE.search(text), _NO_REFERENCE.search(text)
+    name = variable or reference
+    if name is None:
+        return None
+    key = error.full_key or next((o.partition("=")[0].lstrip("+") for o in overrides if name[1] in o), "")
+    where = f"{key}: " if key else ""
+    if variable is not None:
+        return (
+            f"{where}refers to {name[1]}, and the environment has no variable of that name; set it, or say what to "
+            f"take then: ${{oc.env:{name[1]},VALUE}}"
+        )
+    return f"{where}refers to ${{{name[1]}}}, and there is no such key; legal are keys of the configuration (--cfg job)"
 
 
 def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -> str | None:
@@ -40,6 +84,8 @@ def in_our_words(error: HydraException, folder: str, overrides: Sequence[str]) -
     text = str(error)
     if (found := _NO_OPTION.search(text)) is not None:
         group, option, legal = found[1], found[2], found[3].split()
+        if (plugin := PLUGINS.get(f"{group}/{option}")) is not None:
+            return f"{group}/{option.partition('/')[0]}: {option.partition('/')[2]} {plugin}; legal without it is basic"
         return f"{group}: has no option {option!r}{nearest(option, legal)}; legal are {', '.join(legal)}"
     if (found := _NO_KEY.search(text)) is not None:
         return _no_key(found[1], list(_keys(_plain(_composed(folder, overrides)))))
@@ -88,7 +134,8 @@ def _no_key(key: str, known: Sequence[str]) -> str:
     inside = [k[len(parent) + 1 :] for k in known if k.startswith(f"{parent}.")] if parent else list(known)
     siblings = ", ".join(sorted({k.split(".")[0] for k in inside}))
     legal = f"; {f'below {parent}' if parent else 'at the top'} there are {siblings}" if siblings else ""
-    return f"{key}: is no key{nearest(key, known)}{legal}"
+    near = nearest(key, known if parent else [*known, "experiment", "experiments"])
+    return f"{key}: is no key{near}{legal}"
 
 
 def _no_merge(key: str, given: str, there: Any) -> str | None:

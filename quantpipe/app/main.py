@@ -10,7 +10,6 @@ import io
 import itertools
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,17 +26,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quantpipe import __version__
-from quantpipe.app.command_line import explain_command, sync_command
+from quantpipe.app.arguments import arranged
+from quantpipe.app.command_line import explain_command, overrides_of, sync_command
 from quantpipe.app.commands import COMMANDS, falls_short
 from quantpipe.app.conceal_passwords import learn_environment, without_secrets
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
 from quantpipe.app.files import asset, folder_of
-from quantpipe.app.hints import in_our_words, no_option, no_text
+from quantpipe.app.hints import in_our_words, no_option, no_reference, no_text
 from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard
-from quantpipe.app.renamed import argument_as_now_named
 from quantpipe.app.settings import GROUPS, build_settings
 from quantpipe.app.sweep import end_sweep
 from quantpipe.app.targets import PLUGINS
@@ -78,13 +77,13 @@ def main() -> None:
         sys.argv[1:] = without_secrets(sys.argv[1:])
     except QuantpipeError as error:
         raise SystemExit(_report(error)) from None
-    sys.argv[1:] = [re.sub(r"^\+?experiment=", "experiments=", argument_as_now_named(a)) for a in sys.argv[1:]]
+    sys.argv[1:] = arranged(sys.argv[1:])
     folders = {group: folder_of("conf") / group for group in GROUPS} | {"experiments": folder_of("experiments")}
     if (wrong := no_option(sys.argv[1:], folders)) is not None:
         say(wrong)
         raise SystemExit(2)
     if "command=verify" in sys.argv[1:]:
-        raise SystemExit(_verify([a for a in sys.argv[1:] if a != "command=verify"]))
+        raise SystemExit(_verify([a for a in sys.argv[1:] if a not in ("command=verify", "verbosity=quiet")]))
     sys.argv[1:] = _with_search_path([_experiment(a) for a in sys.argv[1:]])
     try:
         hydra.main(version_base="1.3", config_path=str(folder_of("conf")), config_name="config")(_task)()
@@ -142,7 +141,7 @@ def _task(config: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     _tasks.append(hydra_config)
     _quiet_logs()
-    LOG.info("quantpipe %s: %s", __version__, " ".join(hydra_config.overrides.task) or "no overrides")
+    LOG.info("quantpipe %s: %s", __version__, " ".join(overrides_of(hydra_config)) or "no overrides")
     try:
         _logged(config, hydra_config)
     except (QuantpipeError, HydraException, OmegaConfBaseException) as error:
@@ -169,7 +168,7 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     if settings.command in COMMANDS:
         _leave(COMMANDS[settings.command](settings), hydra_config)
         return
-    console = RichConsole()
+    console = RichConsole(settings.verbosity)
     console.announce(f"run folder {settings.folder}")
     tracker = settings.tracker
     try:
@@ -220,11 +219,15 @@ def _report(error: BaseException) -> int:
     if isinstance(cause, QuantpipeError):
         say(str(cause), head="" if isinstance(cause, Interrupted) else "error: ")
         return cause.exit_code
-    say((isinstance(error, HydraException) and _hint(error)) or " ".join(str(error).split()))
+    say(_hint(error) or " ".join(str(error).split()))
     return 2
 
 
-def _hint(error: HydraException) -> str | None:
+def _hint(error: BaseException) -> str | None:
+    if isinstance(error, OmegaConfBaseException):
+        return no_reference(error, sys.argv[1:])
+    if not isinstance(error, HydraException):
+        return None
     chosen = [a for a in sys.argv[1:] if a.split("=")[0] in GROUPS and "," not in a]
     return in_our_words(error, str(folder_of("conf")), [*chosen, *search_path(_config_folders(sys.argv[1:]))])
 

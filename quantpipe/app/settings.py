@@ -72,6 +72,7 @@ KEYS = (
     "seed",
     "strict",
     "verify",
+    "verbosity",
     "plugins",
     "replay",
     "choices",
@@ -152,7 +153,7 @@ def _hardware_file(name: str, hydra_config: HydraConf) -> Path | None:
 
 def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     """ConfigError for what `command=explain` would not heed: the run's own configuration is in its folder."""
-    legal = ("command", "explain.", "check.format", "plugins", "hydra.")
+    legal = ("command", "explain.", "check.format", "plugins", "verbosity", "hydra.")
     other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
     of_file = any(text.lstrip("+").startswith("explain.file=") for text in overrides)
     if command == "explain" and other and not of_file:
@@ -223,6 +224,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
         cells=cells_in_steps(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
         verify=str(plain["verify"]),
+        verbosity=str(plain["verbosity"]),
         seed=_seed(plain["seed"]),
         folder=start.folder,
         resume_command=start.resume_command,

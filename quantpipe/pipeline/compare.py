@@ -24,7 +24,19 @@ GROUPS = (
     "dataset", "hardware", "schema", "threshold", "precision", "search", "objective", "recover", "realize",
 )  # fmt: skip
 """Groups of the configuration by whose options runs are told apart."""
-IDLE = ("tracking", "executor", "command", "strategy", "stages", "verify", "check", "explain", "plugins", "runs")
+IDLE = (
+    "tracking",
+    "executor",
+    "command",
+    "strategy",
+    "stages",
+    "verify",
+    "verbosity",
+    "check",
+    "explain",
+    "plugins",
+    "runs",
+)
 """Parts of a configuration that change no number of a report."""
 ABSENT = "–"
 

@@ -148,7 +148,7 @@ def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
 
 def _parameters(settings: Settings, choices: Mapping[str, str]) -> dict[str, object]:
     """What is worth comparing between runs: the option of each group, the seed, and every key that was changed."""
-    idle = ("tracking", "executor")  # they change no result
+    idle = ("tracking", "executor", "verbosity")  # they change no result
     replayed = {"search": "replay", "objective": "replay", "threshold": "replay"}
     return {
         **{f"{key}": value for key, value in settings.changed.items() if key.partition(".")[0] not in idle},

@@ -28,6 +28,7 @@ RUN_LOG = "quantpipe.run"
 """The logger that main.log is written from: what happens in a run, whatever the terminal shows of it."""
 
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
+VERBOSITIES = ("quiet", "normal", "verbose")
 COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
 FORMATS = ("text", "json")
 VERIFY = ("fail", "warn")
@@ -281,6 +282,7 @@ class Settings:
     runs: tuple[str, ...] = ()
     dump: Path | None = None
     vectors: VectorSettings = field(default_factory=VectorSettings)
+    verbosity: str = "normal"
     forms: tuple[str, ...] = ()
     """Forms that are written beside realize/model.onnx, which has that of `backend`."""
     exact_implied: bool = False
@@ -314,6 +316,7 @@ class Settings:
     def __post_init__(self) -> None:
         _legal("command", self.command, COMMANDS)
         _legal("verify", self.verify, VERIFY)
+        _legal("verbosity", self.verbosity, VERBOSITIES)
         for stage in self.stages:
             _legal("stages", stage, STAGES)
         if self.resident_mb < 0:
@@ -370,6 +373,7 @@ class Settings:
 
     def _refuse_idle_keys(self) -> None:
         """ConfigError for keys that say something and would change nothing."""
+        search, aim = self.search, self.objective
         idle = {
             "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
@@ -378,17 +382,9 @@ class Settings:
             "runs": (bool(self.runs), f"command={', '.join(OF_RUNS)}", self.command in OF_RUNS),
             "dump": (self.dump is not None, "command=compare or command=identify", self.command in OF_DUMPS),
             "replay.force": (self.replay.force, "command=replay", self.command == "replay"),
-            "objective.outputs": (
-                bool(self.objective.get("outputs")),
-                "objective=auto",
-                self.objective["metric"] == Metric.AUTO,
-            ),
+            "objective.outputs": (bool(aim.get("outputs")), "objective=auto", aim["metric"] == Metric.AUTO),
             "pick": (self.pick != "knee", "objective.form=pareto", self.objective["form"] == ObjectiveForm.PARETO),
-            "search.finalists": (
-                self.search.finalists != SearchSettings.finalists,
-                "search.refine=true",
-                self.search.refine,
-            ),
+            "search.finalists": (search.finalists != SearchSettings.finalists, "search.refine=true", search.refine),
         }
         for key, (given, needed, there) in idle.items():
             if given and not there:

@@ -76,7 +76,7 @@ def _models(report: RunReport) -> Table:
     table.add_section()
     model, latency = _part(report, "model"), _part(report, "latency")
     _add(table, "size", text.size(model.get("float_bytes")), "", text.size(model.get("realized_bytes")))
-    _add(table, "mean bits, weights / activations", "32 / 32", "", _bits(model))
+    _add(table, "bits, weights / activations", "32 / 32", "", _bits(model))
     _add(table, "bit operations (BOPs)", "", "", text.count(model.get("bops")))
     _add(table, "nodes, integer / float", "", "", _nodes(model))
     search = _part(report, "search")
@@ -112,20 +112,23 @@ def _precision(decided: PrecisionRecord) -> Table:
     return table
 
 
-MOST_WORDS = 60
-"""Letters of a reason in a table; whole sentences would make a column of single words."""
-
-
 def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> Table:
-    """Return a table with a row per step of recovery.
+    """Return a table with a row per step of recovery that was tried.
 
-    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed or why not;
-    below it stands what all of it cost and gained, where it ran for a missed objective.
+    It shows the loss before and after, the gain, whether the step was kept, seconds, and what it changed; below it
+    stand the steps that could not be made with their reasons in short (the page has all of it), and what all of it cost
+    and gained, where it ran for a missed objective.
     """
     table = Table(title="recovery, judged on samples that it was not fitted to", caption_justify="left")
-    table.caption = Text(text.recovery_gain(gain)) if gain else None
+    said = [
+        f"{text.number(step.get('step'))}: {str(step['reason']).split(' (')[0]}"
+        for step in steps
+        if step.get("kl_after") is None and step.get("reason")
+    ]
+    said += [text.recovery_gain(gain)] if gain else []
+    table.caption = Text("\n".join(said)) if said else None
     table.add_column("step")
-    for name in ("loss before", "loss after", "gain", "kept", "time"):
+    for name in ("before", "after", "gain", "kept", "time"):
         table.add_column(name, justify="right")
     table.add_column("on")
     for step in steps:
@@ -136,15 +139,9 @@ def _recovery(steps: Sequence[Mapping[str, Any]], gain: RecoveryGain | None) -> 
             *losses,
             text.yes(step.get("kept")),
             text.seconds(step.get("seconds")),
-            _short(str(step.get("on") or step.get("reason") or "")),
+            str(step.get("on") or ""),
         )
     return table
-
-
-def _short(said: str) -> str:
-    """A reason as far as a narrow column takes it; the page has all of it."""
-    first = said.split(" (")[0]
-    return first if len(first) <= MOST_WORDS else f"{first[: MOST_WORDS - 1].rstrip()}…"
 
 
 def _add(table: Table, *cells: str) -> None:

@@ -84,3 +84,18 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
     lines = log.read_text().splitlines()
     assert len(lines) == 3 and lines[2].endswith("s left") and "realized model 300/400, " in lines[2]
     assert "realized model 300/400" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("verbosity", "told"), [("quiet", False), ("normal", True), ("verbose", True)])
+def test_what_the_terminal_shows(verbosity: str, told: bool, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warnings whatever is asked for, each once; the log has all of it."""
+    console = RichConsole(verbosity)
+    console.stage("search", "greedy")
+    console.warn("the objective is missed")
+    mainlog.LOG.info("taken: point 3")
+    console.finish()
+    mainlog.LOG.info("behind the end")
+    said = capsys.readouterr().err
+    assert ("greedy" in said) == told and said.count("the objective is missed") == 1
+    assert ("point 3" in said) == (verbosity == "verbose") and "behind" not in said
+    assert all(text in log.read_text() for text in ("greedy", "missed", "point 3", "behind the end"))

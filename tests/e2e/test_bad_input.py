@@ -75,6 +75,18 @@ HARDWARE = ", ".join(sorted(p.stem for p in (ROOT / "conf" / "hardware").glob("*
     [
         (["hardware=nope"], f"legal are {HARDWARE}"),
         (["experiments=nope"], "experiments: has no option 'nope'; legal are "),
+        (["experiment=vta_digit"], "(did you mean 'vta_digits'"),
+        (["experimen=vta_digits"], "did you mean 'experiment' or 'experiments'"),
+        (
+            ["model.path=${oc.env:NO_SUCH}"],
+            "model.path: refers to NO_SUCH, and the environment has no variable of that",
+        ),
+        (["seed=${no.where}"], "seed: refers to ${no.where}, and there is no such key"),
+        (["verbosity=loud"], "verbosity: is 'loud'; legal are quiet, normal, verbose"),
+        (
+            ["seed=1,2", "-m", "hydra/sweeper=optuna"],
+            "hydra/sweeper: optuna is of a package that needs an older optuna",
+        ),
         (["nope=1"], "at the top there are annotate, calibrate, check, choices"),
         (["search.max_evals=3"], "search.max_evals: is no key (did you mean 'search.max_evaluations'"),
         (

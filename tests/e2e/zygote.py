@@ -27,7 +27,7 @@ def serve() -> None:
     import mlflow  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
-    from quantpipe.app import main
+    from quantpipe.app.main import main
 
     for line in sys.stdin:
         job = json.loads(line)

@@ -180,6 +180,8 @@ def test_the_steps_of_recovery_are_shown() -> None:
 def test_a_step_that_could_not_be_made_says_why() -> None:
     row = {"step": "rounding", "kl_before": 0.25, "kl_after": None, "kept": False, "seconds": 1.0, "reason": "no <i>"}
     assert "rounding no <i> 0.25 – – no 1.00 s" in page(REPORT | {"recover": [row]})[0]
+    said = printed(REPORT | {"recover": [row | {"reason": "no <i> (which is a long story)"}]})
+    assert said.splitlines()[-1].rstrip() == "rounding: no <i>"
 
 
 def test_without_recovery_there_is_no_table_of_it() -> None:
