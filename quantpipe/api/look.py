@@ -24,7 +24,7 @@ from quantpipe.check import Fit
 from quantpipe.lint import Findings
 from quantpipe.pipeline.explain import explain as explain_run
 from quantpipe.pipeline.explain_file import explain_file as explain_foreign
-from quantpipe.pipeline.settings import ExplainSettings
+from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.report import explained, fit_tables, lint_table
 from quantpipe.verify import Verdict, verify_folder
 

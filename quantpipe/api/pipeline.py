@@ -13,6 +13,7 @@ from quantpipe.api.options import Hardware, Options, settings_for
 from quantpipe.api.progress import Listener, Listening
 from quantpipe.api.result import Annotation, Realization, Result, SearchOutcome
 from quantpipe.api.workspace import Workspace
+from quantpipe.app.explain import shipped
 from quantpipe.errors import TargetError
 from quantpipe.pipeline import SearchDecision, Steps, open_run
 from quantpipe.pipeline.log_run import start_tracking
@@ -159,7 +160,7 @@ class Pipeline:
 
     @cached_property
     def _steps(self) -> Steps:
-        return open_run(self._settings, self._console)
+        return open_run(self._settings, self._console, shipped)
 
     def _end(self, status: str) -> None:
         if self._tracks:

@@ -15,7 +15,7 @@ from quantpipe.app.instances import make
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
-from quantpipe.pipeline.proposals import Shipped
+from quantpipe.pipeline.explain_settings import Shipped
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.settings import Settings
 

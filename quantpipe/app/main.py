@@ -32,6 +32,7 @@ from quantpipe.app.commands import COMMANDS, falls_short
 from quantpipe.app.conceal_passwords import learn_environment, without_secrets
 from quantpipe.app.configfiles import check_config_files
 from quantpipe.app.console import RichConsole, plain, say
+from quantpipe.app.explain import shipped
 from quantpipe.app.files import asset, folder_of
 from quantpipe.app.hints import in_our_words, no_option, no_reference, no_text
 from quantpipe.app.loader import install
@@ -44,7 +45,7 @@ from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.pipeline import open_run, run
 from quantpipe.pipeline.log_run import start_tracking
 from quantpipe.pipeline.settings import Settings
-from quantpipe.report import summary_table
+from quantpipe.report import diagnosed, summary_table
 from quantpipe.types import (
     RunReport,
 )
@@ -173,7 +174,7 @@ def _job(config: DictConfig, hydra_config: HydraConf) -> None:
     tracker = settings.tracker
     try:
         tracker.check()
-        steps = open_run(settings, console)  # a mistyped path leaves no failed run behind
+        steps = open_run(settings, console, shipped)  # a mistyped path leaves no failed run behind
         start_tracking(settings, steps.job.inputs)
         with tracker:
             report = run(steps)
@@ -208,6 +209,8 @@ def _show(report: RunReport | None, settings: Settings) -> None:
     if tracker.incomplete:
         out.print(f"        not all of it could be filed; later: {sync_command(settings.folder)}", soft_wrap=True)
     if report is not None and falls_short(report, settings):
+        for line in diagnosed(report.get("diagnosis")):
+            out.print(line, soft_wrap=True)
         out.print(f"why     {explain_command(settings.folder)}", soft_wrap=True)
 
 

@@ -33,12 +33,12 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.cells import Recurrent, cells_in_steps, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.passwords import concealed
+from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.settings import (
     OBJECTIVE,
     CalibrateSettings,
     CheckSettings,
     EvaluateSettings,
-    ExplainSettings,
     PrecisionSettings,
     ReplaySettings,
     SearchSettings,

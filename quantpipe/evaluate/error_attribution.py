@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -63,15 +63,21 @@ class Causes:
         """Return what these runs come to in whole passes over the samples."""
         return self._measure.passes
 
-    def rows(self, split: int, show: Callable[[int, int, str], None]) -> list[CauseRow]:
+    def rows(
+        self, split: int, show: Callable[[int, int, str], None], *, most: int | None = None
+    ) -> list[CauseRow]:  # fmt: skip
         """Return a row for everything that is quantized, worst first.
 
         Args:
             split: For so many of the worst tensors, rounding and clipping are measured apart.
             show: Is told how far the work is.
+            most: So many tensors, and so many weights and biases, are measured: those with most noise of their own;
+                None: all.
         """
         measure = self._measure
-        every = [Wanted(name) for name in (*measure.tensors, *measure.constants)]
+        every = [
+            Wanted(name) for name in (*self._noisiest(measure.tensors, most), *self._noisiest(measure.constants, most))
+        ]
         alone = measure.first(every, split, show)
         order = by_cost(alone)
         # Few nodes fall into finer roles than all of them do.
@@ -95,6 +101,20 @@ class Causes:
         for name, part in parts.items():
             rows[name]["split"] = part
         return list(rows.values())
+
+    def _noisiest(self, names: Iterable[str], most: int | None) -> Sequence[str]:
+        """The names of what loses most of its own signal, all without a limit. What is not known comes first."""
+        every = list(names)
+        return every if most is None else sorted(every, key=lambda name: -self._noise(name))[:most]
+
+    def _noise(self, name: str) -> float:
+        """The error of quantizing this alone, at its own place, as a share of its mean square."""
+        if (one := self._measure.constants.get(name)) is not None:
+            return one.noise()
+        if (sums := self._sums.get(name)) is None:
+            return np.inf
+        row = layer_row(name, sums, self._plan.quantizers[name])
+        return np.inf if self._overflow.get(name) else float(row["rounding"]) + float(row["saturation"])
 
     def _row(self, name: str, alone: Alone) -> CauseRow:
         one = self._measure.constants.get(name)

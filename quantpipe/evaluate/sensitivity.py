@@ -66,6 +66,12 @@ class Exchanged:
         after.add(self.held.astype(np.float64))
         return before.row(), after.row()
 
+    def noise(self) -> float:
+        """Return the error of its integers as a share of its mean square."""
+        real = self.real.astype(np.float64)
+        signal = float(np.sum(real**2))
+        return float(np.sum((self.held.astype(np.float64) - real) ** 2)) / signal if signal else 0.0
+
 
 @dataclass(frozen=True)
 class Alone:

@@ -28,7 +28,7 @@ from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.kept import KeptScorer
-from quantpipe.types import AdviceRow, Point, Profile, Strategy, Topology
+from quantpipe.types import AdviceRow, Point, Profile, Samples, Strategy, Topology
 from quantpipe.types.choice_key import ChoiceKind
 
 
@@ -65,13 +65,12 @@ class Quiet:
 class Advisor:
     """Measures changes of one run, without a file in its folder.
 
-    `evaluations` counts runs of a simulated model over the samples of the search.
+    `evaluations` counts runs of a simulated model over the samples.
     """
 
-    def __init__(self, job: RunContext, found: SearchDecision, profile: Profile | None) -> None:
+    def __init__(self, job: RunContext, found: SearchDecision, profile: Profile | None, samples: Samples) -> None:
         self._job, self._found, self._profile = job, found, profile
         session = Session(job.graph.model, where=job.graph.source)
-        samples = job.inputs.search
         self.reference = reference_of(session, samples, job.graph.batch_size, job.inputs.compared)
         self._judge = KeptScorer(job.graph, self.reference, samples, job.settings.calibrate.memory_mb)
 

@@ -261,7 +261,7 @@ class RunContext:
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
         found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
         # An option that is not used says nothing: reports of versions that did not have it are the same.
-        newer = ("realized_samples", "warn_sqnr_db", "baseline")
+        newer = ("realized_samples", "warn_sqnr_db", "baseline", "explain")
         usual = {name: getattr(EvaluateSettings, name) for name in newer}
         options = {k: v for k, v in found.config["evaluate"].items() if k not in usual or v != usual[k]}
         return replace(found, config={**found.config, "evaluate": options})

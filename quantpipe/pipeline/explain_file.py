@@ -23,9 +23,10 @@ from quantpipe.metrics.outputs import top1
 from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.advice_row import Measured
 from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
-from quantpipe.pipeline.settings import Console, ExplainSettings, Settings
+from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import AdviceRow, ExplainReport, Keep, Samples
 
 BY_ARITHMETIC = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quantpipe import __version__
@@ -38,6 +39,7 @@ from quantpipe.report.imported import imported_verdict
 from quantpipe.search.log import read_trials
 from quantpipe.types import (
     BaselinePart,
+    DiagnosisPart,
     Measured,
     Profile,
     QuantPlan,
@@ -79,7 +81,12 @@ def realize(job: RunContext, found: SearchDecision) -> Realized:
 
 
 def evaluate(
-    made: Realized, found: SearchDecision, profile: Profile | None, seen: Reference | None = None
+    made: Realized,
+    found: SearchDecision,
+    profile: Profile | None,
+    seen: Reference | None = None,
+    *,
+    diagnose: Callable[[RunReport], DiagnosisPart | None],
 ) -> RunReport:
     """Evaluate what was realized, and return the report.
 
@@ -88,6 +95,7 @@ def evaluate(
         found: the decision that it was made from.
         profile: the statistics behind it, where known.
         seen: the float model on the search samples, where the search has run it.
+        diagnose: what is wrong with a result, from its report; None where nothing is.
 
     Returns:
         The report.
@@ -113,6 +121,8 @@ def evaluate(
         report, shown = _evaluate(made, found, profile, realized=realized, kept=kept, seen=seen)
         claims = read_json(job.files.certificate, job.realized(made.strategy))
         report["proof"] = proof_summary(claims, report["agreement"]["samples"])
+        if (wrong := diagnose(report)) is not None:
+            report["diagnosis"] = wrong
         job.files.write_report(report, shown, origin)
         decisions.evaluated(report)
     kept.clear()

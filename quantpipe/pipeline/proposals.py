@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.calibrate.estimators import Estimator, MaxRange, Percentile
-from quantpipe.calibrate.table import WeightMethod
 from quantpipe.errors import ConfigError
 from quantpipe.pipeline.advice import Change, constraints_with, with_annotate
 from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.explain_settings import Shipped
 from quantpipe.pipeline.override_text import override, patterns
-from quantpipe.recover import RecoverOptions
 from quantpipe.types import Granularity, Strategy, TensorStats, Topology
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
@@ -43,14 +42,6 @@ class Culprit:
     members: tuple[str, ...]
     is_weight: bool
     loss: float
-
-
-@dataclass(frozen=True, eq=False)
-class Shipped:
-    """Options of the configuration that are tried for the whole run, by name: ranges, and the steps of recovery."""
-
-    thresholds: Mapping[str, tuple[Estimator, WeightMethod]] = field(default_factory=dict)
-    recover: RecoverOptions | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,11 @@ leaves its best strategy so far.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quantpipe.check.decisions import decisions
 from quantpipe.pipeline.context import RunContext
+from quantpipe.pipeline.explain_settings import Shipped
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.steps import Steps
@@ -18,14 +21,17 @@ from quantpipe.types import (
 )
 
 
-def open_run(settings: Settings, console: Console) -> Steps:
-    """Read the model and the data, and say what is to be known of them; the stages are still to be done."""
+def open_run(settings: Settings, console: Console, shipped: Callable[[], Shipped] = Shipped) -> Steps:
+    """Read the model and the data, and say what is to be known of them; the stages are still to be done.
+
+    `shipped` gives the options that are tried for a result that misses its objective.
+    """
     console = Timed(console)
     console.stage("model", str(settings.model))
     inputs = load(settings)
     for note in (*inputs.doubts, *inputs.notes, *inputs.graph.notes, *decisions(inputs.graph, settings.spec)):
         console.warn(note)
-    return Steps(RunContext.of(settings, inputs, console))
+    return Steps(RunContext.of(settings, inputs, console), shipped)
 
 
 def run(steps: Steps) -> RunReport | None:

@@ -16,6 +16,7 @@ from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
 from quantpipe.metrics.reference import ValueOf
+from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, VectorSettings, refuse_runs
 from quantpipe.recover import RecoverOptions
 from quantpipe.scoring.candidate import EvaluatorKind
@@ -133,7 +134,8 @@ class EvaluateSettings:
     `agreement_samples`, `layer_samples`: how many samples of the evaluate split are compared tensor by tensor.
     `realized_samples`: how many of them the realized model runs on for its metrics, None for all. `output`: the model's
     output that metrics and objectives are about, None for the first. `warn_sqnr_db`: outputs of the realized model with
-    less SQNR are warned of, None for none. `baseline`: auto compares with onnxruntime's own quantization.
+    less SQNR are warned of, None for none. `baseline`: auto compares with onnxruntime's own quantization. `explain`:
+    auto looks for what is wrong with a result that misses its objective or loses too much.
     """
 
     output: str | None = None
@@ -144,10 +146,12 @@ class EvaluateSettings:
     latency_seconds: float = 10.0
     warn_sqnr_db: float | None = 15.0
     baseline: str = "auto"
+    explain: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.baseline not in ("auto", "none"):
-            raise ConfigError(f"is {self.baseline!r}; legal are auto and none", where="evaluate.baseline")
+        for name in ("baseline", "explain"):
+            if getattr(self, name) not in ("auto", "none"):
+                raise ConfigError(f"is {getattr(self, name)!r}; legal are auto and none", where=f"evaluate.{name}")
         for name in ("agreement_samples", "layer_samples", "latency_runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"is {getattr(self, name)}; legal is 1 and above", where=f"evaluate.{name}")
@@ -174,29 +178,6 @@ class CheckSettings:
         for name, shape in self.shapes.items():
             if isinstance(shape, str) or not isinstance(shape, Sequence):
                 raise ConfigError(f"is {shape!r}; legal is a list such as [1,3,224,224]", where=f"check.shapes.{name}")
-
-
-@dataclass(frozen=True)
-class ExplainSettings:
-    """State which run, or which file, is explained, and how closely.
-
-    `run`: its folder. `file`: a quantized file, whose float model and samples the rest of the configuration names.
-    `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how many samples of
-    the search errors alone are measured. `per_channel`: glob patterns of what is compared channel by channel, too.
-    `apply`: so many of the best changes are made in a further run.
-    """
-
-    run: Path | None = None
-    file: Path | None = None
-    culprits: int = 10
-    samples: int = 64
-    apply: int = 0
-    per_channel: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        whole("explain.apply", self.apply, least=0)
-        whole("explain.culprits", self.culprits, least=1)
-        whole("explain.samples", self.samples, least=1)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,15 @@ locked here: whoever drives the stages holds the folder's lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.calibrate_layers import decide_layers
 from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.diagnosis import diagnose
+from quantpipe.pipeline.explain_settings import Shipped
 from quantpipe.pipeline.finish import Realized, evaluate, realize
 from quantpipe.pipeline.precision import Decided, applied, decide, stored, why_not
 from quantpipe.pipeline.profile import loaded_profile
@@ -22,6 +25,7 @@ from quantpipe.pipeline.replay import replayed_strategy, stored_strategy
 from quantpipe.pipeline.search import SearchContext, judged, judged_by_report, search
 from quantpipe.types import (
     ChoiceSpace,
+    DiagnosisPart,
     PrecisionRecord,
     Profile,
     RunReport,
@@ -46,10 +50,11 @@ class Steps:
     """Run the stages of a run one by one.
 
     `settings.stages` says which stages belong to the run; the results of the others are read from the folder.
+    `shipped` gives the options that are tried for a result that misses its objective.
     """
 
-    def __init__(self, job: RunContext) -> None:
-        self.job = job
+    def __init__(self, job: RunContext, shipped: Callable[[], Shipped] = Shipped) -> None:
+        self.job, self._shipped = job, shipped
         self._wanted = frozenset(job.settings.stages)
 
     def all(self) -> RunReport | None:
@@ -137,7 +142,13 @@ class Steps:
             AgreementError: when integers differ and `verify=fail`.
         """
         aim = self._start.aim
-        return evaluate(self.realized, self.recovered, self.profile, None if aim is None else aim.reference)
+        seen = None if aim is None else aim.reference
+        return evaluate(self.realized, self.recovered, self.profile, seen, diagnose=self._diagnose)
+
+    def _diagnose(self, report: RunReport) -> DiagnosisPart | None:
+        """What is wrong with the result; of a replay only where, since what would change it is another run's."""
+        profile = self.profile if self.job.settings.command == "run" else None
+        return diagnose(self.job, self.recovered, profile, report, shipped=self._shipped)
 
     @property
     def _calibrates(self) -> bool:

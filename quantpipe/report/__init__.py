@@ -2,6 +2,7 @@
 
 from quantpipe.report.compared import compare_note, compare_page, compared
 from quantpipe.report.compatibility import fit_tables
+from quantpipe.report.diagnosed import diagnosed
 from quantpipe.report.dumped import dump_tables, identified_table, kit_table
 from quantpipe.report.explained import explained
 from quantpipe.report.lint import lint_table
@@ -12,6 +13,7 @@ __all__ = [
     "compare_note",
     "compare_page",
     "compared",
+    "diagnosed",
     "dump_tables",
     "explained",
     "fit_tables",

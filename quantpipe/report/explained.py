@@ -12,12 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from quantpipe.report import text
+from quantpipe.report.diagnosed import WORTH, best_of_places, gained, mostly
 
 SHOWN = 10
 """Rows of the table, and places that are mended; explain.json has all."""
-
-WORTH = 0.02
-"""Of the loss or the cost: what changes less is not told."""
 
 
 def explained(report: Mapping[str, Any]) -> Group:
@@ -55,7 +53,7 @@ def _causes(report: Mapping[str, Any]) -> Table:
         # Text, not str: names may hold what rich would read as markup.
         name = row["tensor"] if row["kind"] == "tensor" else f"{row['tensor']} ({row['kind']})"
         figures = (str(row["bits"]), text.number(row["alone"], 3), _worst(row["outputs"]))
-        table.add_row(Text(name), *figures, text.decibel(row["accumulated"]), _mostly(row))
+        table.add_row(Text(name), *figures, text.decibel(row["accumulated"]), mostly(row) or text.DASH)
     more = f"; {len(rows) - SHOWN} more in explain.json" if len(rows) > SHOWN else ""
     table.caption = Text(
         f"alone: loss with only this quantized; SQNR: of the output then; so far:\nof the tensor in the run{more}",
@@ -70,44 +68,15 @@ def _worst(outputs: Sequence[Mapping[str, Any]]) -> str:
     return text.decibel(min(known)) if known else text.DASH
 
 
-def _mostly(row: Mapping[str, Any]) -> str:
-    if row["overflow"]:
-        return "overflow"
-    split = row.get("split") or {}
-    if split and split["rescale"] > max(split["rounding"], split["clipping"]):
-        return "rescale"
-    if row["rounding"] is None or row["clipping"] is None:
-        return text.DASH  # not measured apart
-    return "clipping" if row["clipping"] > row["rounding"] else "rounding"
-
-
 def _advice(report: Mapping[str, Any]) -> list[Text]:
-    best: dict[tuple[str, tuple[str, ...]], Mapping[str, Any]] = {}
-    for row in report["advice"]:  # the best of a place comes first
-        if row["advised"]:
-            best.setdefault((row["role"], tuple(row["members"])), row)
+    best = best_of_places([row for row in report["advice"] if row["advised"]])
     if not best:
         return [Text(f"\nNone of {len(report['advice'])} changes that were measured gains anything to speak of.")]
-    first = next(iter(best.values()))
+    first = best[0]
     head = "What would mend it" if first["gain"] >= WORTH else "What it could do without"
     said = [Text(f"\n{head} (from a loss of {text.number(first['loss_before'])}):")]
-    for number, row in enumerate(list(best.values())[:SHOWN], 1):
+    for number, row in enumerate(best[:SHOWN], 1):
         said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))
-        said.append(Text(f"    {_figures(row)}"))
+        said.append(Text(f"    {gained(row)}"))
         said += [Text(f"    {shlex.join(row['overrides'])}", style="green")] if row["overrides"] else []
     return said
-
-
-def _figures(row: Mapping[str, Any]) -> str:
-    right = "" if row["accuracy_after"] is None else f", accuracy {text.percent(row['accuracy_after'])}"
-    gain = f"{abs(100 * row['gain']):.0f} % {'less' if row['gain'] >= 0 else 'more'}"
-    return f"loss {text.number(row['loss_after'])} ({gain}){right}{_cost(row)}"
-
-
-def _cost(row: Mapping[str, Any]) -> str:
-    before, after = row["cost_before"], row["cost_after"]
-    if before is None or after is None or not before:
-        return ""
-    if after < before * (1 - WORTH):
-        return f"; saves {100 * (1 - after / before):.1f} % of the cost"
-    return "; costs nothing" if after <= before else f"; costs {100 * (after / before - 1):.1f} % more"

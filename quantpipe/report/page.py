@@ -5,6 +5,7 @@ The verdict comes first, then figures, then the numbers behind them.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import jinja2
 
 from quantpipe.report import text
+from quantpipe.report.diagnosed import gained, mostly, name_of
 from quantpipe.report.figures import drawn
 from quantpipe.report.imported import imported_verdict
 from quantpipe.types import (
@@ -98,6 +100,10 @@ def _template() -> jinja2.Template:
         "yes": text.yes,
         "cell": _cell,
         "columns": _columns,
+        "culprit": name_of,
+        "mostly": mostly,
+        "gained": gained,
+        "pasted": shlex.join,
     }
     environment.globals |= {"times": text.times, "shown": _SHOWN_ROWS, "most": _MOST_ROWS}
     return environment.get_template("report.html.j2")

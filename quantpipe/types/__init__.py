@@ -20,9 +20,11 @@ from quantpipe.types.explained import (
     CauseKind,
     CauseRow,
     ChannelRow,
+    DiagnosisPart,
     ExplainReport,
     MomentsRow,
     SplitRow,
+    UnmeasuredRow,
 )
 from quantpipe.types.hardware import (
     Accumulator,
@@ -178,6 +180,7 @@ __all__ = [
     "Denominator",
     "Device",
     "DevicePart",
+    "DiagnosisPart",
     "DifferenceRow",
     "DumpReport",
     "DumpedRow",
@@ -304,6 +307,7 @@ __all__ = [
     "Topology",
     "Trial",
     "Unify",
+    "UnmeasuredRow",
     "WeightLimits",
     "WeightSite",
     "WeightTensor",

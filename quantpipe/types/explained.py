@@ -99,6 +99,39 @@ class AdviceRow(TypedDict):
     advised: bool
 
 
+class UnmeasuredRow(TypedDict):
+    """A change that might help, and would have cost too much to measure."""
+
+    change: str
+    overrides: list[str]
+
+
+class DiagnosisPart(TypedDict):
+    """The section of a report whose result misses: why it does, what costs most, and what would mend it.
+
+    Attributes:
+        why: What is missed, in sentences.
+        samples: Of the search, on which all of it was measured.
+        loss: Of the result on these.
+        loss_before_recovery: Without recovery, which culprits and advice are about; None where there was none.
+        culprits: What costs most, worst first, of what has most noise of its own.
+        advice: Changes that are worth it, the best first.
+        unmeasured: Changes of the whole run that may help as well.
+        passes: What it took, in passes of the float model over the search samples.
+        seconds: What it took.
+    """
+
+    why: list[str]
+    samples: int
+    loss: float
+    loss_before_recovery: float | None
+    culprits: list[CauseRow]
+    advice: list[AdviceRow]
+    unmeasured: list[UnmeasuredRow]
+    passes: float
+    seconds: float
+
+
 class AccuracyPart(TypedDict):
     """The share of right answers on the samples of the search."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, cast
 
 from quantpipe.types.baseline import BaselinePart
+from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
     FinalistRow,
@@ -339,6 +340,7 @@ class OptionalParts(TypedDict, total=False):
         imported: What a model that was quantized already gave.
         forms: Every form of the plan, where a run writes several.
         baseline: The result beside onnxruntime's own quantization, where onnxruntime is the device.
+        diagnosis: What is wrong with a result that misses its objective or loses too much.
     """
 
     imported: ImportedPart
@@ -347,6 +349,7 @@ class OptionalParts(TypedDict, total=False):
     proof: ProofPart
     forms: list[FormRow]
     baseline: BaselinePart
+    diagnosis: DiagnosisPart
 
 
 class RunReport(OptionalParts):

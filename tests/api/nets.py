@@ -17,6 +17,7 @@ QUICK: dict[str, Any] = {
     "latency_runs": 1,
     "latency_seconds": 0.01,
     "baseline": "none",
+    "explain": "none",
 }
 """For `evaluate`."""
 CLASSES = 5

@@ -17,7 +17,7 @@ from tests.e2e.schemas import faults
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "run.py"
 NO_TRACKING = "tracking=none"
-QUICK = ("evaluate.latency_runs=5", "evaluate.latency_seconds=1", "evaluate.baseline=none")
+QUICK = ("evaluate.latency_runs=5", "evaluate.latency_seconds=1", "evaluate.baseline=none", "evaluate.explain=none")
 LIMIT_SECONDS = 300
 
 

@@ -15,7 +15,7 @@ QUIET: dict[str, Any] = {
     "precision": "none",
     "recover": "none",
     "executor": "serial",
-    "evaluate": {"latency_runs": 1, "warn_sqnr_db": None, "baseline": "none"},
+    "evaluate": {"latency_runs": 1, "warn_sqnr_db": None, "baseline": "none", "explain": "none"},
 }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -26,7 +23,6 @@ from quantpipe.errors import ConfigError, ModelError
 from tests.api.nets import small_net
 from tests.api.test_imported import SAMPLES
 
-ROOT = Path(__file__).parents[2]
 FORMS = {
     "qdq": (QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt8, True),
     "qdq_int8": (QuantFormat.QDQ, QuantType.QInt8, QuantType.QInt8, False),
@@ -171,20 +167,3 @@ def test_what_is_no_file_of_this_model(tmp_path: Path) -> None:
     onnx.save(other, tmp_path / "trained.onnx")
     with pytest.raises(ModelError, match=r"its weights are .* dB from those of it"):
         quantpipe.explain_file(made("qdq"), tmp_path / "trained.onnx", DigitsDataset())
-
-
-@pytest.mark.program
-def test_the_command(tmp_path: Path) -> None:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "run.py"), "command=explain", *arguments, f"hydra.run.dir={tmp_path}"]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-
-    answer = call(f"explain.file={made('qdq')}", f"model.path={prepared()}", "explain.culprits=1")
-    assert answer.returncode == 0, answer.stderr
-    assert "qdq.onnx (QDQ) beside float.onnx" in answer.stdout
-    assert json.loads((tmp_path / "explain.json").read_text())["file"] == str(made("qdq"))
-    wrong = call(f"explain.file={made('qdq')}", "model=digits_vit")
-    assert wrong.returncode == 2
-    assert wrong.stderr.strip().splitlines()[-1].startswith("error: ") and "is not made from" in wrong.stderr
-    both = call(f"explain.file={made('qdq')}", f"explain.run={tmp_path}")
-    assert both.returncode == 2 and "explain.file=FILE" in both.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +12,6 @@ import quantpipe
 from quantpipe.data import DigitsDataset
 from quantpipe.errors import QuantpipeError
 from tests.explain.planted import run
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_no_folder_and_no_run(tmp_path: Path) -> None:
@@ -70,30 +66,3 @@ def test_unfinished_damaged_and_other_samples(tmp_path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-40])
         with pytest.raises(QuantpipeError):
             quantpipe.explain(folder, samples)
-
-
-@pytest.mark.program
-def test_the_command(tmp_path: Path) -> None:
-    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "run.py"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
-
-    folder = tmp_path / "run"
-    first = call(
-        "hardware=vta", "recover=none", "tracking=none", "executor=serial", "search=greedy", "evaluate.latency_runs=1",
-        f"hydra.run.dir={folder}",
-    )  # fmt: skip
-    assert first.returncode == 0, first.stderr
-    assert f"command=explain explain.run={folder}" in first.stdout.replace("\n", "")
-    answer = call("command=explain", f"explain.run={folder}")
-    assert answer.returncode == 0, answer.stderr
-    assert "recover=default" in answer.stdout
-    assert max(map(len, answer.stdout.split("What would mend it")[0].splitlines())) <= 80
-    told = json.loads(call("command=explain", f"explain.run={folder}", "check.format=json").stdout)
-    stored = json.loads((folder / "explain.json").read_text())
-    assert told["causes"] == stored["causes"]
-    for arguments in ([], ["explain.run=away"], [f"explain.run={folder}", "hardware=vta"]):
-        wrong = call("command=explain", *arguments)
-        assert wrong.returncode == 2, wrong.stdout
-        assert wrong.stderr.startswith("error: ")
-        assert len(wrong.stderr.strip().splitlines()) == 1

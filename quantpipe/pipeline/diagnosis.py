@@ -1,0 +1,120 @@
+"""The section of a report whose result misses: what costs most, and what would mend it, at a glance.
+
+It is what `command=explain` says, on few samples and of what has most noise of its own, so that a run pays little for
+it. How much is looked at follows from the size of the model alone, never from the clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from quantpipe.data.subset import First
+from quantpipe.errors import QuantpipeError
+from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.evaluate.nearness import below, is_accurate
+from quantpipe.oprules.work import multiply_accumulates
+from quantpipe.pipeline.advice import Change
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.inspection import Closeness, inspect
+from quantpipe.pipeline.settings import EvaluateSettings
+from quantpipe.search import Metric
+from quantpipe.types import DiagnosisPart, Profile, RunReport
+
+WORK = 10**9
+"""Multiply-accumulates of a pass over the samples that are looked at, of a model for which eight samples are less."""
+
+LEAST_SAMPLES, MOST_SAMPLES = 8, 64
+
+CAUSES = 12
+"""Tensors, and weights and biases, of which each is measured alone."""
+
+CULPRITS = 3
+"""Places for which changes are measured, and as many again are told."""
+
+RECOVERY = 10**10
+"""Multiply-accumulates of a pass over the calibration samples up to which recovery is measured: it takes dozens."""
+
+
+def diagnose(
+    job: RunContext,
+    found: SearchDecision,
+    profile: Profile | None,
+    report: RunReport,
+    *,
+    shipped: Callable[[], Shipped],
+) -> DiagnosisPart | None:
+    """Return what is wrong with a result; None where it loses no more than it may, or nobody wants to know.
+
+    Args:
+        job: The run, on the network as it was given.
+        found: What it decided.
+        profile: The statistics behind that; None for a replay, for which nothing is changed.
+        report: What evaluation found.
+        shipped: Options of the configuration that are tried for the whole run.
+
+    Returns:
+        The part of the report.
+    """
+    why = list(reasons(report, found, job.settings.evaluate))
+    if not why or job.settings.evaluate.explain == "none":
+        return None
+    try:
+        return _diagnosed(job, found, profile, why, shipped=shipped() if profile is not None else Shipped())
+    except QuantpipeError as error:  # the result is there; a run does not fail for what is said about it
+        job.console.warn(f"evaluate.explain: what is wrong with the result could not be found out: {error}")
+        return None
+
+
+def _diagnosed(
+    job: RunContext, found: SearchDecision, profile: Profile | None, why: list[str], *, shipped: Shipped
+) -> DiagnosisPart:
+    began, search = time.perf_counter(), job.inputs.search
+    work = max(sum(multiply_accumulates(node, job.graph) for node in job.graph.nodes), 1)
+    count = min(max(WORK // work, LEAST_SAMPLES), MOST_SAMPLES)
+    few = First(search, whole_batches(job.graph, count))
+    light = work * count <= WORK
+
+    def affordable(change: Change) -> bool:
+        if profile is None:
+            return False
+        if change.recover is not None:
+            return work * len(job.inputs.calibrate) <= RECOVERY
+        return light or bool(change.members)  # a change of the whole run rounds every weight again
+
+    closeness = Closeness(few, few, CULPRITS, (), CAUSES, affordable)
+    seen = inspect(job, found, profile, shipped=shipped, closeness=closeness)
+    share = len(few) / max(len(search), 1)
+    return {
+        "why": why,
+        "samples": len(few),
+        "loss": seen.now.loss,
+        "loss_before_recovery": seen.before.loss if seen.recovered else None,
+        "culprits": seen.causes[: 2 * CULPRITS],
+        "advice": [row for row in seen.advice if row["advised"]][: 2 * CULPRITS],
+        "unmeasured": [
+            {"change": change.words, "overrides": list(change.overrides)}
+            for change in seen.left
+            if change.recover is not None
+        ],
+        "passes": share * (seen.alone_passes + seen.evaluations),
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def reasons(report: RunReport, found: SearchDecision, options: EvaluateSettings) -> Iterator[str]:
+    """Yield why a result is not good enough, in sentences: what it misses, and what it loses on new samples."""
+    missed = found.report.get("shortfall")
+    if missed:
+        yield missed
+    metrics = report["metrics"]
+    real, own = metrics["float"]["top1"], metrics["realized"]["top1"]
+    main = report["run"].get("output") or (report["outputs"][0]["output"] if report["outputs"] else "")
+    for lost in below(report["outputs"], options.warn_sqnr_db, main if is_accurate(real, own) else None):
+        yield f"{lost.output} has {lost.sqnr_db:.1f} dB of SQNR, less than evaluate.warn_sqnr_db"
+    least, carried, metric = found.report.get("least_value"), report["generalization"], found.report.get("metric")
+    if missed or least is None or carried is None or metric not in (Metric.AUTO, Metric.KL, Metric.MSE):
+        return
+    if carried["report"] > -least:
+        yield f"on the samples of the report it loses {carried['report']:.4g}, and {-least:g} is allowed"

@@ -1,0 +1,43 @@
+"""Which run, strategy or file is explained, how closely, and what of the configuration is tried for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quantpipe.calibrate.estimators import Estimator
+from quantpipe.calibrate.table import WeightMethod
+from quantpipe.recover import RecoverOptions
+from quantpipe.search.options import whole
+
+
+@dataclass(frozen=True)
+class ExplainSettings:
+    """State which run, or which file, is explained, and how closely.
+
+    `run`: its folder. `file`: a quantized file, whose float model and samples the rest of the configuration names.
+    `culprits`: how many of what costs most are looked at for what would mend them. `samples`: on how many samples of
+    the search errors alone are measured. `per_channel`: glob patterns of what is compared channel by channel, too.
+    `apply`: so many of the best changes are made in a further run.
+    """
+
+    run: Path | None = None
+    file: Path | None = None
+    culprits: int = 10
+    samples: int = 64
+    apply: int = 0
+    per_channel: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole("explain.apply", self.apply, least=0)
+        whole("explain.culprits", self.culprits, least=1)
+        whole("explain.samples", self.samples, least=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Shipped:
+    """Options of the configuration that are tried for the whole run, by name: ranges, and the steps of recovery."""
+
+    thresholds: Mapping[str, tuple[Estimator, WeightMethod]] = field(default_factory=dict)
+    recover: RecoverOptions | None = None

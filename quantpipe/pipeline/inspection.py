@@ -1,0 +1,155 @@
+"""What is wrong with a strategy: what costs most, and what would mend it, as closely as one asks.
+
+`command=explain` and the section of a report ask for the same here, the one closely, the other at a glance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from quantpipe.calibrate.measure import measure
+from quantpipe.evaluate.error_attribution import Causes
+from quantpipe.pipeline.advice import Advisor, Change
+from quantpipe.pipeline.advice_order import SPLIT, ordered
+from quantpipe.pipeline.advice_row import Measured
+from quantpipe.pipeline.context import RunContext, SearchDecision
+from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.proposals import Culprit, Proposals
+from quantpipe.plan import Problem
+from quantpipe.search import Metric
+from quantpipe.types import AccumulatorRow, AdviceRow, CauseRow, Profile, Samples, TensorStats, Topology
+
+SLACK = 1.05
+"""Times the loss of a run that meets its objective, where the objective bounds another number than the loss."""
+
+
+@dataclass(frozen=True, eq=False)
+class Closeness:
+    """How closely is looked.
+
+    Errors alone are measured on the samples `alone`, changes on `judged`. `culprits`: for how many of what costs most
+    changes are measured. `causes`: how many tensors, and how many weights and biases, are measured alone: those with
+    most noise of their own; None: all. `affordable`: whether a change is measured.
+    """
+
+    alone: Samples
+    judged: Samples
+    culprits: int
+    per_channel: Sequence[str] = ()
+    causes: int | None = None
+    affordable: Callable[[Change], bool] = lambda change: True
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What was found: `before` is the loss without recovery, `left` are changes that were not measured."""
+
+    causes: list[CauseRow]
+    accumulators: list[AccumulatorRow]
+    now: Measured
+    before: Measured
+    recovered: bool
+    float_accuracy: float | None
+    advice: list[AdviceRow]
+    left: list[Change]
+    evaluations: int
+    alone_passes: float
+
+
+def inspect(
+    job: RunContext, found: SearchDecision, profile: Profile | None, *, shipped: Shipped, closeness: Closeness
+) -> Inspection:
+    """Return what a strategy loses, where, and what changes of the configuration give, the best first.
+
+    Args:
+        job: The run.
+        found: What it decided.
+        profile: The statistics behind that, where known.
+        shipped: Options of the configuration that are tried for the whole run.
+        closeness: How closely is looked.
+
+    Returns:
+        What was found.
+    """
+    settled = job.with_topology_of(found.strategy)
+    spec, schema = job.settings.spec, job.settings.schema
+    # Without recovery: its biases make up for errors elsewhere, so that none of its numbers is right alone.
+    plan = Problem(job.graph, settled.topology, spec, schema).plan(found.strategy)
+    few = closeness.alone
+    job.console.stage("alone", f"what costs most, on {len(few)} samples")
+    causes = Causes(
+        job.graph, settled.topology, plan, few, compared=job.inputs.compared, per_channel=closeness.per_channel
+    )
+    rows = causes.rows(SPLIT * closeness.culprits, job.console.progress("alone"), most=closeness.causes)
+    advisor = Advisor(job, found, profile, closeness.judged)
+    now = advisor.as_it_is()
+    recovered = bool(found.overrides)
+    before = advisor.unrecovered() if recovered else now
+    culprits = culprits_of(rows, settled.topology)[: closeness.culprits]
+    statistics = _statistics(job, culprits, settled.topology, profile)
+    wrapped = [row["tensor"] for row in rows if row["overflow"]]
+    proposals = Proposals(job, found.strategy, settled.topology, statistics, wrapped)
+    changes = [*(c for one in culprits for c in proposals.of(one)), *proposals.of_all(shipped, recovered=recovered)]
+    measured = [change for change in changes if closeness.affordable(change)]
+    job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")
+    show = job.console.progress("advice")
+    advice: list[AdviceRow] = []
+    for number, change in enumerate(measured):
+        row = advisor.row(change, before)
+        advice += [] if row is None else [row]
+        show(number + 1, len(measured), change.words)
+    return Inspection(
+        rows,
+        causes.accumulators,
+        now,
+        before,
+        recovered,
+        advisor.float_accuracy,
+        ordered(advice, _allowed(found)),
+        [change for change in changes if change not in measured],
+        causes.evaluations + advisor.evaluations,
+        causes.passes,
+    )
+
+
+def _allowed(found: SearchDecision) -> Callable[[AdviceRow], bool] | None:
+    """Whether a change keeps the objective; None where the run misses it. What the objective bounds may be lost."""
+    if found.report.get("shortfall"):
+        return None
+    least, metric = found.report.get("least_value"), found.report.get("metric")
+    most = -float(least) if isinstance(least, int | float) and metric in (Metric.AUTO, Metric.KL, Metric.MSE) else 0.0
+    return lambda row: row["loss_after"] <= max(most, SLACK * row["loss_before"])
+
+
+def _statistics(
+    job: RunContext, culprits: Sequence[Culprit], topology: Topology, profile: Profile | None
+) -> dict[str, TensorStats]:
+    """The statistics behind the culprits' ranges: those of the run, where it measured them itself, else new ones."""
+    known = dict(profile.tensors) if profile is not None and job.settings.profile is None else {}
+    groups = [topology.group_of[t] for one in culprits for t in one.members if t in topology.group_of]
+    missing = [t for g in groups for t in g.sources if t not in known and not job.graph.is_constant(t)]
+    if not missing:
+        return known
+    unique = list(dict.fromkeys(missing))
+    return known | dict(measure(job.graph, unique, job.inputs.calibrate, job.settings.calibrate.memory_mb).tensors)
+
+
+def culprits_of(causes: Sequence[CauseRow], topology: Topology) -> list[Culprit]:
+    """Return roles by what they cost, worst first. A weight and its bias are one; what costs nothing is none.
+
+    Of the tensors of a scale group the one that costs most stands for all: a range is one for the group.
+    """
+    found: dict[tuple[str, bool], list[CauseRow]] = {}
+    groups: set[str] = set()
+    for row in causes:
+        group = topology.group_of.get(row["tensor"]) if row["kind"] == "tensor" else None
+        if (row["alone"] > 0 or row["overflow"]) and (group is None or group.key not in groups):
+            found.setdefault((row["role"], row["kind"] in ("weight", "bias")), []).append(row)
+            groups |= {group.key} if group is not None else set()
+    culprits = [
+        Culprit(role, tuple(row["tensor"] for row in rows), is_weight, sum(row["alone"] for row in rows))
+        for (role, is_weight), rows in found.items()
+    ]
+    wrapped = {row["tensor"] for row in causes if row["overflow"]}
+    return sorted(culprits, key=lambda one: (not wrapped.intersection(one.members), -one.loss))
