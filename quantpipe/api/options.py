@@ -54,6 +54,7 @@ class Options(TypedDict, total=False):
         calibrate: What is measured; the cache of statistics is off by default.
         profile: Statistics from a file instead of a calibration run.
         evaluate: What is measured of the result.
+        detections: Where a detector's outputs hold boxes and scores.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
         recurrent: Whether recurrent layers are written as their steps (`model.recurrent`).
@@ -79,6 +80,7 @@ class Options(TypedDict, total=False):
     calibrate: Mapping[str, Any]
     profile: Mapping[str, Any]
     evaluate: Mapping[str, Any]
+    detections: Mapping[str, Any]
     choices: Mapping[str, Any]
     fixed: Mapping[str, Any]
     keep: str

@@ -32,6 +32,7 @@ from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.hardware.cells import Recurrent, cells_in_steps, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
+from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.passwords import concealed
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.settings import (
@@ -80,6 +81,7 @@ KEYS = (
     "calibrate",
     "profile",
     "evaluate",
+    "detections",
     "check",
     "explain",
     "runs",
@@ -214,6 +216,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
             with_bits(plain["annotate"], plain["objective"].get("cost")), _expect(plain["strict"], False, "strict")
         ),
         evaluate=_evaluate(plain["evaluate"]),
+        detections=_built(DetectionOptions, plain["detections"] or {}, "detections"),
         check=_built(CheckSettings, plain["check"] or {}, "check"),
         explain=_explain(plain.get("explain") or {}, launch),
         calibrate=_options(CalibrateSettings, _calibrate(plain["calibrate"]), "calibrate"),

@@ -34,6 +34,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "calibrate": (),
     "profile": (),
     "evaluate": (),
+    "detections": (),
     "check": (),
     "explain": (),
 }

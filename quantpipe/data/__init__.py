@@ -9,6 +9,7 @@ from quantpipe.data.preprocess import Layout, Preprocess, SourceLayout
 from quantpipe.data.source import Source
 from quantpipe.data.sources.digits import DigitsDataset
 from quantpipe.data.sources.digits_columns import DigitsColumnsDataset
+from quantpipe.data.sources.digits_detect import DigitsDetectDataset
 from quantpipe.data.sources.given import GivenDataset, SampleSets
 from quantpipe.data.sources.image_folder import ImageFolderDataset
 from quantpipe.data.sources.iterable import CallableDataset
@@ -22,6 +23,7 @@ __all__ = [
     "CallableDataset",
     "DigitsColumnsDataset",
     "DigitsDataset",
+    "DigitsDetectDataset",
     "FileOptions",
     "GivenDataset",
     "ImageFolderDataset",

@@ -15,7 +15,7 @@ from quantpipe.data.duplicates import NONE_SHARED, Shared
 from quantpipe.data.input_checks import Feed, cast, check_shape, shapes_of
 from quantpipe.data.source import Rows, Source
 from quantpipe.errors import ConfigError, DataError
-from quantpipe.types import Batch
+from quantpipe.types import Batch, Objects
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ class SourceSamples:
     def labelled(self) -> bool:
         """Return whether the data have labels."""
         return self._source.labels is not None
+
+    @property
+    def objects(self) -> tuple[Objects, ...] | None:
+        """Return what each picture shows, where the data say."""
+        known = getattr(self._source, "objects", None)
+        return None if known is None else tuple(known[int(index)] for index in self._indices)
 
     @property
     def starts(self) -> NDArray[np.bool_]:
@@ -146,6 +152,8 @@ class SourceSamples:
         hasher.update(repr((len(self), feeds)).encode())
         labels = self._source.labels
         hasher.update(b"unlabelled" if labels is None else labels[self._indices].tobytes())
+        for shown in self.objects or ():
+            hasher.update(shown.boxes.tobytes() + shown.classes.tobytes())
         if self._sequences is not None:
             hasher.update(self.starts.tobytes())
         self._source.hash_into(hasher, self._indices)

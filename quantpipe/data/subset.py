@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quantpipe.types import Batch, Samples
+from quantpipe.types import Batch, Objects, Samples, objects_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +24,12 @@ class First:
     def labelled(self) -> bool:
         """Return whether the samples have labels."""
         return self.samples.labelled
+
+    @property
+    def objects(self) -> tuple[Objects, ...] | None:
+        """Return what each picture shows, where the data say."""
+        known = objects_of(self.samples)
+        return None if known is None else known[: len(self)]
 
     def __len__(self) -> int:
         return min(self.limit, len(self.samples))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
+from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report
 from quantpipe.evaluate.lossy import loss_warnings
@@ -32,6 +33,7 @@ from quantpipe.oprules.parts import parts_of
 from quantpipe.simulate.simulator import Simulation, bind, simulate
 from quantpipe.types import (
     Batch,
+    DetectionsPart,
     LatencyPart,
     LayerRow,
     Metrics,
@@ -42,6 +44,7 @@ from quantpipe.types import (
     QuantPlan,
     Samples,
     Topology,
+    objects_of,
 )
 
 
@@ -52,7 +55,7 @@ class Evaluation:
     `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
     model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
     `lossy`: what is to be said of those that are not near; `accurate`: the output that labels show to be as good.
-    `per_sample`: what the realized model gives for each sample.
+    `per_sample`: what the realized model gives for each sample. `detections`: where boxes are, of a detector.
     """
 
     metrics: Metrics
@@ -69,6 +72,7 @@ class Evaluation:
     lossy: Sequence[str] = ()
     accurate: str | None = None
     per_sample: Mapping[str, NDArray[Any]] = field(default_factory=dict, repr=False)
+    detections: DetectionsPart | None = None
 
     @property
     def warnings(self) -> list[str]:
@@ -173,7 +177,8 @@ def evaluate(
     simulated = every[names[0]]
     session = Session(model.realized.model, where="realized model")
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
-    outputs, _ = run("realized model", session, few, names=names[:1])
+    boxes = () if data.compared.detections is None else data.compared.detections.outputs
+    outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
     found = outputs[names[0]]
     same = first_samples(reference, len(few), len(samples))
     free = free_running(session, few, same)
@@ -185,13 +190,16 @@ def evaluate(
     if metric != "accuracy" or (seen.labels is not None and reference.labels is not None):
         carried = generalization(metric, (seen, before), (reference, every))
     inside = _compared(model, simulation, samples, sizes, course=course)
-    right = [top1(outputs, same.labels) for outputs in (same.outputs, found)]
+    right = [top1(own, same.labels) for own in (same.outputs, found)]
+    judge, alike = (Judge.of(graph, known, objects_of(samples)) for known in (reference, same))
     accurate = names[0] if is_accurate(*right) else None
     return Evaluation(
         {
-            "float": summary(reference.outputs, reference.outputs, reference.labels),
-            "simulated": summary(reference.outputs, simulated, reference.labels),
-            "realized": summary(same.outputs, found, same.labels),
+            "float": judge.with_figures(
+                summary(reference.outputs, reference.outputs, reference.labels), reference.found
+            ),
+            "simulated": judge.with_figures(summary(reference.outputs, simulated, reference.labels), every),
+            "realized": alike.with_figures(summary(same.outputs, found, same.labels), outputs),
         },
         **inside,
         samples=len(samples),
@@ -202,6 +210,7 @@ def evaluate(
         outputs=rows,
         accurate=accurate,
         per_sample=per_sample(same, found),
+        detections=judge.part(),
         lossy=loss_warnings(
             graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
         ),

@@ -7,13 +7,16 @@ that they lose the same is compared with what the number of samples lets one kno
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import compress
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.metrics.average_precision import mean_average_precision
+from quantpipe.metrics.detections import matches
 from quantpipe.metrics.reference import Found, Reference, metric_of, rows_of
 from quantpipe.types import (
     GeneralizationPart,
@@ -80,12 +83,13 @@ def generalization(
     Returns:
         The comparison; None where a split is too small, or a metric not finite.
     """
-    here, there = _loss(metric, *seen), _loss(metric, *unseen)
-    error = math.hypot(_standard_error(metric, *seen), _standard_error(metric, *unseen))
+    losses = [_losses_of(metric, *split) for split in (seen, unseen)]
+    here, there = (loss_of(None) for loss_of in losses)
+    counts = (len(seen[0].outputs), len(unseen[0].outputs))
+    error = math.hypot(*(_standard_error(loss_of, count) for loss_of, count in zip(losses, counts, strict=True)))
     difference = there - here
     if not (math.isfinite(difference) and math.isfinite(error)):
         return None
-    counts = (len(seen[0].outputs), len(unseen[0].outputs))
     return Generalization(metric, here, there, difference, error, difference > DEVIATIONS * error, *counts)
 
 
@@ -94,13 +98,28 @@ def _loss(metric: str, reference: Reference, outputs: Found) -> float:
     return metric_of(metric, reference, reference.found) - metric_of(metric, reference, outputs)
 
 
-def _standard_error(metric: str, reference: Reference, outputs: Found) -> float:
-    samples = len(reference.outputs)
+LossOf = Callable[[NDArray[np.bool_] | None], float]
+"""The loss on some of the samples (None: all)."""
+
+
+def _losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
+    if metric != "detections" or reference.detections is None:
+        return lambda kept: _loss(metric, *((reference, outputs) if kept is None else _part(reference, outputs, kept)))
+    pictures = matches(reference.objects, reference.detections.found(reference.every(outputs)))
+
+    def lost(kept: NDArray[np.bool_] | None) -> float:
+        found = mean_average_precision(pictures if kept is None else list(compress(pictures, kept)))
+        return math.nan if found is None else 1.0 - found
+
+    return lost
+
+
+def _standard_error(loss_of: LossOf, samples: int) -> float:
     count = min(GROUPS, samples)
     if count < 2:
         return math.nan
     group = np.arange(samples) % count
-    without = np.array([_loss(metric, *_part(reference, outputs, group != g)) for g in range(count)])
+    without = np.array([loss_of(group != g) for g in range(count)])
     if not np.all(np.isfinite(without)):
         return math.nan
     return math.sqrt((count - 1) / count * float(np.sum((without - without.mean()) ** 2)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import compress
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 
 from quantpipe.errors import ConfigError, DataError
 from quantpipe.graph.execute import Session, joined, run_batches
+from quantpipe.metrics.average_precision import Detections, mean_average_precision
+from quantpipe.metrics.detections import DetectionLayout, matches
 from quantpipe.metrics.losses import LossKind, OutputLoss, joint_loss, only_kl
 from quantpipe.metrics.outputs import all_finite, cosine_similarity, kl_divergence, relative_mse, top1
 from quantpipe.types import Outputs, Samples
@@ -29,17 +32,20 @@ class Compared:
     """State what of a model is compared with the float model.
 
     `output`: the one that metrics are about (None: the first). `losses`: by which losses the model is judged beside
-    them. `value_of` is an objective of the user's; `named`: it gets every output of the model.
+    them. `value_of` is an objective of the user's; `named`: it gets every output of the model. `detections`: where
+    boxes and scores are, where the model is a detector.
     """
 
     output: str | None = None
     losses: tuple[OutputLoss, ...] = ()
     value_of: ValueOf | None = None
     named: bool = False
+    detections: DetectionLayout | None = None
 
     def names(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs that are needed, of those that a model has: the one of the metrics first."""
-        wanted = (*(loss.output for loss in self.losses), *(outputs if self.named else ()))
+        found = () if self.detections is None else self.detections.outputs
+        wanted = (*(loss.output for loss in self.losses), *found, *(outputs if self.named else ()))
         return tuple(dict.fromkeys((self.output or outputs[0], *wanted)))
 
 
@@ -49,7 +55,7 @@ class Reference:
 
     It is one output `[N, ...]` (N arrays where shapes differ), the labels `[N]`, if any, the user's own objective, and
     the output's name (empty: there is no model to ask). `others`: further outputs that are compared, by name; `losses`,
-    `named`: as in `Compared`.
+    `named`, `detections`: as in `Compared`.
     """
 
     outputs: Outputs = field(repr=False)
@@ -59,6 +65,7 @@ class Reference:
     losses: tuple[OutputLoss, ...] = ()
     others: Mapping[str, Outputs] = field(default_factory=dict, repr=False)
     named: bool = False
+    detections: DetectionLayout | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,6 +81,13 @@ class Reference:
     def own_value(self) -> float | None:
         """Return what the user's objective gives for the float model itself."""
         return None if self.value_of is None else user_value(self, self.found)
+
+    @cached_property
+    def objects(self) -> tuple[Detections, ...]:
+        """Return what the float model is sure of in each sample; nothing where it is no detector."""
+        if self.detections is None:
+            return ()
+        return self.detections.objects(self.detections.found(self.every(self.found)))
 
     def main(self, found: Found) -> Outputs:
         """Return the output that metrics are about."""
@@ -203,7 +217,8 @@ def checked_reference(
             remedy = f" in {name}; objective.outputs={{{name}: 0}} leaves it out" if name != main else ""
             raise DataError(f"the float model's own output is not finite for sample {sample}{remedy}", stage="evaluate")
     others = {name: outputs[name] for name in more}
-    return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named)
+    layout = None if compared.detections is None else compared.detections.resolved(outputs)
+    return Reference(outputs[main], labels, compared.value_of, main, compared.losses, others, compared.named, layout)
 
 
 def first_samples(reference: Reference, count: int, total: int) -> Reference:
@@ -216,7 +231,7 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
 
     They are kl, mse and, with labels, top1 of the output that metrics are about; the `loss` where it is another number
     than that output's KL, with each output's (`loss.NAME`) where there are several, and the cosine of those that are
-    judged by squared error; `callable` where the user gave a function.
+    judged by squared error; `callable` where the user gave a function; `detections` where the objective is that.
 
     Args:
         reference: the float model's outputs.
@@ -230,6 +245,8 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
     found |= _losses(reference, outputs)
     if reference.value_of is not None:
         found["callable"] = user_value(reference, outputs)
+    if reference.detections is not None and reference.detections.decides:
+        found["detections"] = agreement_of(reference, outputs)
     accuracy = top1(main, reference.labels)
     return found if accuracy is None else found | {"top1": accuracy}
 
@@ -278,6 +295,8 @@ def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
         return -loss_of(reference, outputs)
     if metric == "callable":
         return user_value(reference, outputs)
+    if metric == "detections":
+        return agreement_of(reference, outputs)
     if metric == "accuracy":
         accuracy = top1(reference.main(outputs), reference.labels)
         return float("nan") if accuracy is None else accuracy
@@ -288,13 +307,30 @@ def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
 def objective_value(metric: str, metrics: Mapping[str, float]) -> float:
     """Return what a search maximizes.
 
-    It is top1, -kl, -mse, -loss (NaN for accuracy without labels), or what the user's function gives.
+    It is top1, -kl, -mse, -loss (NaN for accuracy without labels), the agreement of detections, or what the user's
+    function gives.
     """
-    if metric == "callable":
-        return metrics["callable"]
+    if metric in ("callable", "detections"):
+        return metrics[metric]
     if metric == "auto":
         return -metrics["loss"]
     return metrics.get("top1", float("nan")) if metric == "accuracy" else -metrics[metric]
+
+
+def agreement_of(reference: Reference, outputs: Found) -> float:
+    """Return how well a model finds what the float model is sure of: the average precision of its detections.
+
+    Args:
+        reference: the float model's outputs.
+        outputs: the model's own, as `outputs_of` gives them.
+
+    Returns:
+        0 to 1; NaN where the float model is sure of nothing.
+    """
+    if reference.detections is None:
+        return float("nan")
+    found = mean_average_precision(matches(reference.objects, reference.detections.found(reference.every(outputs))))
+    return float("nan") if found is None else found
 
 
 def user_value(reference: Reference, outputs: Found) -> float:

@@ -101,6 +101,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
     free: OptionalParts = {} if not evaluation.free_running else {"free_running": evaluation.free_running}
     free |= {"imported": evaluated.imported} if evaluated.imported is not None else {}
     free |= {"baseline": evaluated.baseline} if evaluated.baseline is not None else {}
+    free |= {"detections": evaluation.detections} if evaluation.detections is not None else {}
     several: OptionalParts = {} if not evaluated.forms else {"forms": list(evaluated.forms)}
     return {
         "version": __version__,
@@ -275,6 +276,12 @@ def shortfall(
             f"its accuracy on {samples} is {best.value:.4g}, allowed is "
             f"{objective.reference_value - objective.tolerance:.4g} (the float model's {objective.reference_value:.4g} "
             f"less objective.tolerance={objective.tolerance:g})"
+        )
+    elif objective.metric is Metric.DETECTIONS:
+        found = (
+            f"it finds what the float model does on {samples} with an average precision of {best.value:.4g}, allowed "
+            f"is {objective.reference_value - objective.tolerance:.4g} (1 less objective.tolerance="
+            f"{objective.tolerance:g})"
         )
     elif objective.metric is Metric.CALLABLE:
         found = (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from quantpipe.graph.view import Graph
+from quantpipe.metrics.detection_outputs import layout_by
 from quantpipe.metrics.kinds import automatic, kind_of
 from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.reference import Compared
@@ -21,7 +23,8 @@ def compared_by(
     """Return what of the model is compared, and by which losses.
 
     A metric of one output has the loss of that kind; `auto` the losses of all outputs, unless the user has named the
-    one that counts; a function of the user's, by which recovery does not go, those of the outputs that it gets.
+    one that counts; a function of the user's, by which recovery does not go, those of the outputs that it gets. Of a
+    detector what it finds is compared, too.
 
     Args:
         settings: the settings of the run.
@@ -34,8 +37,16 @@ def compared_by(
         What is compared.
 
     Raises:
-        ConfigError: naming an output that the model does not have.
+        ConfigError: naming an output that the model does not have, or where the objective needs detections and nothing
+            tells where they are.
     """
+    decides = Metric(settings.objective["metric"]) is Metric.DETECTIONS
+    detections = layout_by(settings.detections, graph, decides=decides)
+    found = _by_outputs(settings, graph, output, labelled=labelled, states=states)
+    return replace(found, detections=detections)
+
+
+def _by_outputs(settings: Settings, graph: Graph, output: str, *, labelled: bool, states: Iterable[str]) -> Compared:
     objective = settings.objective
     metric, whole = Metric(objective["metric"]), bool(objective.get("all_outputs", False))
     if metric in _FORCED:

@@ -44,7 +44,7 @@ ANNOTATE = ("hardware", "schema", "annotate")
 """The configuration that the topology follows from."""
 
 
-SEARCH = ("choices", "threshold", "precision", "search", "objective", "pick", "seed")
+SEARCH = ("choices", "threshold", "precision", "search", "objective", "detections", "pick", "seed")
 """What the strategy follows from besides."""
 
 
@@ -259,7 +259,7 @@ class RunContext:
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
-        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate"))
+        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate", "detections"))
         # An option that is not used says nothing: reports of versions that did not have it are the same.
         newer = ("realized_samples", "warn_sqnr_db", "baseline", "explain")
         usual = {name: getattr(EvaluateSettings, name) for name in newer}

@@ -107,6 +107,7 @@ def _numbers(report: RunReport) -> dict[str, float | None]:
         low, high = (report.get("intervals") or {}).get(part, (None, None))
         numbers |= {f"{part}/top1_low": low, f"{part}/top1_high": high}
     numbers["float/top1"] = top1  # behind the run's own: a comparison of MLflow opens with the first of all
+    numbers |= {f"float/{name}": models["float"][name] for name in ("map", "map50") if name in models["float"]}
     for part, names in NUMBERS.items():
         found = parts.get(part) or {}
         numbers |= {f"{part}/{name}": found[name] for name in names if isinstance(found.get(name), int | float)}

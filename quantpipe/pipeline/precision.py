@@ -32,7 +32,7 @@ from quantpipe.search.objective import LOSSES
 from quantpipe.types import PrecisionRecord, Profile, Score
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
-PRECISION = ("choices", "threshold", "objective", "precision", "seed")
+PRECISION = ("choices", "threshold", "objective", "detections", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
 
 FOLLOWING = (Family.MOVE, Family.CLAMP)
@@ -134,8 +134,11 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
 def loss_of(score: Score, metric: Metric) -> float:
     """Return a score's loss in nats, infinite where it is no number.
 
-    It is that of all outputs where the objective has one, else KL or twice the squared error of one output.
+    It is that of all outputs where the objective has one, else KL or twice the squared error of one output. What a
+    detector no longer finds, as a share of what the float model does, counts as it is.
     """
+    if metric is Metric.DETECTIONS:
+        return math.inf if math.isnan(score.value) else 1.0 - score.value
     metrics = dict(score.metrics)
     kind = "loss" if "loss" in metrics else "mse" if metric is Metric.MSE else "kl"
     found = metrics.get(kind, -score.value if metric in LOSSES else math.nan)

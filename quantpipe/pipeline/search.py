@@ -24,6 +24,7 @@ from quantpipe.pipeline.pareto import front_current, picked, write_front
 from quantpipe.pipeline.recover_if_missed import still_missed
 from quantpipe.pipeline.search_benefit import opening, weighed
 from quantpipe.pipeline.search_report import search_report
+from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Planner
 from quantpipe.scoring.candidate import CandidateRecipe, EvaluatorKind
 from quantpipe.scoring.timed import TimedMeasure
@@ -119,9 +120,17 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
         threshold=settings.estimation,
         algorithm=algorithm,
         **rounding_origin(settings),
+        **detections_origin(settings),
         **({} if job.start is None else job.start.origin),
     )
     return JsonlLog(path, identity, job.space, job.console.warn)
+
+
+def detections_origin(settings: Settings) -> dict[str, str]:
+    """Return what scores follow from where detections are judged; nothing for any other objective."""
+    if settings.objective["metric"] != Metric.DETECTIONS:
+        return {}
+    return {"detections": digest_json(settings.config.get("detections"))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from quantpipe.calibrate.table import WeightMethod
 from quantpipe.data.splits import Splits
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.executors import Executor
+from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.metrics.reference import ValueOf
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.pipeline.vector_settings import OF_DUMPS, OF_RUNS, VectorSettings, refuse_runs
@@ -31,16 +32,14 @@ RUN_LOG = "quantpipe.run"
 STAGES = ("annotate", "calibrate", "search", "realize", "evaluate")
 VERBOSITIES = ("quiet", "normal", "verbose")
 COMMANDS = ("run", "replay", "check", "lint", "verify", "explain", "compare", "sync", "export_vectors", "identify")
-FORMATS = ("text", "json")
-VERIFY = ("fail", "warn")
+FORMATS, VERIFY = ("text", "json"), ("fail", "warn")
 OBJECTIVE = (
     "metric", "target", "outputs", "all_outputs", "form", "tolerance", "cost", "cost_limit", "weight", "latency_runs",
     "latency_seconds",
 )  # fmt: skip
 LEAST_MEMORY_MB = 16
 PRECISION = ("auto", "none")
-STATISTICS = ("full", "extremes")
-WEIGHTS = ("nearest", "recovered")
+STATISTICS, WEIGHTS = ("full", "extremes"), ("nearest", "recovered")
 
 
 class Dataset(Protocol):
@@ -259,6 +258,7 @@ class Settings:
     keep: Keep = Keep.ALL
     precision: PrecisionSettings = field(default_factory=PrecisionSettings)
     explain: ExplainSettings = field(default_factory=ExplainSettings)
+    detections: DetectionOptions = DetectionOptions()  # noqa: RUF009  (frozen)
     rules: tuple[Rule, ...] = ()
     runs: tuple[str, ...] = ()
     dump: Path | None = None

@@ -12,6 +12,7 @@ ROWS = (
     ("top1", "top-1 accuracy", text.percent),
     ("kl", "KL divergence to float", text.number),
     ("sqnr_db", "SQNR to float", text.decibel),
+    *((key, name, text.percent) for key, name in text.FOUND),
 )
 
 

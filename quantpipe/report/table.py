@@ -69,6 +69,8 @@ def _models(report: RunReport) -> Table:
         _add(table, "KL divergence to float", *(text.number(column.get("kl")) for column in metrics))
     _add(table, "SQNR to float", *(text.decibel(column.get("sqnr_db")) for column in metrics))
     _add(table, "cosine similarity to float", *(text.number(column.get("cosine")) for column in metrics))
+    for label, cells in text.detections(report):
+        _add(table, label, *cells)
     for row in text.several_outputs(report.get("outputs")):
         _add(table, f"  output {row['output']}", "", "", text.nearness(row))
     if free := _part(report, "free_running"):

@@ -74,6 +74,21 @@ def squared_error(report: RunReport) -> float | None:
     return error if _is_number(error) else None
 
 
+FOUND = (
+    ("detections", "detections, AP beside float"),
+    ("map", "mAP 0.5:0.95, labels"),
+    ("map50", "mAP 0.5, labels"),
+)
+
+
+def detections(report: RunReport) -> list[tuple[str, list[str]]]:
+    """Return rows of what float, simulated and realized model find, where they are detectors: label and cells."""
+    models = _mapping(report.get("metrics"))
+    columns = [_mapping(models.get(name)) for name in ("float", "simulated", "realized")]
+    rows = [(label, [percent(column.get(key)) for column in columns]) for key, label in FOUND]
+    return [(label, cells) for label, cells in rows if any(cell != DASH for cell in cells)]
+
+
 def _named(rows: Any) -> list[dict[str, Any]]:
     """Rows of outputs."""
     found = rows if isinstance(rows, list | tuple) else ()

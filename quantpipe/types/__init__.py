@@ -3,7 +3,8 @@
 from quantpipe.types.baseline import BaselinePart, BaselineRow
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
-from quantpipe.types.data import Batch, Outputs, Samples, TensorInfo
+from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, objects_of
+from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.dtype import DType
 from quantpipe.types.dumped import (
     DumpedRow,
@@ -178,6 +179,7 @@ __all__ = [
     "DType",
     "DataPart",
     "Denominator",
+    "DetectionsPart",
     "Device",
     "DevicePart",
     "DiagnosisPart",
@@ -230,6 +232,7 @@ __all__ = [
     "MomentsRow",
     "MoreResults",
     "Move",
+    "Objects",
     "OpSignature",
     "Operand",
     "OptionValue",
@@ -313,4 +316,5 @@ __all__ = [
     "WeightTensor",
     "WithoutKernelRow",
     "by_model",
+    "objects_of",
 ]

@@ -40,6 +40,22 @@ class TensorInfo:
 
 
 @dataclass(frozen=True, eq=False)
+class Objects:
+    """Hold what one picture shows: `boxes` `[n, 4]` float64, `classes` `[n]` int64, `crowd` `[n]` bool.
+
+    A box is left, top, right and bottom as parts of the picture's width and height. `crowd`: the box is around many
+    objects that are not told apart, so that a detection inside is neither right nor wrong; none: no box is.
+    """
+
+    boxes: NDArray[np.float64]
+    classes: NDArray[np.int64]
+    crowd: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+
+@dataclass(frozen=True, eq=False)
 class Batch:
     """Hold some samples: `inputs` maps input names to arrays `[N, ...]`; `labels` is int64 `[N]` or None."""
 
@@ -74,3 +90,13 @@ class Samples(Protocol):
         The last batch may be smaller. A batch holds samples of one shape, so other batches may be smaller, too.
         """
         ...
+
+
+def objects_of(samples: Samples) -> tuple[Objects, ...] | None:
+    """Return what each picture of a split shows; None where its data say nothing of objects.
+
+    Args:
+        samples: a split, which may have a property `objects`.
+    """
+    known: tuple[Objects, ...] | None = getattr(samples, "objects", None)
+    return known

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict, cast
 
 from quantpipe.types.baseline import BaselinePart
+from quantpipe.types.detected import DetectionsPart
 from quantpipe.types.explained import DiagnosisPart
 from quantpipe.types.report_rows import (
     ChoiceRow,
@@ -197,12 +198,19 @@ class RunPart(TypedDict):
 
 
 class ModelMetrics(TypedDict):
-    """One model beside the float model, by the output that metrics are about."""
+    """One model beside the float model, by the output that metrics are about; of a detector, by what it finds.
+
+    `detections`: average precision of what the model finds, with what the float model is sure of taken for the objects.
+    `map`, `map50`: mean average precision by labels, over overlaps of 0.5 to 0.95 and at 0.5.
+    """
 
     top1: float | None
     kl: float
     sqnr_db: float | None
     cosine: float | None
+    detections: NotRequired[float | None]
+    map: NotRequired[float | None]
+    map50: NotRequired[float | None]
 
 
 class Metrics(TypedDict):
@@ -341,6 +349,7 @@ class OptionalParts(TypedDict, total=False):
         forms: Every form of the plan, where a run writes several.
         baseline: The result beside onnxruntime's own quantization, where onnxruntime is the device.
         diagnosis: What is wrong with a result that misses its objective or loses too much.
+        detections: Where boxes and scores are, where the model is a detector.
     """
 
     imported: ImportedPart
@@ -350,6 +359,7 @@ class OptionalParts(TypedDict, total=False):
     forms: list[FormRow]
     baseline: BaselinePart
     diagnosis: DiagnosisPart
+    detections: DetectionsPart
 
 
 class RunReport(OptionalParts):

@@ -17,6 +17,7 @@ from quantpipe.data import CallableDataset, Splits
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.subset import First
+from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.pipeline.inputs import load
 from quantpipe.types import Keep, Samples, TensorInfo
 from tests.ops.line import hardware
@@ -124,6 +125,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         seed=0,
         holdout=0.5,
         evaluate=SimpleNamespace(output=None),
+        detections=DetectionOptions(),
         objective={"metric": "auto"},
         value_of=None,
         resident_mb=0,

@@ -40,8 +40,15 @@ NOT_RUN = {
 }
 """Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""
 
-SHORTENED = {"experiments=estimators_digits": ("threshold=mse",)}
-"""Parts of command lines -> overrides that leave less of a sweep."""
+SHORTENED = {
+    "experiments=estimators_digits": ("threshold=mse",),
+    "dataset=digits_detect": (
+        "dataset.samples.calibrate=32",
+        "dataset.samples.search=32",
+        "dataset.samples.evaluate=32",
+    ),
+}
+"""Parts of command lines -> overrides that leave less of a sweep, or fewer samples."""
 
 PLACEHOLDERS = {
     "MODEL": "",

@@ -104,7 +104,7 @@ def test_configuration() -> None:
 @pytest.mark.parametrize(
     ("change", "key", "legal"),
     [
-        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse, callable.*did you mean 'accuracy'"),
+        ({"metric": "acuracy"}, "objective.metric", "accuracy, kl, mse, detections, callable.*did you mean 'accuracy'"),
         ({"metric": "accuracy"}, "objective.metric", "without labels give kl or mse"),
         ({"form": "parato"}, "objective.form", "best_value_within_cost, weighted, pareto.*did you mean 'pareto'"),
         ({"form": "weighted"}, "objective.weight", "what the cost of the most precise point is worth"),

@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from quantpipe.data.preprocess import SourceLayout
 from quantpipe.data.source import SINGLE, Hasher, Rows
+from quantpipe.types import Objects
 
 
 @dataclass(frozen=True, eq=False)
 class MemorySource:
     """Hold images in memory as a source.
 
-    `images` is `[N, …]` with `labels` int64 `[N]` or None; `where` names them in messages.
+    `images` is `[N, …]` with `labels` int64 `[N]` or None, or with `objects`, what each shows; `where` names them in
+    messages.
     """
 
     where: str
@@ -26,6 +28,7 @@ class MemorySource:
     layout: SourceLayout
     sequences: NDArray[np.int64] | None = None
     cheap: bool = False
+    objects: tuple[Objects, ...] | None = None
 
     @property
     def fields(self) -> Mapping[str, SourceLayout]:

@@ -1,0 +1,21 @@
+"""What a report says of a detector."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class DetectionsPart(TypedDict):
+    """Where a detector's boxes are, and what the float model finds on the evaluation samples.
+
+    `note`: what is to be known of that; `labelled`: objects by the labels, null without.
+    """
+
+    boxes: str
+    scores: str
+    layout: str
+    nms_iou: float | None
+    score_above: float
+    objects: int
+    labelled: int | None
+    note: str | None
