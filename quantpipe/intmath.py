@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quantpipe.errors import DataError, HardwareError
-from quantpipe.types import Denominator, DType, PowerOfTwo, Range, Rounding, Symmetry, TensorSchema
+from quantpipe.types import MULTIPLIER_BITS, Denominator, DType, PowerOfTwo, Range, Rounding, Symmetry, TensorSchema
 
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 """Least normal float32: a smaller scale would be flushed to zero by some devices."""
-
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 Ints = NDArray[np.int64]
@@ -386,6 +385,12 @@ def quantize_multiplier(m: float) -> tuple[int, int]:
     if q31 == 1 << 31:
         q31, shift = q31 >> 1, shift + 1
     return (q31, shift) if shift >= -31 else (0, 0)
+
+
+def narrow_multiplier(multiplier: ArrayLike, bits: int) -> Ints:
+    """Return multipliers of 31 bits rounded to fewer, halves up; what would need one bit more is the greatest."""
+    drop = MULTIPLIER_BITS - bits
+    return np.asarray(np.minimum((_as_int64(multiplier) + ((1 << drop) >> 1)) >> drop, (1 << bits) - 1))
 
 
 def quantize_multipliers(m: ArrayLike) -> tuple[Ints, Ints]:

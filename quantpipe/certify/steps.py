@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.types import FixedPoint, FixedRounding, Requantize, RequantizeKind, Rounding
+from quantpipe.types import FixedRounding, Requantize, RequantizeKind, Rounding
 
 Ints = NDArray[np.int64]
 SHOWN = 8
@@ -74,7 +74,7 @@ def _rows(r: Requantize, part: slice) -> Requantize:
     """Of some channels."""
     if r.multiplier.ndim == 0:
         return r
-    fixed = r.fixed and FixedPoint(r.fixed.multiplier[part], r.fixed.shift[part])
+    fixed = r.fixed and replace(r.fixed, multiplier=r.fixed.multiplier[part], shift=r.fixed.shift[part])
     return replace(r, multiplier=r.multiplier[part], fixed=fixed)
 
 

@@ -7,8 +7,8 @@ of a field agree with all probes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from quantpipe.conform.faults import NONE, Fault
 from quantpipe.conform.kernels import Site
 from quantpipe.hardware.reader import ROUNDINGS
 from quantpipe.types import (
+    MULTIPLIER_BITS,
     DType,
-    FixedPoint,
     Isa,
     Kernel,
     Limit,
@@ -29,8 +29,8 @@ from quantpipe.types import (
 )
 
 Array = NDArray[Any]
-WIDTHS = (8, 12, 15, 16, 18, 24)
-"""Bits of multipliers that are tried beside 31."""
+WIDTHS = (8, 10, 12, 15, 16, 18, 24)
+"""Bits of fixed-point multipliers that are tried beside 31."""
 DTYPES = (DType.INT16, DType.INT32)
 
 
@@ -53,11 +53,14 @@ class Alternative:
     change: Change | None = None
 
 
-def narrowings() -> Iterator[dict[str, Any]]:
-    """Yield every legal `requantize` of a hardware file."""
+def narrowings(widths: Sequence[int] = WIDTHS) -> Iterator[dict[str, Any]]:
+    """Yield every legal `requantize` of a hardware file; `widths`: also those with fewer bits of the multiplier."""
     for kind, roundings in ROUNDINGS.items():
         for rounding in roundings:
-            yield {"kind": str(kind), "rounding": str(rounding)}
+            how = {"kind": str(kind), "rounding": str(rounding)}
+            yield how
+            for bits in widths if kind is RequantizeKind.FIXED_POINT else ():
+                yield {**how, "multiplier_bits": bits}
 
 
 def limits() -> Iterator[Limit]:
@@ -68,7 +71,7 @@ def limits() -> Iterator[Limit]:
 
 def changes(kernel: Kernel) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (field, value, change of the file) of every field that decides what a kernel computes."""
-    for how in narrowings():
+    for how in narrowings(()):
         text = f"{how['kind']}, rounding {how['rounding']}"
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
         yield "requantize", text, {f"ops.{kernel.op}.requantize": how}
@@ -91,27 +94,24 @@ def alternatives(described: Described, made: Site) -> Iterator[Alternative]:
         if site is not None and f"{name}: {value}" not in seen:
             seen.append(f"{name}: {value}")
             yield Alternative(name, value, site, change=change)
-    for bits in WIDTHS:
-        narrower = with_bits(own, bits)
-        if narrower is not None:
-            yield Alternative("requantize.multiplier_bits", str(bits), narrower)
+    yield from _widths(described, own)
     for limit in limits():
         yield Alternative("accumulator", f"{limit.label}, overflow {limit.overflow}", own, Fault(limit=limit))
     yield Alternative("narrowing", "wrap", own, Fault(wraps=True))
     yield from _mistakes(own)
 
 
-def with_bits(site: Site, bits: int) -> Site | None:
-    """Return a kernel whose fixed-point multiplier has fewer bits, rounded to nearest; None where it has none."""
-    output = site.output
-    if output is None or output.fixed is None:
-        return None
-    drop = 31 - bits
-    multiplier = ((output.fixed.multiplier + (1 << (drop - 1))) >> drop) << drop
-    fixed = FixedPoint(multiplier, output.fixed.shift)
-    narrower = replace(output, fixed=fixed)
-    numbers: Any = site.numbers
-    return replace(site, numbers=narrower if site.narrows else replace(numbers, output=narrower))
+def _widths(described: Described, own: Site) -> Iterator[Alternative]:
+    """The kernel with a fixed-point multiplier of other widths."""
+    output = own.output
+    if output is None or output.fixed is None or output.rounding not in ROUNDINGS[RequantizeKind.FIXED_POINT]:
+        return
+    for bits in (*WIDTHS, MULTIPLIER_BITS):
+        how = {"kind": str(output.kind), "rounding": str(output.rounding), "multiplier_bits": bits}
+        change = {f"ops.{own.kernel.op}.requantize": how}
+        site = described.site(own.kernel, change, narrows=own.narrows)
+        if site is not None and bits != output.fixed.bits:
+            yield Alternative("requantize.multiplier_bits", str(bits), site, change=change)
 
 
 def _mistakes(own: Site) -> Iterator[Alternative]:

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.conform.alternatives import WIDTHS, limits, narrowings, with_bits
+from quantpipe.conform.alternatives import limits, narrowings
 from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.faults import Fault
 from quantpipe.conform.kernels import Site
 from quantpipe.conform.probes import Probe
-from quantpipe.types import Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
+from quantpipe.types import MULTIPLIER_BITS, Form, HardwareSpec, IdentifiedField, Isa, RequantizeKind, Unify
 
 Array = NDArray[Any]
 Assignment = Mapping[str, str]
@@ -30,15 +30,11 @@ WIDTH = ", multiplier_bits "
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Hold one value of a field: what the file says then, and what a kernel does that no plan says.
-
-    `bits`: of a fixed-point multiplier; 31: all.
-    """
+    """Hold one value of a field: what the file says then, and what a kernel does that no plan says."""
 
     label: str
     change: Change = field(default_factory=dict)
     fault: Mapping[str, Any] = field(default_factory=dict)
-    bits: int = 31
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,28 +65,26 @@ class Held:
         fault: dict[str, Any] = {}
         for value in values:
             change, fault = {**change, **value.change}, {**fault, **value.fault}
-        key = repr((sorted(change.items(), key=str), sorted(fault.items(), key=str), [v.bits for v in values]))
+        key = repr((sorted(change.items(), key=str), sorted(fault.items(), key=str)))
         if key not in self._known:
-            self._known[key] = self._predict(change, Fault(**fault), min(v.bits for v in values) if values else 31)
+            self._known[key] = self._predict(change, Fault(**fault))
         return self._known[key]
 
     @cached_property
     def _known(self) -> dict[str, Array | None]:
         return {}
 
-    def _predict(self, change: Change, fault: Fault, bits: int) -> Array | None:
+    def _predict(self, change: Change, fault: Fault) -> Array | None:
         kernel = self.probe.kernel
         if kernel.form is Form.RAW:  # its accumulator is handed on, and narrowed for those who read it so
-            return self._narrowed(change, fault, bits)
+            return self._narrowed(change, fault)
         site: Site | None = self.probe.described.site(kernel, change)
-        site = with_bits(site, bits) if site is not None and bits < 31 else site
         return None if site is None else site.result(self.given, fault)
 
-    def _narrowed(self, change: Change, fault: Fault, bits: int) -> Array | None:
+    def _narrowed(self, change: Change, fault: Fault) -> Array | None:
         kernel = self.probe.kernel
         first = self.probe.described.site(kernel, change)
         second = self.probe.described.site(kernel, change, narrows=True)
-        second = with_bits(second, bits) if second is not None and bits < 31 else second
         if first is None or second is None:
             return None
         acc = first.accumulator(self.given, fault)
@@ -120,11 +114,8 @@ def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
 def _ways() -> Iterator[Value]:
     for how in narrowings():
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
-        text = f"{how['kind']}, rounding {how['rounding']}"
-        yield Value(text, {"requantize": how, **free})
-        if how["kind"] == RequantizeKind.FIXED_POINT:
-            for bits in WIDTHS:
-                yield Value(f"{text}{WIDTH}{bits}", {"requantize": how, **free}, bits=bits)
+        width = f"{WIDTH}{how['multiplier_bits']}" if "multiplier_bits" in how else ""
+        yield Value(f"{how['kind']}, rounding {how['rounding']}{width}", {"requantize": how, **free})
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +169,11 @@ def _without_twins(known: dict[str, list[Value]], held: Sequence[Held]) -> dict[
 def _own_label(held: Held) -> str:
     site = held.probe.described.site(held.probe.kernel, {}, narrows=held.probe.kernel.form is Form.RAW)
     output = None if site is None else site.output
-    return "as the file says" if output is None else f"{output.kind}, rounding {output.rounding}"
+    if output is None:
+        return "as the file says"
+    fewer = output.fixed is not None and output.fixed.bits != MULTIPLIER_BITS
+    width = f"{WIDTH}{output.fixed.bits}" if output.fixed is not None and fewer else ""
+    return f"{output.kind}, rounding {output.rounding}{width}"
 
 
 def _relevant(held: Held, known: Mapping[str, Sequence[Value]]) -> list[str]:

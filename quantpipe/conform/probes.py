@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.topology import analyze
-from quantpipe.conform.alternatives import WIDTHS, narrowings, with_bits
+from quantpipe.conform.alternatives import narrowings
 from quantpipe.conform.describe import Described
 from quantpipe.conform.faults import NONE
 from quantpipe.conform.kernels import Site
@@ -179,7 +179,6 @@ def _ways(described: Described, kernel: Kernel) -> Iterator[Site]:
         site = described.site(kernel, {"requantize": how, **free}, narrows=kernel.form is Form.RAW)
         if site is not None:
             yield site
-            yield from (narrow for bits in WIDTHS if (narrow := with_bits(site, bits)) is not None)
 
 
 def _scalar(site: Site) -> tuple[Requantize, Quantizer]:
@@ -188,7 +187,8 @@ def _scalar(site: Site) -> tuple[Requantize, Quantizer]:
     assert output is not None and site.out is not None  # noqa: S101  (its result is stored)
     fixed = output.fixed
     if fixed is not None:
-        fixed = FixedPoint(fixed.multiplier.reshape(-1)[:1].reshape(()), fixed.shift.reshape(-1)[:1].reshape(()))
+        first, shift = (part.reshape(-1)[:1].reshape(()) for part in (fixed.multiplier, fixed.shift))
+        fixed = FixedPoint(first, shift, fixed.bits)
     multiplier = np.asarray(output.multiplier).reshape(-1)[0]
     return replace(output, multiplier=np.asarray(multiplier), fixed=fixed, by_channel=None), site.out
 

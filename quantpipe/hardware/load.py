@@ -52,7 +52,7 @@ FIELDS: Mapping[str, str] = {
     "scales": ", ".join(Scales),
     "unify": ", ".join(Unify),
     "bias": "int8, int16, int32, or {dtype, scale}",
-    "requantize": "{kind, rounding, max_shift}",
+    "requantize": "{kind, rounding, max_shift, multiplier_bits}",
     "accumulator": "{dtype, overflow, bits}",
     "fuse": "a list of chains of ops, such as [[Conv, Relu]]; [] for none",
     "cost": "{macs_per_cycle: {int8: 64, float32: 1}, …}",

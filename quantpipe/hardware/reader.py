@@ -9,12 +9,15 @@ from typing import Any, TypeVar
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS, WORDS
 from quantpipe.oprules import FLOAT_OPS, OP_RULES, Family
-from quantpipe.types import DType, FixedRounding, OpSignature, RequantizeKind, RequantizeSpec, Rounding
+from quantpipe.types import MULTIPLIER_BITS, DType, FixedRounding, OpSignature, RequantizeKind, RequantizeSpec, Rounding
 
 E = TypeVar("E", bound=StrEnum)
 Data = Mapping[str, Any]
 
 SIGNATURE = ("in", "out", "when", "requantize")
+NARROWING = ("kind", "rounding", "max_shift", "zero", "multiplier_bits")
+LEAST_MULTIPLIER = 2
+"""Bits of the narrowest fixed-point multiplier."""
 STORABLE = tuple(d for d in DType if d is not DType.INT64)
 """What tensors between ops may be: int64 is for accumulators alone."""
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
@@ -219,7 +222,7 @@ class Reader:
             HardwareError: for an unknown field, or a value that is not legal.
         """
         field = f"{before}requantize"
-        part = self.section({field: data["requantize"]}, field, ("kind", "rounding", "max_shift", "zero"), "kind")
+        part = self.section({field: data["requantize"]}, field, NARROWING, "kind")
         kind = self.choice(RequantizeKind, part.get("kind"), f"{field}.kind")
         legal, rounding = ROUNDINGS[kind], part.get("rounding")
         if adds and kind is RequantizeKind.FIXED_POINT:
@@ -227,12 +230,24 @@ class Reader:
         zero = part.get("zero")
         if zero is not None and (kind is not RequantizeKind.FLOAT_MULTIPLIER or adds):
             raise self.error(f"{field}.zero", f"is of float_multiplier alone, and not of additions; the kind is {kind}")
+        how = legal[0] if rounding is None else self.one_of(legal, rounding, f"{field}.rounding")
         return RequantizeSpec(
             kind,
             int(self.number(part.get("max_shift", 31), f"{field}.max_shift", least=1)),
-            legal[0] if rounding is None else self.one_of(legal, rounding, f"{field}.rounding"),
+            how,
             None if zero is None else self.choice(Zero, zero, f"{field}.zero") is Zero.FIRST,
+            self._multiplier_bits(part.get("multiplier_bits"), how, f"{field}.multiplier_bits"),
         )
+
+    def _multiplier_bits(self, given: object, how: Rounding | FixedRounding, field: str) -> int:
+        if given is None:
+            return MULTIPLIER_BITS
+        if how not in ROUNDINGS[RequantizeKind.FIXED_POINT]:
+            raise self.error(field, f"is of fixed_point alone, and not of common_shift; the rounding is {how}")
+        bits = int(self.number(given, field, least=LEAST_MULTIPLIER))
+        if bits > MULTIPLIER_BITS:
+            raise self.error(field, f"is {bits}; legal are {LEAST_MULTIPLIER} to {MULTIPLIER_BITS}")
+        return bits
 
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
         """Return the signatures of an op from the rows of its list.

@@ -63,4 +63,5 @@ def fixed_sum(context: Context, writer: IntegerWriter, node: str, plan: Sum, *, 
 def _along(context: Context, fixed: FixedPoint, tensor: str) -> FixedPoint:
     """Numbers per channel shaped to broadcast against a tensor."""
     graph = context.graph
-    return FixedPoint(fr.along_channels(fixed.multiplier, graph, tensor), fr.along_channels(fixed.shift, graph, tensor))
+    multiplier, shift = (fr.along_channels(part, graph, tensor) for part in (fixed.multiplier, fixed.shift))
+    return FixedPoint(multiplier, shift, fixed.bits)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.artifacts import digest_array
 from quantpipe.types import (
+    MULTIPLIER_BITS,
     Accumulate,
     Average,
     Contract,
@@ -174,7 +175,8 @@ def _requantize(r: Requantize) -> dict[str, Any]:
 
 
 def _fixed(fixed: FixedPoint) -> dict[str, Any]:
-    return {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist()}
+    fewer = {} if fixed.bits == MULTIPLIER_BITS else {"multiplier_bits": fixed.bits}
+    return {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist(), **fewer}
 
 
 def _term(term: Term) -> dict[str, Any]:

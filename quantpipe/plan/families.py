@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from quantpipe.plan.device import plan_device
 from quantpipe.plan.functions import plan_contract, plan_lookup
 from quantpipe.plan.pairs import saturating_pairs
 from quantpipe.plan.programs import plan_program
-from quantpipe.plan.requantize import limits, requantize, shared_among, steps_of
+from quantpipe.plan.requantize import limits, real_of, refuse_wide_products, requantize, shared_among, steps_of
 from quantpipe.plan.rescales import rescales_of
 from quantpipe.plan.sums import plan_sum
 from quantpipe.types import (
@@ -55,18 +56,12 @@ def _accumulate(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulat
         bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most
     limit = limit_of(builder, kernel.node, bound)
     builder.bounds[kernel.output] = bounded(bound, limit)
-    if bound > DType.INT32.qmax and builder.narrowing(kernel).kind is RequantizeKind.FIXED_POINT and limit is None:
-        raise HardwareError(
-            f"its sums may reach {bound}; a fixed-point multiplication takes int32 sums: give its inputs or weights "
-            "fewer bits",
-            stage="plan",
-            where=kernel.node,
-        )
     output = None
     if kernel.form is Form.RAW:
         builder.raw[kernel.output] = acc_scale
     else:
         output = requantize(builder, kernel, exact_scale, builder.quantizers[kernel.output])
+        refuse_wide_products(kernel, output, bound if limit is None else limit.qmax)
     return Accumulate(kernel.node, weight.tensor, bias, acc_scale, bound, output, limit, pairs)
 
 
@@ -79,11 +74,10 @@ def _product(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
     out = builder.quantizers[kernel.output]
     bound = builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
     refuse_overflow(builder, kernel.node, bound)
-    return Product(
-        kernel.node,
-        bound,
-        requantize(builder, kernel, np.asarray(np.float64(a.scale) * np.float64(b.scale)), out, zero_first=True),
-    )
+    scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
+    output = requantize(builder, kernel, scale, out, zero_first=True)
+    refuse_wide_products(kernel, output, bound)
+    return Product(kernel.node, bound, output)
 
 
 def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
@@ -93,12 +87,17 @@ def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
     refuse_overflow(builder, kernel.node, bound)
     how = builder.narrowing(kernel)
     if how.kind is RequantizeKind.FIXED_POINT and rule.mean is not mean_of_window:
-        output = shared_among(requantize(builder, kernel, np.asarray(data.scale, np.float64), out), count)
+        share = shared_among(builder, kernel, np.float64(data.scale) / np.float64(out.scale), count)
+        output = requantize(builder, kernel, np.asarray(data.scale, np.float64), out)
+        output = replace(output, fixed=share, multiplier=real_of(share))
+        refuse_wide_products(kernel, output, bound)
         return Average(kernel.node, count, bound, output)
     if how.kind is not RequantizeKind.FLOAT_MULTIPLIER:
         part = np.float64(np.float32(1 / count)) if how.kind is RequantizeKind.FIXED_POINT else 1 / count
         scale = np.asarray(data.scale, np.float64) * part
-        return Average(kernel.node, count, bound, requantize(builder, kernel, scale, out))
+        output = requantize(builder, kernel, scale, out)
+        refuse_wide_products(kernel, output, bound)
+        return Average(kernel.node, count, bound, output)
     multiplier = np.asarray(rule.mean(np.float32(data.scale), np.float32(out.scale), count), np.float32)
     low, high = limits(kernel, out)
     output = Requantize(how.kind, multiplier, 0, out.zero_point, low, high, bool(how.zero_first), how.rounding)

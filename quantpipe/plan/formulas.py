@@ -19,7 +19,15 @@ from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.plan.programs import exponentials as ex
-from quantpipe.types import FixedRounding, FunctionKind, Quantizer, RequantizeKind, RequantizeSpec, Rounding
+from quantpipe.types import (
+    MULTIPLIER_BITS,
+    FixedRounding,
+    FunctionKind,
+    Quantizer,
+    RequantizeKind,
+    RequantizeSpec,
+    Rounding,
+)
 
 Ints = NDArray[np.int64]
 
@@ -73,7 +81,9 @@ class Formula:
 
     def times(self, values: Ints, real: float) -> Ints:
         """Return integers times a fixed-point number, plus the result's zero point, bounded."""
-        fixed, rounding = intmath.quantize_multipliers(np.asarray(real)), self.requantize.rounding
+        multiplier, shift = intmath.quantize_multipliers(np.asarray(real))
+        bits, rounding = self.requantize.multiplier_bits, self.requantize.rounding
+        fixed = intmath.narrow_multiplier(multiplier, bits) << (MULTIPLIER_BITS - bits), shift
         mode: Literal["double", "single"] = "single" if rounding is FixedRounding.SINGLE else "double"
         return intmath.requantize_fixed_point(
             values, fixed, self.out.zero_point, qmin=self.low, qmax=self.high, rounding=mode

@@ -10,8 +10,8 @@ from quantpipe.plan.bounds import refuse_overflow
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.formulas import FORMULAS, OF_BYTES, Formula
 from quantpipe.plan.programs.interpolation import interpolated_table
-from quantpipe.plan.requantize import limits, requantize
-from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer, RequantizeKind
+from quantpipe.plan.requantize import limits, refuse_wide_products, requantize
+from quantpipe.types import Contract, DType, Form, FunctionKind, Isa, Kernel, Lookup, Quantizer
 
 MOST_WIDE = 1 << 52
 """Sums of 16-bit products stay below, so that float64 holds them in any order."""
@@ -37,8 +37,6 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
     refuse_overflow(builder, kernel.node, bound)
     if bound > (MOST_WIDE if wide else DType.INT32.qmax):
         raise _refused(kernel, f"its sums may reach {bound}, its kernels add in {'float64' if wide else 'int32'}")
-    if bound > DType.INT32.qmax and builder.narrowing(kernel).kind is RequantizeKind.FIXED_POINT:
-        raise _refused(kernel, f"its sums may reach {bound}, and a fixed-point multiplication takes int32 sums")
     builder.bounds[kernel.output] = bound
     exact_scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
     acc_scale = np.asarray(exact_scale, np.float32)
@@ -46,6 +44,7 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
         builder.raw[kernel.output] = acc_scale
         return Contract(kernel.node, acc_scale, bound, None)
     output = requantize(builder, kernel, exact_scale, builder.quantizers[kernel.output])
+    refuse_wide_products(kernel, output, bound)
     return Contract(kernel.node, acc_scale, bound, output)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,16 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.errors import HardwareError
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.types import FixedPoint, Kernel, Quantizer, Requantize, RequantizeKind
+from quantpipe.types import (
+    MULTIPLIER_BITS,
+    DType,
+    FixedPoint,
+    FixedRounding,
+    Kernel,
+    Quantizer,
+    Requantize,
+    RequantizeKind,
+)
 
 
 def requantize(
@@ -73,20 +81,62 @@ def fixed_point(builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64])
     """
     multiplier, shift = intmath.quantize_multipliers(real)
     _check_shift(builder, kernel, int(np.max(-shift)))
-    return FixedPoint(multiplier, shift)
+    return narrowed(builder, kernel, FixedPoint(multiplier, shift))
 
 
-def shared_among(output: Requantize, count: int) -> Requantize:
-    """Return a fixed-point narrowing of sums of `count` elements, from that of a single one.
+def narrowed(builder: PlanBuilder, kernel: Kernel, fixed: FixedPoint) -> FixedPoint:
+    """Return a multiplier of 31 bits with as many as the device's has."""
+    how = builder.narrowing(kernel)
+    bits = how.multiplier_bits
+    if bits == MULTIPLIER_BITS:
+        return fixed
+    multiplier, rest = intmath.narrow_multiplier(fixed.multiplier, bits), MULTIPLIER_BITS - bits
+    if how.rounding is FixedRounding.DOUBLE or int(np.max(fixed.shift)) >= bits:  # nothing would be shifted right
+        return FixedPoint(multiplier << rest, fixed.shift, bits)
+    return FixedPoint(multiplier, fixed.shift + rest, bits)
+
+
+def refuse_wide_products(kernel: Kernel, output: Requantize | None, bound: int) -> None:
+    """Refuse sums that cannot be multiplied by the device's fixed-point numbers in 64 bits.
+
+    Args:
+        kernel: the kernel.
+        output: how its sums are narrowed; None: they are handed on.
+        bound: how large they can be.
+
+    Raises:
+        HardwareError: for sums beyond int32 that are rounded twice, or whose product does not fit int64.
+    """
+    if output is None or output.fixed is None or bound <= DType.INT32.qmax:
+        return
+    double = output.rounding is FixedRounding.DOUBLE
+    room = 62 - int(np.max(output.fixed.multiplier)).bit_length()
+    if double or bound.bit_length() > room:
+        legal = "int32 sums" if double else f"sums of {room} bits"
+        raise HardwareError(
+            f"its sums may reach {bound}; its fixed-point multiplication takes {legal}: give its inputs or weights "
+            "fewer bits",
+            stage="plan",
+            where=kernel.node,
+        )
+
+
+def shared_among(builder: PlanBuilder, kernel: Kernel, real: np.float64, count: int) -> FixedPoint:
+    """Return the multiplier of sums of `count` elements, from that of a single one.
 
     TFLite's MEAN divides the multiplier, which it first shifts left by as many bits as the count has, and drops the
     rest: M' = floor(M · 2^b / n), b = floor(log2 n).
+
+    Args:
+        builder: the plan in the making.
+        kernel: the average.
+        real: the multiplier of one element.
+        count: how many elements are averaged.
     """
-    assert output.fixed is not None  # noqa: S101  (of this kind alone; narrows the type)
-    multiplier, shift = int(output.fixed.multiplier), int(output.fixed.shift)
+    multiplier, shift = intmath.quantize_multiplier(float(real))
     bits = min(count.bit_length() - 1, 31 + shift)
     fixed = FixedPoint(np.asarray((multiplier << bits) // count, np.int64), np.asarray(shift - bits, np.int64))
-    return replace(output, fixed=fixed, multiplier=real_of(fixed))
+    return narrowed(builder, kernel, fixed)
 
 
 def real_of(fixed: FixedPoint) -> NDArray[np.float32]:

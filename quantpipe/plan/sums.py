@@ -63,7 +63,7 @@ def _fixed(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     scales = [builder.scale(o.tensor, o.form).astype(np.float64) for o in kernel.operands]
     # An accumulator's values are those of a stored tensor some bits wider: the result's scale stands for it.
     stored = [builder.quantizers[o.tensor] if o.form is Form.QUANTIZED else out for o in kernel.operands]
-    left = LEFT_16 if max(q.bits for q in stored) > 8 else LEFT_8
+    left = LEFT_16 if max(q.dtype.bits for q in stored) > 8 else LEFT_8
     twice = 2.0 * max(float(q.scale) for q in stored)
     terms = []
     for o, scale, sign in zip(kernel.operands, scales, signs, strict=True):

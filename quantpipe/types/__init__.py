@@ -28,6 +28,7 @@ from quantpipe.types.explained import (
     UnmeasuredRow,
 )
 from quantpipe.types.hardware import (
+    MULTIPLIER_BITS,
     Accumulator,
     ActivationLimits,
     AddInputs,
@@ -147,6 +148,7 @@ from quantpipe.types.tables import RowTable, TableLayout, TableLimits, TableNumb
 from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, Topology, WeightSite
 
 __all__ = [
+    "MULTIPLIER_BITS",
     "Accumulate",
     "Accumulator",
     "AccumulatorRow",

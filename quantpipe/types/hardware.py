@@ -147,18 +147,24 @@ class Overflow(StrEnum):
     NEVER = "never"
 
 
+MULTIPLIER_BITS = 31
+"""Bits of a fixed-point multiplier, where a file says nothing else."""
+
+
 @dataclass(frozen=True)
 class RequantizeSpec:
     """State how a device, or one of its kernels, narrows an accumulator.
 
     `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`. `zero_first`: whether a float multiplier
-    adds the zero point before it rounds; None: as onnxruntime's kernel of the op does.
+    adds the zero point before it rounds; None: as onnxruntime's kernel of the op does. `multiplier_bits`: of a
+    fixed-point multiplier, which has no sign.
     """
 
     kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
     max_shift: int = 31
     rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
     zero_first: bool | None = None
+    multiplier_bits: int = MULTIPLIER_BITS
 
     @property
     def is_kernel_arithmetic(self) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import Accumulator, FixedRounding, FunctionKind, RequantizeKind, Rounding
+from quantpipe.types.hardware import MULTIPLIER_BITS, Accumulator, FixedRounding, FunctionKind, RequantizeKind, Rounding
 from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.tables import RowTable
@@ -138,11 +138,13 @@ class WeightTensor:
 class FixedPoint:
     """Hold a real multiplier as integers: `multiplier` · 2^(`shift` - 31).
 
-    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31), of averages in [2^29, 2^31).
+    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31), of averages in [2^29, 2^31). One of
+    fewer `bits` has those alone where the product is rounded once and shifted right, else zeros behind them.
     """
 
     multiplier: NDArray[np.int64]
     shift: NDArray[np.int64]
+    bits: int = MULTIPLIER_BITS
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,7 @@ class Addition(Written):
                 out, _ = self.numbers.grid(self.plan["result"]["tensor"])
                 single = np.float64(np.float32(own) / np.float32(out))
                 real = np.rint(single * np.exp2(np.rint(np.log2(np.float64(out) / common))))
-            expect_fixed(term, real, self.node)
+            expect_fixed({**term, "rounding": self.plan["requantize"]["rounding"]}, real, self.node)
             return
         shift = math.log2(float(own)) - math.log2(float(common))
         expect(

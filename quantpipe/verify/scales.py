@@ -51,7 +51,7 @@ def expect_fixed(numbers: Mapping[str, Any], real: Array, where: str) -> None:
     Raises:
         Wrong: where that is not so.
     """
-    pairs = [fixed_point(float(v)) for v in np.asarray(real, np.float64).reshape(-1)]
+    pairs = fewer_bits([fixed_point(float(v)) for v in np.asarray(real, np.float64).reshape(-1)], numbers)
     for key, found in (("q31", [m for m, _ in pairs]), ("left_shift", [s for _, s in pairs])):
         expect(column(numbers[key]).reshape(-1).tolist() == found, where, f"its {key} is not what its scales give")
     stands_for = np.array([m * 2.0 ** (s - 31) for m, s in pairs], np.float32)
@@ -75,7 +75,7 @@ def expect_shared(numbers: Mapping[str, Any], real: float, count: int, where: st
     """
     q31, shift = fixed_point(real)
     bits = min(math.frexp(count)[1] - 1, 31 + shift)
-    own = ((q31 << bits) // count, shift - bits)
+    (own,) = fewer_bits([((q31 << bits) // count, shift - bits)], numbers)
     claimed = (int(numbers["q31"]), int(numbers["left_shift"]))
     expect(claimed == own, where, f"its multiplier is {claimed}, its scales and {count} elements give {own}")
     expect_same(numbers["multiplier"], np.float32(own[0] * 2.0 ** (own[1] - 31)), where, "multiplier")
@@ -92,6 +92,20 @@ def fixed_point(real: float) -> tuple[int, int]:
     if q31 == 1 << 31:
         q31, shift = q31 >> 1, shift + 1
     return (q31, shift) if shift >= -31 else (0, 0)
+
+
+def fewer_bits(pairs: list[tuple[int, int]], numbers: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return multipliers of as many bits as an entry of plan.json says, halves up, at most all ones.
+
+    Products that are rounded once, and then shifted right, keep these bits alone; else zeros stand in place of the
+    others.
+    """
+    bits = int(numbers.get("multiplier_bits", 31))
+    drop = 31 - bits
+    short = [min((q31 + (1 << drop >> 1)) >> drop, (1 << bits) - 1) for q31, _ in pairs]
+    if numbers["rounding"] == "double" or max(shift for _, shift in pairs) >= bits:
+        return [(m << drop, shift) for m, (_, shift) in zip(short, pairs, strict=True)]
+    return [(m, shift + drop) for m, (_, shift) in zip(short, pairs, strict=True)]
 
 
 def expect_same(claimed: Any, found: Any, where: str, what: str) -> None:

@@ -84,6 +84,8 @@ BAD = {
     "flag": ("vta", "activations/symmetric", "no", "activations.symmetric is 'no'; legal are true and false"),
     "condition value": ("vta", "ops/Conv/0/when", {"pad_max": "wide"}, "ops.Conv.when.pad_max is 'wide', which means"),
     "max_shift": ("vta", "requantize/max_shift", "many", "requantize.max_shift is 'many'; it needs positive numbers"),
+    "multiplier": ("cmsis_nn", "requantize/multiplier_bits", 32, "requantize.multiplier_bits is 32; legal are 2 to 31"),
+    "no multiplier": ("vta", "requantize/multiplier_bits", 8, "requantize.multiplier_bits is of fixed_point alone"),
     "rate of what": ("vta", "cost/macs_per_cycle", {"int9": 1, "float32": 1}, "cost.macs_per_cycle is 'int9' (did you"),
     "block": ("vta", "cost/channel_block", 0, "cost.channel_block is 0; it needs positive numbers from 1"),
     "bias in float": ("vta", "bias", "float32", "; legal are int8, int16, int32"),

@@ -13,6 +13,7 @@ from intmath_oracle import rounded
 from quantpipe.errors import DataError, HardwareError
 from quantpipe.intmath import (
     Rounding,
+    narrow_multiplier,
     quantize_multiplier,
     requantize_fixed_point,
     requantize_float,
@@ -95,6 +96,18 @@ def test_single_rounding_rounds_once_half_up(acc: int, m: int, shift: int, zero:
         int(requantize_fixed_point(acc, (m, shift), zero, qmin=LEAST_WIDE, qmax=GREATEST_WIDE, rounding="single"))
         == expected
     )
+
+
+@given(st.integers(2**29, GREATEST), st.integers(2, 31))
+def test_fewer_bits_of_a_multiplier_are_its_nearest(m: int, bits: int) -> None:
+    exact = rounded(Fraction(m, 2 ** (31 - bits)), Rounding.HALF_UP)
+    assert int(narrow_multiplier(m, bits)) == min(exact, 2**bits - 1)
+
+
+def test_fifteen_bits_are_those_of_tensorflow_lite() -> None:
+    """MultiplyByQuantizedMultiplier of 64-bit sums in kernels/internal/common.h."""
+    for m in (2**30, 0x7FFEFFFF, 0x7FFF0000, 0x7FFF7FFF, 0x7FFF8000, GREATEST):
+        assert int(narrow_multiplier(m, 15)) == (0x7FFF if m >= 0x7FFF0000 else (m + (1 << 15)) >> 16)
 
 
 @given(st.floats(2**-31, 2**29))

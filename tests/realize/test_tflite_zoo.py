@@ -12,10 +12,14 @@ pytestmark = [requires_zoo, pytest.mark.slow]
 needs_litert = _litert
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["integer ends", "real ends"])
+@pytest.mark.parametrize(
+    ("device", "whole"),
+    [("tflite_int8", True), ("tflite_int8", False), ("tflite_16x8", True)],
+    ids=["int8, integer ends", "int8, real ends", "16x8"],
+)
 @pytest.mark.parametrize("name", [*MODELS, "imagenet_efficientnet_lite0"])
-def test_every_stored_tensor(name: str, whole: bool) -> None:
-    made = line_of(name, "tflite_int8")
+def test_every_stored_tensor(name: str, device: str, whole: bool) -> None:
+    made = line_of(name, device)
     count, written = differing(made, made.plan(), whole=whole)
     assert count.elements and count.differing == 0, f"{count.differing} of {count.elements}, {count.first}"
     assert written.transposes == 0

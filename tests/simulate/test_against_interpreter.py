@@ -73,6 +73,14 @@ ROUNDINGS = {
     "tflite double": ("tflite_int8", {}),
     "cmsis single": ("cmsis_nn", {}),
     "whole multipliers": ("tflite_xnnpack", {}),
+    "sums of 64 bits": ("tflite_16x8", {}),
+    **{
+        f"multiplier of {bits} bits {how}": (
+            "cmsis_nn",
+            {"requantize": {"kind": "fixed_point", "rounding": how, "multiplier_bits": bits}},
+        )
+        for how, bits in (("double", 10), ("single", 15), ("single_away", 7))
+    },
     **{
         f"multiplier {how}": ("ort_cpu", {"requantize": {"kind": "float_multiplier", "rounding": how}})
         for how in ("half_up", "half_away", "floor")

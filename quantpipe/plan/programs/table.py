@@ -18,7 +18,7 @@ from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
-from quantpipe.plan.requantize import requantize
+from quantpipe.plan.requantize import refuse_wide_products, requantize
 from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, Scales
 
 MEAN_BITS = 12
@@ -48,6 +48,7 @@ def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     result, scale = PROGRAMS[kernel.op, kind](builder, kernel, writer)
     out = builder.quantizers[kernel.output]
     output = None if scale is None else requantize(builder, kernel, np.asarray(scale, np.float64), out)
+    refuse_wide_products(kernel, output, max(-result.low, result.high))
     own = np.asarray(out.scale if scale is None else scale, np.float32)
     return Program(kernel.node, kind, len(read), tuple(writer.steps), own, result.peak, output)
 

@@ -20,6 +20,14 @@ TABLED: Mapping[str, str] = {"Sigmoid": "LOGISTIC", "Tanh": "TANH"}
 """Functions that TFLite's int8 kernels look up in a table of their own."""
 GRIDS: Mapping[str, tuple[float, int]] = {"Sigmoid": (1 / 256, -128), "Softmax": (1 / 256, -128), "Tanh": (1 / 128, 0)}
 """What those kernels store their results in: scale and zero point."""
+GRID_16 = (1 / 32768, 0)
+"""The same of 16 bits."""
+OWN_16: Mapping[tuple[str, FunctionKind], tuple[str, str | None]] = {
+    ("Sigmoid", FunctionKind.TFLITE): ("LOGISTIC", None),
+    ("Tanh", FunctionKind.TFLITE): ("TANH", None),
+    ("LeakyRelu", FunctionKind.TFLITE): ("LEAKY_RELU", "LeakyReluOptions"),
+}
+"""Functions of 16 bits, by how the device forms them -> the operator that does it so, and the table of its options."""
 
 
 def aligned(walk: Walk, operand: Operand, order: Order) -> int:
@@ -56,11 +64,12 @@ def addition(walk: Walk, node: Node, kernel: Kernel) -> None:
     if plan.output is None or any(t.form is not Form.QUANTIZED for t in plan.terms):
         raise walk.refused("an accumulator goes into its sum or out of it; legal is add_inputs: both")
     op, kind = ADDITIONS[node.op]
+    general = {"potScaleInt16": False}  # of 16 bits: scales need not be powers of two
     order = walk.common_order(kernel, kernel.output)
     inputs = [aligned(walk, o, order) for o in kernel.operands]
 
     def write(result: int, activation: int) -> None:
-        walk.file.operator(op, inputs, [result], 2, kind=kind, fusedActivationFunction=activation)
+        walk.file.operator(op, inputs, [result], 2, kind=kind, fusedActivationFunction=activation, **general)
 
     clamped(walk, kernel, plan.output, order, write=write)
 
@@ -113,7 +122,7 @@ def extreme(walk: Walk, node: Node, kernel: Kernel) -> None:
 
 
 def function(walk: Walk, node: Node, kernel: Kernel) -> None:
-    """Write a function of one tensor: TFLite's own operator where it has the same table, else a lookup in a constant.
+    """Write a function of one tensor: TFLite's own operator where it gives the same, else a lookup in a constant.
 
     The lookup is CAST to int32, ADD, and GATHER in the table: a few times slower, and exact for any function.
     """
@@ -124,11 +133,12 @@ def function(walk: Walk, node: Node, kernel: Kernel) -> None:
     value = walk.operand(kernel.operands[0], order)
     result = walk.make(kernel.output, order)
     walk.keep(kernel.output, Form.QUANTIZED, order, result)
+    if data.dtype.bits > 8:
+        _of_16(walk, node, plan, value=value, result=result)
+        return
     if _is_own(node.op, plan, data, out):
         walk.file.operator(TABLED[node.op], [value], [result], 2)
         return
-    if data.dtype.bits > 8:
-        raise walk.refused("its table has 65536 entries; legal are functions of 8-bit integers")
     shape, name = walk.file.shape(value), kernel.node
     rows, codes = plan.table.shape
     first = np.asarray(-data.dtype.qmin, np.int32).reshape([1] * len(shape))
@@ -145,15 +155,36 @@ def function(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.file.operator("GATHER", [table, index], [result], 2, kind="GatherOptions", axis=0)
 
 
+def _of_16(walk: Walk, node: Node, plan: Lookup, *, value: int, result: int) -> None:
+    """Write a function of 16-bit integers by the operator that forms it as the device does, with its bounds behind."""
+    own, out = OWN_16.get((node.op, plan.kind)), walk.plan.quantizers[node.outputs[0]]
+    if own is None:
+        known = ", ".join(op for op, _ in OWN_16)
+        raise walk.refused(f"its table has 65536 entries; legal are functions of 8 bits, and of 16 bits {known}")
+    op, kind = own
+    if kind is None and not is_at(out, *GRID_16):
+        raise walk.refused(f"its result must be stored at the scale 1/32768 and zero point 0, not {float(out.scale):g}")
+    options = {"alpha": float(node.attr("alpha", 0.01))} if kind is not None else {}
+    steps = bounds(out, plan.low, plan.high)
+    first = walk.temporary(f"{out.tensor} (wide)", walk.file.shape(result), out.tensor) if steps else result
+    walk.file.operator(op, [value], [first], 2, kind=kind, **options)
+    limited(walk, out.tensor, first, result, steps=steps)
+
+
+def is_at(q: Quantizer, scale: float, zero: int) -> bool:
+    """Return whether a tensor is stored at a scale and zero point."""
+    return np.float32(q.scale) == np.float32(scale) and q.zero_point == zero
+
+
 def softmax(walk: Walk, node: Node, kernel: Kernel) -> None:
     """Write a Softmax that the device forms in fixed point, as TFLite does; its rows lie along the last axis."""
     plan = walk.plan.kernels[kernel.node]
     if not isinstance(plan, Program) or plan.kind is not FunctionKind.TFLITE:
         raise walk.refused("legal is a Softmax formed as TFLite does (functions: {Softmax: tflite})")
     out = walk.plan.quantizers[kernel.output]
-    scale, zero = GRIDS["Softmax"]
-    if np.float32(out.scale) != np.float32(scale) or out.zero_point != zero:
-        raise walk.refused(f"its result must be stored at the scale 1/256 and zero point {zero}")
+    scale, zero = GRIDS["Softmax"] if out.dtype.bits == 8 else GRID_16
+    if not is_at(out, scale, zero):
+        raise walk.refused(f"its result must be stored at the scale 1/{1 / scale:g} and zero point {zero}")
     rank = len(walk.graph.shapes[kernel.output])
     axis = node.attr("axis", -1) % rank
     found = [o for o in walk.orders(kernel.operands[0].tensor) if o[-1] == axis]
@@ -167,8 +198,7 @@ def _is_own(op: str, plan: Lookup, data: Quantizer, out: Quantizer) -> bool:
     """Whether TFLite's operator looks up the same table."""
     if op not in TABLED or data.dtype is not DType.INT8 or plan.axis is not None:
         return False
-    scale, zero = GRIDS[op]
-    if np.float32(out.scale) != np.float32(scale) or out.zero_point != zero:
+    if not is_at(out, *GRIDS[op]):
         return False
     return np.array_equal(plan.table[0], _own_table(op, data, out))
 

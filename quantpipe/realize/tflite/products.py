@@ -14,7 +14,7 @@ from quantpipe.realize.tflite.container import Grid
 from quantpipe.realize.tflite.layout import channels_last, plain
 from quantpipe.realize.tflite.walk import Walk, Writer
 from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
-from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Requantize, WeightTensor
+from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Quantizer, Requantize, WeightTensor
 
 
 def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
@@ -107,13 +107,17 @@ def _bias(walk: Walk, kernel: Kernel, weight: WeightTensor) -> int:
     """The bias at the scale of the products."""
     plan = walk.plan.kernels[kernel.node]
     assert isinstance(plan, Accumulate)  # noqa: S101
-    wide = walk.plan.quantizers[kernel.operands[0].tensor].dtype.bits > 8
-    dtype = DType.INT64 if wide else DType.INT32
+    dtype = _bias_type(walk.plan.quantizers[kernel.operands[0].tensor])
     channels = weight.values.shape[walk.topology.weight_of[weight.tensor].channel_axis]
     given = np.zeros(1, np.int64) if plan.bias is None else plan.bias.reshape(-1)  # convolutions need one
     values = np.broadcast_to(given, (channels,)).astype(dtype.numpy)
     name = kernel.bias or f"{kernel.node}/bias"
     return walk.file.constant(name, values, dtype, Grid(np.asarray(plan.acc_scale, np.float32), 0, 0))
+
+
+def _bias_type(data: Quantizer) -> DType:
+    """The type of biases: that of the sums."""
+    return DType.INT64 if data.dtype.bits > 8 else DType.INT32
 
 
 def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
@@ -229,9 +233,8 @@ def average(walk: Walk, node: Node, kernel: Kernel) -> None:
     value, padding = padded(walk, window, as_map(walk, value, source), q, fill=q.zero_point)
     scale = np.full(channels, np.float32(1 / plan.count), np.float32)
     ones = np.ones((1, *window.kernel, channels), np.int8)
-    none = walk.file.constant(
-        f"{node.name}/bias", np.zeros(channels, np.int32), DType.INT32, Grid(np.float32(q.scale) * scale, 0, 0)
-    )
+    dtype, grid = _bias_type(q), Grid(np.float32(q.scale) * scale, 0, 0)
+    none = walk.file.constant(f"{node.name}/bias", np.zeros(channels, dtype.numpy), dtype, grid)
     weights = walk.file.constant(f"{node.name}/ones", ones, DType.INT8, Grid(scale, 0, 3))
     options = window.options(padding) | _dilated(window) | {"depthMultiplier": 1, "kind": "DepthwiseConv2DOptions"}
 
