@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.counting import Counter
+from quantpipe.graph.view import Graph
 from quantpipe.intmath import requantize_fixed_point
 from quantpipe.lowering import Rendered
 from quantpipe.realize.tflite import litert
@@ -23,7 +27,7 @@ from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner, tol
 from quantpipe.realize.tflite.write import Written, write_model
 from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
-from tests.ops.line import Line, Net, hardware, line
+from tests.ops.line import Line, Net, hardware, line, load, normal_samples
 from tests.ops.test_every_op import line_of
 
 
@@ -119,6 +123,24 @@ def test_sums_beyond_int32_are_held() -> None:
             exact = Fraction(acc * m) * Fraction(2) ** (shift - 31) + Fraction(1, 2)
             wanted = min(max(exact.numerator // exact.denominator, q.qmin), q.qmax)
             assert int(found["deep_out"].reshape(4, 4)[sample, channel]) == wanted
+
+
+@cache
+def detector() -> Graph:
+    """The embedded detector: a backbone, nearest resizing, heads of two strides, boxes from a Softmax over bins."""
+    return load(onnx.load(str(files("quantpipe.assets") / "digits_detect.onnx")))
+
+
+@pytest.mark.sliced(2)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_detector(device: str) -> None:
+    graph = detector()
+    made = line(graph, device, samples=normal_samples(graph, 2))
+    count, written = differing(made, made.plan())
+    assert count.elements > 100_000 and count.differing == 0, count.first
+    assert {"RESIZE_NEAREST_NEIGHBOR", "LOGISTIC", "SOFTMAX", "CONCATENATION"} <= set(written.operators)
+    # Both heads are read as rows of channels, which no layout of maps gives, and so is the Softmax over bins.
+    assert written.transposes == written.operators["TRANSPOSE"] == 5
 
 
 def small(seed: int = 3) -> Net:

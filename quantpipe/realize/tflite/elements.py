@@ -12,7 +12,20 @@ from quantpipe.graph.view import Node
 from quantpipe.realize.tflite.clamps import ALONE, bounds, clamped, fused, limited
 from quantpipe.realize.tflite.layout import Order, laid, place, plain, turned
 from quantpipe.realize.tflite.walk import Walk, Writer, bounds_of
-from quantpipe.types import DType, Form, FunctionKind, Kernel, Lookup, Move, Operand, Product, Program, Quantizer, Sum
+from quantpipe.types import (
+    DType,
+    Form,
+    FunctionKind,
+    Kernel,
+    Lookup,
+    Move,
+    Operand,
+    Product,
+    Program,
+    Quantizer,
+    RequantizeKind,
+    Sum,
+)
 
 ADDITIONS: Mapping[str, tuple[str, str]] = {"Add": ("ADD", "AddOptions"), "Sub": ("SUB", "SubOptions")}
 EXTREMES: Mapping[str, str] = {"Max": "MAXIMUM", "Min": "MINIMUM"}
@@ -80,11 +93,21 @@ def product(walk: Walk, node: Node, kernel: Kernel) -> None:
     assert isinstance(plan, Product)  # noqa: S101
     order = walk.common_order(kernel, kernel.output)
     inputs = [aligned(walk, o, order) for o in kernel.operands]
+    if inputs[0] == inputs[1] and plan.output.kind is RequantizeKind.FLOAT_MULTIPLIER:
+        inputs[1] = _renamed(walk, inputs[0], kernel.operands[0].tensor, order)
 
     def write(result: int, activation: int) -> None:
         walk.file.operator("MUL", inputs, [result], 2, kind="MulOptions", fusedActivationFunction=activation)
 
     clamped(walk, kernel, plan.output, order, write=write)
+
+
+def _renamed(walk: Walk, value: int, tensor: str, order: Order) -> int:
+    """The same values as another tensor: of a product of one tensor with itself XNNPACK makes a square in float32."""
+    shape = walk.file.shape(value)
+    result = walk.temporary(f"{walk.file.name(value)} (again)", shape, tensor)
+    walk.reshape(value, result, shape, order)
+    return result
 
 
 def clamp(walk: Walk, node: Node, kernel: Kernel) -> None:
