@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,17 @@ def resume_command(hydra_config: HydraConf, folder: Path) -> str:
     return shlex.join([*program(), *overrides, f"hydra.run.dir={_quoted(str(folder))}"])
 
 
-def changed_keys(hydra_config: HydraConf, groups: Sequence[str]) -> dict[str, str]:
-    """Return the keys that were changed on the command line, with their values as they were given.
+def changed_keys(hydra_config: HydraConf) -> dict[str, str]:
+    """Return the keys that were changed on the command line, with their values as they were given, and groups' options.
 
     Args:
         hydra_config: What Hydra knows of the run.
-        groups: Names of the groups, whose options are not among them.
     """
     pairs = (text.lstrip("+").partition("=") for text in overrides_of(hydra_config) if not text.startswith("~"))
     return {
         key: without_passwords(shown(value))
         for key, _, value in pairs
-        if key not in (*groups, "model.path") and not key.startswith(("hydra.", "hydra/"))
+        if key != "model.path" and not key.startswith(("hydra.", "hydra/"))
     }
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.core_plugins.importlib_resources_config_source import ImportlibResourcesConfigSource
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
@@ -30,16 +29,21 @@ MOST_DEPTH = 50
 
 
 def check_config_files() -> None:
-    """Put the check in front of Hydra's reader of files."""
+    """Put the check in front of Hydra's reader of files.
+
+    The readers have the names of Hydra's own: the process of a launcher gets the registry and scans for Hydra's own
+    once more, which then gives way to what is there by its name, and is an error under any other.
+    """
     Plugins.instance()  # its scan would put Hydra's own reader in the place of ours
-    for source in (_CheckedFiles, _PackageFiles):
+    for source in (FileConfigSource, ImportlibResourcesConfigSource):
         SourcesRegistry.instance().types[source.scheme()] = source
 
 
-class _CheckedFiles(FileConfigSource):
+class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's reader of files, behind the check."""
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return a file's content; ConfigError for one that is no mapping, or too large."""
         file = Path(self.path) / self._normalize_file_name(config_path)
         if file.is_file():
             check_file(file)
@@ -51,10 +55,11 @@ class _CheckedFiles(FileConfigSource):
             raise _refused(file, " ".join(str(error).split())[:300]) from error
 
 
-class _PackageFiles(ImportlibResourcesConfigSource):
+class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
     """Hydra's reader of files in packages (plug-ins)."""
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return a file's content."""
         return _whole(super().load_config(config_path), config_path, None)
 
 

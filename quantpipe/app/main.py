@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from quantpipe.app.loader import install
 from quantpipe.app.mainlog import LOG, ended
 from quantpipe.app.outlets import guard
 from quantpipe.app.settings import GROUPS, build_settings
-from quantpipe.app.sweep import end_sweep
+from quantpipe.app.sweep import end_sweep, sweep_is_open
 from quantpipe.app.targets import PLUGINS
 from quantpipe.errors import Interrupted, QuantpipeError, TargetError, brief
 from quantpipe.pipeline import open_run, run
@@ -50,6 +51,8 @@ from quantpipe.types import (
     RunReport,
 )
 from quantpipe.verify.__main__ import main as check_certificate
+
+_NAMED_ERROR = re.compile(r"[\w.]+(?:Error|Interrupted|Exception): ")
 
 _exit_codes: list[int] = []
 """Of the commands that answered in this process."""
@@ -96,6 +99,9 @@ def main() -> None:
     except Exception as error:  # Hydra lets through whatever the YAML of a defaults list or an override makes it raise
         if _tasks:
             raise
+        if sweep_is_open():  # a launcher's job ran in another process, and this is what came back of its error
+            say(f"a job of the sweep failed: {_last_line(error)}")
+            raise SystemExit(2) from None
         say(f"the configuration cannot be composed ({type(error).__name__}: {brief(error)})")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
@@ -104,6 +110,12 @@ def main() -> None:
     finally:
         end_sweep()  # of one whose job failed Hydra does not tell
     raise SystemExit(max(_exit_codes, default=0))
+
+
+def _last_line(error: BaseException) -> str:
+    """What an error of another process ends with: before it stands the traceback."""
+    lines = [line for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
+    return next((line for line in reversed(lines) if _NAMED_ERROR.match(line)), lines[-1]).strip()
 
 
 def _verify(arguments: list[str]) -> int:

@@ -139,7 +139,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     sweep = str((cwd / hydra_config.sweep.dir).absolute()) if hydra_config.mode == RunMode.MULTIRUN else None
     known = hydra_config.runtime.choices  # of a group that has a list of options Hydra tells none
     choices = {g: str(known[g]) if g in known else several_options(config, g) for g in GROUPS}
-    changed = changed_keys(hydra_config, GROUPS)
+    changed = changed_keys(hydra_config)
     resume = resume_command(hydra_config, folder)
     file = _hardware_file(choices["hardware"], hydra_config)
     launch = Launch(cwd, folder, choices, resume, sweep, changed, threshold_option, hardware_file=file)

@@ -12,9 +12,10 @@ from quantpipe.app import compare
 from quantpipe.app.console import say
 from quantpipe.errors import QuantpipeError
 from quantpipe.report import compare_note
-from quantpipe.tracking import finish_sweep
+from quantpipe.tracking import RUN_ID, finish_sweep
 from quantpipe.types import CompareReport
 
+BEST = "quantpipe.best_run"
 _open: list[DictConfig] = []
 """The sweep that runs in this process, until its end has been told."""
 
@@ -29,6 +30,11 @@ class SweepEnd(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Compare the jobs, and close the sweep's parent run in MLflow."""
         end_sweep()
+
+
+def sweep_is_open() -> bool:
+    """Return whether a sweep runs whose end has not been told."""
+    return bool(_open)
 
 
 def end_sweep() -> None:
@@ -47,7 +53,8 @@ def end_sweep() -> None:
                     tags, files = _tags(report), [folder / compare.PAGE, folder / compare.DATA]
             except QuantpipeError as error:  # the jobs are done, and what is wrong is with their comparison alone
                 say(f"the jobs could not be compared: {error}", head="warning: ")
-        finish_sweep(folder, OmegaConf.select(config, "tracking.uri"), launch, tags=tags, files=files)
+        uri, best = OmegaConf.select(config, "tracking.uri"), tags.get(BEST)
+        finish_sweep(folder, uri, launch, tags=tags, files=files, best=best if RUN_ID.fullmatch(best or "") else None)
 
 
 def _tags(report: CompareReport) -> dict[str, str]:
@@ -56,5 +63,5 @@ def _tags(report: CompareReport) -> dict[str, str]:
     tags = {"mlflow.note.content": compare_note(report)}
     if best is not None:
         run_id = compare.run_id_of(best["where"])
-        tags |= {"quantpipe.best": best["name"], "quantpipe.best_run": run_id or best["where"]}
+        tags |= {"quantpipe.best": best["name"], BEST: run_id or best["where"]}
     return tags

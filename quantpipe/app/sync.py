@@ -82,4 +82,4 @@ def _changed(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     pairs = (str(text).lstrip("+").partition("=") for text in given or () if "=" in str(text))
-    return {key: value for key, _, value in pairs if "." in key and not key.startswith(("hydra", "model.path"))}
+    return {key: value for key, _, value in pairs if not key.startswith(("hydra", "model.path"))}

@@ -121,16 +121,21 @@ def _names(runs: Sequence[Found], differences: Sequence[DifferenceRow]) -> list[
     """
     known: list[tuple[str, ...]] = [() for _ in runs]
     for row in differences:
-        finer = [(*words, value) for words, value in zip(known, row["values"], strict=True)]
+        finer = [(*words, _word(row["key"], value)) for words, value in zip(known, row["values"], strict=True)]
         if _told_apart(finer, runs) > _told_apart(known, runs):
             known = finer
-    return [" ".join(value for value in words if value != ABSENT) for words in known]
+    return [" ".join(value for value in words if value) for words in known]
+
+
+def _word(key: str, value: str) -> str:
+    """A value by its name, where that says enough."""
+    return "" if value == ABSENT else f"{key}={value}" if value in ("none", "default", "auto", "null") else value
 
 
 def _told_apart(names: Sequence[tuple[str, ...]], runs: Sequence[Found]) -> int:
-    """How many of the runs differ in name, those aside of which little is known."""
+    """How many of the runs differ in name, those aside of which little is known, unless all others are one."""
     whole = [name for name, run in zip(names, runs, strict=True) if run.problem is None]
-    return len(set(whole or names))
+    return len(set(whole if len(whole) > 1 else names))
 
 
 def _run(run: Found, label: str, name: str) -> ComparedRun:

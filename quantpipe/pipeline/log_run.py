@@ -142,9 +142,34 @@ def _findings(report: RunReport) -> dict[str, str]:
 
 
 def _run_name(settings: Settings, choices: Mapping[str, str]) -> str:
-    """What tells runs apart comes first: lists cut a name after some twenty characters."""
+    """What tells runs apart comes first: lists cut a name after some twenty characters.
+
+    Hardware and search are always there; then follow the options and keys that the command line gave, which are all
+    that tells the jobs of a sweep apart, and the model.
+    """
     search = "replay" if settings.command == "replay" else choices.get("search", "")
-    return " ".join(part for part in (settings.spec.name, search, settings.model.stem) if part)
+    given = settings.changed
+    words = [_word(group, given[group]) for group in TOLD if group in given]
+    keys = [f"{key.rpartition('.')[2]}={value}" for key, value in given.items() if _tells(key, value)]
+    return " ".join(part for part in (settings.spec.name, search, *words, *keys, settings.model.stem) if part)
+
+
+TOLD = ("schema", "threshold", "precision", "objective", "recover", "realize", "dataset")
+"""Groups whose options tell runs apart, where they were given."""
+UNTOLD = ("tracking", "executor", "evaluate", "command", "verbosity", "plugins", "strategy", "experiments")
+"""Parts of the configuration whose keys tell no runs apart, or say so elsewhere."""
+LONGEST_VALUE = 16
+
+
+def _word(group: str, option: str) -> str:
+    """An option by its name, where that says enough."""
+    return f"{group}={option}" if option in ("none", "default", "auto") else option
+
+
+def _tells(key: str, value: str) -> bool:
+    top = key.partition(".")[0]
+    is_option = key in (*TOLD, "hardware", "search", "model")
+    return not is_option and top not in UNTOLD and 0 < len(value) <= LONGEST_VALUE
 
 
 def _parameters(settings: Settings, choices: Mapping[str, str]) -> dict[str, object]:
@@ -152,7 +177,7 @@ def _parameters(settings: Settings, choices: Mapping[str, str]) -> dict[str, obj
     idle = ("tracking", "executor", "verbosity")  # they change no result
     replayed = {"search": "replay", "objective": "replay", "threshold": "replay"}
     return {
-        **{f"{key}": value for key, value in settings.changed.items() if key.partition(".")[0] not in idle},
+        **{key: value for key, value in settings.changed.items() if key.partition(".")[0] not in idle},
         **{key: value for key, value in choices.items() if key not in idle},
         "hardware": settings.spec.name,
         "model": settings.model.name,

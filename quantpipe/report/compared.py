@@ -45,39 +45,52 @@ def compared(report: Mapping[str, Any]) -> Group:
     """Return the tables for the terminal; `report` is a `CompareReport`."""
     labelled = any(run["figures"].get("top1") is not None for run in report["runs"])
     shown = ("top1" if labelled else "kl", "realized_bytes", "mean_weight_bits", "latency_ms")
-    heads = {
-        "top1": "accuracy",
-        "kl": "KL",
-        "realized_bytes": "size",
-        "mean_weight_bits": "bits",
-        "latency_ms": "latency",
-    }
     table = Table(title="Comparison", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("what differs", overflow="fold")
     for key in shown:
-        table.add_column(heads[key], justify="right", no_wrap=True)
-    table.add_column("beside the best", overflow="fold")
+        table.add_column(HEADS[key], justify="right", no_wrap=True)
+    table.add_column("vs best", justify="right", no_wrap=True)
+    table.add_column("p", justify="right", no_wrap=True)
     paired = {row["label"]: row for row in report["paired"]}
     for run in report["runs"]:
         best = run["label"] == report["best"]
         cells = [FIGURES[key][1](run["figures"].get(key)) for key in shown]
-        verdict = run["problem"] or ("best" if best else beside(paired.get(run["label"])))
-        missed = run["meets"] is False
-        words = f"{run['name']}{' (misses its objective)' if missed else ''}"
-        table.add_row(run["label"], Text(words), *cells, Text(verdict), style="bold" if best else None)
+        row = paired.get(run["label"])
+        verdict = "no result" if run["problem"] else "best" if best else _short(row) if row else text.DASH
+        label = run["label"] + (MISSES if run["meets"] is False else "")
+        p = _p(row["p_holm"]) if row else ""
+        table.add_row(label, Text(run["name"]), *cells, verdict, p, style="bold" if best else None)
     return Group(table, *(Text(line, style="dim") for line in _below(report)))
+
+
+HEADS = {
+    "top1": "accuracy",
+    "kl": "KL",
+    "realized_bytes": "size",
+    "mean_weight_bits": "bits",
+    "latency_ms": "latency",
+}
+"""Figures of the short tables, in a word."""
+MISSES = "*"
+"""Behind the label of a run that misses its objective."""
+
+
+def _short(row: Mapping[str, Any]) -> str:
+    return f"{row['difference']:+.3g}" if row["only_best"] is None else f"{100 * row['difference']:+.2f}"
+
+
+def _difference(row: Mapping[str, Any]) -> str:
+    if row["only_best"] is None:
+        return f"loss {row['difference']:+.3g}"
+    return f"{100 * row['difference']:+.2f} points"
 
 
 def beside(row: Mapping[str, Any] | None) -> str:
     """Return how a run stands beside the best one, in words."""
     if row is None:
         return text.DASH
-    if row["only_best"] is not None:
-        points = f"{100 * row['difference']:+.2f} points"
-    else:
-        points = f"loss {row['difference']:+.3g}"
-    return f"{points}, {'p ' + _p(row['p_holm'])}{'' if row['p_holm'] < CHANCE else ' (may be chance)'}"
+    return f"{_difference(row)}, {'p ' + _p(row['p_holm'])}{'' if row['p_holm'] < CHANCE else ' (may be chance)'}"
 
 
 def _p(value: float) -> str:
@@ -86,8 +99,14 @@ def _p(value: float) -> str:
 
 def _below(report: Mapping[str, Any]) -> list[str]:
     lines = [f"{run['label']}  {run['where']}" for run in report["runs"]]
+    lines += [f"{run['label']}: {run['problem']}" for run in report["runs"] if run["problem"]]
+    if any(run["meets"] is False for run in report["runs"]):
+        lines.append(f"{MISSES} misses its objective")
     if report["paired"]:
-        lines.append(f"p: {tests_of(report)} on the same {report['paired'][0]['samples']} samples, adjusted (Holm)")
+        unit = "mean loss" if report["paired"][0]["only_best"] is None else "points of accuracy"
+        lines.append(f"vs best: {unit}")
+        samples = f"on the same {report['paired'][0]['samples']} samples, adjusted (Holm)"
+        lines.append(f"p: {tests_of(report)} {samples}; {CHANCE:g} and more may be chance")
     differing, same = len(report["strategy"]), report["same_tensors"]
     if differing:
         lines.append(f"{differing} of {differing + same} choices (bits, structure) differ; the page has them")
@@ -113,8 +132,16 @@ def compare_page(report: CompareReport) -> str:
         if any(run["figures"].get(key) is not None for run in runs)
     ]
     paired: dict[str, PairedRow] = {row["label"]: row for row in report["paired"]}
+    shown = (
+        "top1" if any(run["interval"] for run in runs) else "kl",
+        "realized_bytes",
+        "mean_weight_bits",
+        "latency_ms",
+    )
     return _template().render(
         report=report,
+        main=[(HEADS[key], {run["label"]: FIGURES[key][1](run["figures"].get(key)) for run in runs}) for key in shown],
+        pointed=not report["paired"] or report["paired"][0]["only_best"] is not None,
         rows=rows,
         paired=paired,
         tests=tests_of(report),
@@ -128,7 +155,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"interval": text.interval, "beside": beside, "number": text.number}
+    environment.filters |= {"interval": text.interval, "difference": _short, "number": text.number}
     return environment.get_template("compare.html.j2")
 
 

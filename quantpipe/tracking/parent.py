@@ -66,10 +66,12 @@ def finish_sweep(
     *,
     tags: Mapping[str, str] | None = None,
     files: Sequence[Path] = (),
+    best: str | None = None,
 ) -> None:
     """Close the parent run once the whole sweep is over, in the store that `tracking.uri` names.
 
-    `tags` and `files` are what the jobs come to.
+    `tags` and `files` are what the jobs come to; `best` is the id of the best one's run, whose metrics the parent has,
+    too: a list shows parents first, and is sorted by them.
     """
     store = resolve(uri, launch_folder)
     known = _known(sweep_folder)
@@ -81,9 +83,17 @@ def finish_sweep(
             client.set_tag(known["run_id"], key, clean.text(value, clean.MAX_TAG))
         for path in files:
             client.log_artifact(known["run_id"], str(path))
+        for name, result in _results(client, best).items():
+            client.log_metric(known["run_id"], name, result)
     except Exception as error:  # tracking never fails a run
         _log.warning("MLflow: the comparison could not be filed (%s)", brief(error))
     finish_parent(sweep_folder, store)
+
+
+def _results(client: Any, run_id: str | None) -> dict[str, float]:
+    """The metrics of a run, those of single candidates aside."""
+    found = client.get_run(run_id).data.metrics if run_id is not None else {}
+    return {key: value for key, value in found.items() if not key.startswith("search/tried")}
 
 
 def _known(sweep_folder: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
+from hydra._internal.sources_registry import SourcesRegistry
 
 from quantpipe.app import configfiles
 from quantpipe.app.configfiles import check_file
@@ -78,4 +80,12 @@ def test_what_libyaml_takes_and_the_reader_of_the_values_does_not(
     (tmp_path / "hardware" / "mine.yaml").write_text("pad:\n\tvalue: zero\n")
     monkeypatch.setattr(configfiles, "check_file", lambda path: None)
     with pytest.raises(ConfigError, match="line 2, column 1"):
-        configfiles._CheckedFiles("test", f"file://{tmp_path}").load_config("hardware/mine")
+        configfiles.FileConfigSource("test", f"file://{tmp_path}").load_config("hardware/mine")
+
+
+def test_a_launchers_process_keeps_the_check() -> None:
+    """There Hydra scans for its own readers once more, over the registry that it was handed."""
+    configfiles.check_config_files()
+    for own in (file_config_source.FileConfigSource, importlib_resources_config_source.ImportlibResourcesConfigSource):
+        SourcesRegistry.instance().register(own)
+        assert SourcesRegistry.instance().types[own.scheme()].__module__ == configfiles.__name__

@@ -83,6 +83,16 @@ def test_names_say_what_tells_runs_apart_and_no_more() -> None:
     assert {row["key"] for row in report["configuration"]} == {"hardware", "schema", "search"}
 
 
+def test_a_word_that_says_nothing_has_its_group_and_reasons_stand_below_the_table() -> None:
+    runs = [made(str(i), run={"recover": option}) for i, option in enumerate(("none", "default"))]
+    failed = Found("2", problem="not finished: HardwareError: it is too long for a column", given={"recover": "auto"})
+    report = compare([*runs, failed])
+    assert [run["name"] for run in report["runs"]] == ["recover=none", "recover=default", "recover=auto"]
+    lines = printed(report).splitlines()
+    assert any(line.startswith("C: not finished: HardwareError") for line in lines)
+    assert [run["name"] for run in compare([runs[0], failed])["runs"]] == ["recover=none", "recover=auto"]
+
+
 def test_keys_and_choices_that_differ() -> None:
     choices = [{"key": "w", "kind": "weight", "value": 4}, {"key": "x", "kind": "activation", "value": 8}]
     config = {"seed": 1, "search": {"max_evaluations": 9, "algorithm": {"_target_": "a"}}, "tracking": {"uri": "a"}}

@@ -36,7 +36,7 @@ NOT_RUN = {
     "command=identify": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "dump=": "needs vectors and a dump; tests/e2e/test_conformance.py runs it",
     "command=sync": "files in MLflow; tests/e2e/test_sync.py runs it",
-    "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_launchers.py runs it where there is one",
+    "hydra/launcher=": "needs a launcher's extra; tests/e2e/test_multirun.py runs it where there is one",
 }
 """Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""
 

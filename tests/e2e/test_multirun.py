@@ -40,6 +40,10 @@ def test_one_parent_and_a_child_for_each_job(program: Program) -> None:
     ]
     names = [{k for k in c.data.params if not k.startswith("bits.")} for c in children]
     assert all(n == names[0] for n in names)
+    told = {f"{h} {s} max_evaluations=4 digits" for h in ("ort_cpu", "vta") for s in ("random", "uniform")}
+    assert {c.info.run_name for c in children} == told
+    best = client.get_run(parent.data.tags["quantpipe.best_run"])
+    assert parent.data.metrics["realized/top1"] == best.data.metrics["realized/top1"]
     for child in children:
         assert {"realized/top1", "agreement/differing", "model/bops", "search/evaluations"} <= set(child.data.metrics)
         assert child.data.metrics["agreement/differing"] == 0

@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from quantpipe.app import compose
-from quantpipe.app.configfiles import _CheckedFiles
+from quantpipe.app.configfiles import FileConfigSource
 from quantpipe.app.hardware_place import load_located, place_of
 from quantpipe.errors import HardwareError
 from quantpipe.hardware.like import taken_over
@@ -141,6 +141,6 @@ def test_an_error_names_the_file_and_the_line(tmp_path: Path) -> None:
 def test_hydra_finds_every_field_of_a_file_that_is_like_another(tmp_path: Path) -> None:
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "mine.yaml").write_text(yaml.safe_dump(OWN | {"weights": {"bits": 5}}))
-    found = _CheckedFiles("own", str(tmp_path)).load_config("hardware/mine").config
+    found = FileConfigSource("own", str(tmp_path)).load_config("hardware/mine").config
     assert OmegaConf.is_dict(found) and OmegaConf.select(found, "weights.narrow") is True
     assert OmegaConf.to_container(found) == compose.read_hardware(tmp_path / "hardware" / "mine.yaml")

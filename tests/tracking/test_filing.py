@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from quantpipe.errors import ConfigError
+from quantpipe.pipeline.log_run import _run_name
 from quantpipe.tracking import FOLDER, MlflowTracker, fetch_runs, filed_in, finish_sweep
 from tests.tracking.test_mlflow_tracker import client, save_model
 
@@ -132,3 +134,19 @@ def test_runs_are_fetched_by_their_ids(launch: Path, tmp_path: Path) -> None:
     assert [run_id for run_id, _ in fetch_runs(None, launch, str(tracker.run_id), tmp_path / "one")] == [tracker.run_id]
     with pytest.raises(ConfigError, match=r"has no run 0000"):
         fetch_runs(None, launch, "0" * 32, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "vta greedy m"),
+        ({"threshold": "kl", "recover": "none", "hardware": "vta"}, "vta greedy kl recover=none m"),
+        ({"seed": "3", "pick.x": "9", "evaluate.latency_runs": "5"}, "vta greedy seed=3 x=9 m"),
+        ({"experiments": "vta_digits", "annotate.float_nodes": "[a,b,c,d,e,f,g,h]"}, "vta greedy m"),
+    ],
+)  # fmt: skip
+def test_names_tell_the_jobs_of_a_sweep_apart(changed: dict[str, str], name: str) -> None:
+    settings: Any = SimpleNamespace(
+        command="run", changed=changed, spec=SimpleNamespace(name="vta"), model=Path("some/m.onnx")
+    )
+    assert _run_name(settings, {"search": "greedy"}) == name

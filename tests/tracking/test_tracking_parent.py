@@ -51,6 +51,15 @@ def test_the_parent_ends_finished_though_a_job_fails_or_dies(launch: Path, tmp_p
     assert parent_of(launch, dead).info.status == "FINISHED"
 
 
+def test_the_parent_has_the_results_of_the_best_job(launch: Path, tmp_path: Path) -> None:
+    for number in (0, 1):
+        with job(launch, tmp_path / "sweep", number) as last:
+            last.log_metrics({"realized/top1": 0.5 + 0.1 * number})
+            last.log_trials([(0, {"search/tried_value": 3.0})])
+    finish_sweep(tmp_path / "sweep", None, launch, best=last.run_id)
+    assert parent_of(launch, last).data.metrics == {"realized/top1": 0.6}
+
+
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"run_id": "0", "uri": "sqlite:////nowhere.db"}', "deleted"])
 def test_a_stale_record_is_replaced(launch: Path, tmp_path: Path, record: str) -> None:
     stale = json.dumps({"run_id": "f" * 32, "uri": f"sqlite:///{launch}/mlflow.db"}) if record == "deleted" else record
