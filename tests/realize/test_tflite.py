@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
+import zipfile
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from flatbuffers import number_types
+from flatbuffers.table import Table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,6 +188,56 @@ def test_metadata_and_signature_say_how_to_feed_it() -> None:
     assert interpreter.get_signature_list() == {"serving_default": {"inputs": ["x"], "outputs": ["gemm1_out"]}}
     (detail,) = interpreter.get_input_details()
     assert list(detail["shape_signature"]) == [-1, 9, 9, 3] and detail["quantization"] == (float(q.scale), q.zero_point)
+
+
+def of_table(table: Any, place: int, kind: str) -> Any:
+    """A field of a flatbuffer table by its place in the schema: a text, a byte, floats, or tables."""
+    at = table.Offset(4 + 2 * place)
+    if not at:
+        return None
+    if kind == "byte":
+        return table.Get(number_types.Int8Flags, table.Pos + at)
+    if kind == "text":
+        return table.String(table.Pos + at).decode()
+    if kind == "table":
+        return Table(table.Bytes, table.Indirect(table.Pos + at))
+    start, count = table.Vector(at), table.VectorLen(at)
+    if kind == "floats":
+        return [table.Get(number_types.Float32Flags, start + 4 * n) for n in range(count)]
+    return [Table(table.Bytes, table.Indirect(start + 4 * n)) for n in range(count)]
+
+
+def test_what_tensorflow_lite_reads_of_itself() -> None:
+    """Normalization and labels in the place of the metadata schema, by the places of its fields."""
+    made = line(small(), "tflite_int8")
+    names = [f"class {n}" for n in range(5)]
+    preprocessing = {"scale": 0.5, "mean": (1.0, 2.0, 3.0), "std": (4.0,)}
+    told = {"version": "1.2", "preprocessing": preprocessing, "class_names": names}
+    content = write_model(made.graph, made.topology, made.plan(), provenance=told).content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.read("labels.txt").decode().split("\n") == names
+    model = litert.schema().Model.GetRootAs(content)
+    entries = {model.Metadata(n).Name(): model.Metadata(n).Buffer() for n in range(model.MetadataLength())}
+    data = model.Buffers(entries[b"TFLITE_METADATA"]).DataAsNumpy().tobytes()
+    assert data[4:8] == b"M001"
+    root = Table(data, int.from_bytes(data[:4], "little"))
+    assert (of_table(root, 2, "text"), of_table(root, 7, "text")) == ("1.2", "1.0.0")
+    (graph,) = of_table(root, 3, "tables")
+    (port,), (result,) = of_table(graph, 2, "tables"), of_table(graph, 3, "tables")
+    (unit,), (labels,) = of_table(port, 4, "tables"), of_table(result, 6, "tables")
+    assert (of_table(port, 0, "text"), of_table(result, 0, "text")) == ("x", "gemm1_out")
+    assert of_table(unit, 0, "byte") == 1 and of_table(port, 6, "tables") is None
+    numbers = of_table(unit, 1, "table")
+    pixel = np.array([10.0, 20.0, 30.0])
+    mean, std = (np.array(of_table(numbers, place, "floats")) for place in (0, 1))
+    np.testing.assert_allclose((pixel - mean) / std, (pixel * 0.5 - [1, 2, 3]) / 4)
+    assert (of_table(labels, 0, "text"), of_table(labels, 2, "byte")) == ("labels.txt", 2)
+    batch = next(iter(made.samples.batches(2)))
+    plain = TfliteRunner(TfliteModel(write_model(made.graph, made.topology, made.plan()).content, "memory"))
+    found = TfliteRunner(TfliteModel(content, "memory")).run(batch.inputs)
+    for tensor, value in plain.run(batch.inputs).items():
+        np.testing.assert_array_equal(found[tensor], value)
+    assert told_by(content, "memory")["class_names"] == names
 
 
 def test_transposes_of_the_model_cost_nothing() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.fragments import ops_of
 from quantpipe.oprules import Family
-from quantpipe.realize.tflite import elements, moves, products, reals
+from quantpipe.realize.tflite import elements, metadata, moves, products, reals
 from quantpipe.realize.tflite.layout import laid
 from quantpipe.realize.tflite.walk import FORM, Placed, Refusal, Walk, Writer
 from quantpipe.types import Form, Kernel, QuantPlan, Topology
@@ -141,14 +141,36 @@ def _file(walk: Walk, provenance: Mapping[str, Any]) -> Written:
         "outputs": {t: _port(walk, t, p) for t, p in outputs.items()},
         "tensors": {t: {"index": p.tensor, "axes": list(p.order)} for t, p in tensors.items()},
     }
+    known = {metadata.NAME: _own_metadata(walk, provenance)} if provenance else {}
     content = walk.file.build(
         {t: p.tensor for t, p in inputs.items()},
         {t: p.tensor for t, p in outputs.items()},
         "quantized by quantpipe",
-        {METADATA: json.dumps(told).encode()},
+        {METADATA: json.dumps(told).encode(), **known},
         free=walk.free and not walk.single,
     )
+    names = provenance.get("class_names") or ()
+    if any(_labelled(walk, info.name, names) for info in walk.graph.outputs):
+        content = metadata.with_labels(content, names)
     return Written(content, walk.transposes, dict(walk.file.count), tensors, inputs, outputs)
+
+
+def _own_metadata(walk: Walk, provenance: Mapping[str, Any]) -> bytes:
+    """What the file says in TensorFlow Lite's own place: how inputs are normalized, and which outputs are classes."""
+    mean, std = metadata.normalization(provenance.get("preprocessing") or {})
+    names = provenance.get("class_names") or ()
+    inputs = []
+    for info in walk.graph.inputs:
+        real = walk.graph.dtypes.get(info.name, "float32").startswith("float")
+        fits = real and len(mean) in (1, *walk.graph.shapes[info.name][1:2])
+        inputs.append(metadata.Port(info.name, "an input", mean if fits else (), std if fits else ()))
+    outputs = [metadata.Port(i.name, "an output", labelled=_labelled(walk, i.name, names)) for i in walk.graph.outputs]
+    return metadata.written(str(provenance.get("version", "")), inputs, outputs)
+
+
+def _labelled(walk: Walk, output: str, names: Sequence[str]) -> bool:
+    """Whether the last axis of an output has one element per class."""
+    return bool(names) and tuple(walk.graph.shapes[output][-1:]) == (len(names),)
 
 
 def _port(walk: Walk, tensor: str, placed: Placed) -> dict[str, Any]:
