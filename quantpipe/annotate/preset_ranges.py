@@ -11,7 +11,7 @@ from quantpipe.annotate.constraints import WHERE, Constraint, Kind
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
-from quantpipe.graph.view import Graph
+from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import Denominator, DType, FunctionKind, HardwareSpec, Kernel, Range, Schema, Symmetry
 
@@ -52,9 +52,12 @@ def pins_of(
         rule = rule_of(producer) if producer is not None else None
         formed = False
         if producer is not None and rule is not None and rule.fixed is not None:
-            formed = kernel_of.get(producer.name) is not None and _has_own_range(spec, producer.op, rule.family)
+            formed = kernel_of.get(producer.name) is not None and _has_own_range(spec, producer, rule.family)
             if fixed_outputs or formed:
                 found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
+        own = _of_device(spec, producer, dtype, schema) if producer is not None and producer.name in kernel_of else None
+        if own is not None:
+            found[tensor], formed = own, True
         constraint = constraints.get(tensor)
         given = graph.imported.kept_tensors.get(tensor) if graph.imported is not None else None
         if given is not None and constraint is None and not formed:
@@ -66,9 +69,18 @@ def pins_of(
     return found
 
 
-def _has_own_range(spec: HardwareSpec, op: str, family: Family) -> bool:
-    """Whether the device forms the op with a result of one scale, whatever the samples are."""
-    return family is Family.ROWS or spec.functions.get(op) is FunctionKind.TFLITE
+def _has_own_range(spec: HardwareSpec, node: Node, family: Family) -> bool:
+    """Whether the device forms the node with a result of one scale, whatever the samples are."""
+    kinds = {s.function or spec.functions.get(node.op) for s in spec.signatures_of(node.name, node.op)}
+    return family is Family.ROWS or FunctionKind.TFLITE in kinds
+
+
+def _of_device(spec: HardwareSpec, node: Node, dtype: DType, schema: Schema) -> FixedRange | None:
+    """The scale and zero point that the device gives a node's result, whatever the samples are; None: it gives none."""
+    for signature in spec.signatures_of(node.name, node.op):
+        if signature.fixed_scale is not None and dtype in signature.outputs:
+            return _exact(node.outputs[0], signature.fixed_scale, dtype, schema, where="hardware: fixed_scale")
+    return None
 
 
 def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema) -> FixedRange:
@@ -104,7 +116,12 @@ def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) 
         )
     if constraint.dtype is not dtype:
         raise ConfigError(f"{tensor!r} is stored as {dtype} on this hardware, not as {constraint.dtype}", where=WHERE)
-    scale, zero = float(np.float32(constraint.scales[0])), constraint.zeros[0]
+    return _exact(tensor, (constraint.scales[0], constraint.zeros[0]), dtype, schema, where=WHERE)
+
+
+def _exact(tensor: str, grid: tuple[float, int], dtype: DType, schema: Schema, *, where: str) -> FixedRange:
+    """The range from which this very scale and zero point follow."""
+    scale, zero = float(np.float32(grid[0])), grid[1]
     found = Range((dtype.qmin - zero) * scale, (dtype.qmax - zero) * scale)
     made, made_zero, _, _ = intmath.scale_zero_point(found, dtype.bits, dtype, schema.activations)
     if float(made) != scale or made_zero != zero:
@@ -118,6 +135,6 @@ def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) 
             raise ConfigError(
                 f"{tensor!r} cannot have scale {scale} and zero point {zero} under the schema {schema.name} "
                 f"({schema.activations.symmetry}); nearest is scale {float(made)} with zero point {made_zero}",
-                where=WHERE,
+                where=where,
             )
-    return FixedRange(found, dtype.bits, WHERE)
+    return FixedRange(found, dtype.bits, where)

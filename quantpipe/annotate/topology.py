@@ -118,7 +118,7 @@ def analyze(
         constants=constants,
         sites=settled_here.sites,
         weighted=real,
-        signatures=ways if any(len(found) > 1 or _narrows_alone(found) for found in ways.values()) else {},
+        signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},
     )
 
 
@@ -127,11 +127,6 @@ def _signatures(graph: Graph, spec: HardwareSpec, name: str) -> tuple[OpSignatur
     node = graph.by_name[name]
     rule = rule_of(node)
     return () if rule is None else integer_signatures(spec, node, graph, rule)
-
-
-def _narrows_alone(signatures: Sequence[OpSignature]) -> bool:
-    """Whether a kernel narrows in a way of its own, so that the plan asks for its signature."""
-    return any(s.requantize is not None for s in signatures)
 
 
 def _widest(

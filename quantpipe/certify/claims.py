@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.certify.steps import departures
 from quantpipe.extend import package_of
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.storage import accumulators_of
 from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
@@ -128,7 +129,7 @@ class Claims:
         data, weight = self.plan.quantizers[kernel.operands[0].tensor], self.plan.weights[numbers.weight]
         peaks = reach(self.topology, weight, data) + (0 if numbers.bias is None else np.abs(numbers.bias))
         self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
-        found = self._sums(numbers.bound, numbers.limit) | {"carried": self._carried(kernel, numbers)}
+        found = self._sums(kernel.node, numbers.bound, numbers.limit) | {"carried": self._carried(kernel, numbers)}
         return found | _narrowed(numbers.output, peaks, numbers.limit)
 
     def _carried(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class Claims:
         by = "float64" if self._is_wide_product(kernel) else "int32"
         by = "float32" if numbers.exact_in_float32 else by
         given = {"given": {"products": self.graph.shapes[kernel.operands[0].tensor][-1]}}
-        found = given | self._sums(numbers.bound, None) | {"carried": {"by": by}}
+        found = given | self._sums(kernel.node, numbers.bound, None) | {"carried": {"by": by}}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
     def _sum(self, kernel: Kernel, numbers: Sum) -> dict[str, Any]:
@@ -157,17 +158,18 @@ class Claims:
         if numbers.terms[0].fixed is not None:
             return {"carried": {"by": "int64"}} | _narrowed(numbers.output, np.array([numbers.bound]), None)
         self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
-        found = self._sums(numbers.bound, numbers.limit) | {"carried": {"by": _float(numbers.bound)}}
+        found = self._sums(kernel.node, numbers.bound, numbers.limit) | {"carried": {"by": _float(numbers.bound)}}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), numbers.limit)
 
     def _product(self, kernel: Kernel, numbers: Product) -> dict[str, Any]:
-        found = self._sums(numbers.bound, None) | {"carried": {"by": _float(numbers.bound)}}
+        found = self._sums(kernel.node, numbers.bound, None) | {"carried": {"by": _float(numbers.bound)}}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
     def _average(self, kernel: Kernel, numbers: Average) -> dict[str, Any]:
         window = numbers.bound >= EXACT and is_window(self.graph.by_name[kernel.node])
         carried = {"by": "bytes"} if window else {"by": _float(numbers.bound)}
-        found = {"given": {"elements": numbers.count}} | self._sums(numbers.bound, None) | {"carried": carried}
+        sums = self._sums(kernel.node, numbers.bound, None)
+        found = {"given": {"elements": numbers.count}} | sums | {"carried": carried}
         return found | _narrowed(numbers.output, np.array([numbers.bound]), None)
 
     def _lookup(self, kernel: Kernel, numbers: Lookup) -> dict[str, Any]:
@@ -185,10 +187,13 @@ class Claims:
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
-    def _sums(self, bound: int, limit: Limit | None) -> dict[str, Any]:
+    def _sums(self, node: str, bound: int, limit: Limit | None) -> dict[str, Any]:
+        may = accumulators_of(self.topology, self.spec, node)
+        held = next((a for a in may if a.qmax >= bound), may[0])
+        label = held.label if limit is None else limit.label
         return {
             "accumulator": {
-                "dtype": self.spec.accumulator.label,
+                "dtype": label,
                 "bound": bound,
                 "overflow": None if limit is None else limit.overflow,
             }

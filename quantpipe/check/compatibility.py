@@ -24,6 +24,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
+from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
 from quantpipe.types import FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
 
@@ -250,6 +251,7 @@ def _verdict(
     """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
     if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
         return Verdict.CANNOT_RUN
-    if spec.accumulator.overflow is Overflow.NEVER and any(a.overflows for a in sums):
+    over = [a.node for a in sums if a.overflows]
+    if any(widest_accumulator(topology, spec, node).overflow is Overflow.NEVER for node in over):
         return Verdict.CANNOT_RUN
     return Verdict.FALLS_BACK if refused else Verdict.FITS

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules import rule_of
 from quantpipe.types import DType, Granularity, HardwareSpec, Kernel, Schema, Symmetry, Topology
 
@@ -49,7 +50,6 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
     Returns:
         One entry per kernel.
     """
-    limit = spec.accumulator.qmax
     found = []
     for kernel in topology.kernels:
         if kernel.weight is None:
@@ -58,6 +58,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
         group = topology.group_of[kernel.operands[0].tensor]
         span = _span(min(group.max_bits, group.dtype.bits), group.dtype, schema)
         worst = int(np.abs(integers).sum(axis=-1, dtype=np.int64).max(initial=0)) * span
+        limit = widest_accumulator(topology, spec, kernel.node).qmax
         found.append(Accumulation(kernel.node, worst, limit, _bias_threshold(graph, spec, kernel, scale, span=span)))
     return tuple(found)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
@@ -116,9 +118,27 @@ def _storage(spec: HardwareSpec, reader: Reader) -> None:
                 raise reader.error(f"ops.{op}.in", f"mixes float and integer types: {', '.join(types)}")
             if not signature.is_integer and any(not d.is_float for d in signature.outputs):
                 raise reader.error(f"ops.{op}.out", "must be float32 where `in` is float32")
-            wider = [d for d in (*types, *signature.outputs) if not d.is_float and d.bits > acc.bits]
+            own = acc if signature.accumulator is None else signature.accumulator.dtype
+            wider = [d for d in (*types, *signature.outputs) if not d.is_float and d.bits > own.bits]
             if wider:
-                raise reader.error(f"ops.{op}", f"uses {wider[0]}, wider than accumulator.dtype, which is {acc}")
+                raise reader.error(f"ops.{op}", f"uses {wider[0]}, wider than accumulator.dtype, which is {own}")
+            _fixed_scale(spec, reader, op, signature)
+
+
+def _fixed_scale(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:
+    """A scale and zero point that the device gives a result, beside what its scales and zero points may be."""
+    if signature.fixed_scale is None:
+        return
+    (scale, zero), field = signature.fixed_scale, f"ops.{op}.fixed_scale"
+    if spec.scales is Scales.POWER_OF_TWO and math.frexp(scale)[0] != 0.5:
+        raise reader.error(field, f"is {scale:g}, but scales is power_of_two; legal are powers of two")
+    if zero and spec.activations.symmetric and signature.outputs[0].signed:
+        raise reader.error(field, f"has zero point {zero}, but activations.symmetric is true; legal is 0")
+    out = signature.outputs[0]
+    if not out.qmin <= zero <= out.qmax:
+        raise reader.error(
+            field, f"has zero point {zero}, which {out} does not hold; legal are {out.qmin} to {out.qmax}"
+        )
 
 
 def _blocks(spec: HardwareSpec, reader: Reader) -> None:
@@ -156,18 +176,21 @@ def _blocks(spec: HardwareSpec, reader: Reader) -> None:
 
 def _narrow_sums(spec: HardwareSpec, reader: Reader) -> None:
     """What needs 32 bits whatever the samples are: additions in fixed point shift their operands left first."""
-    if spec.accumulator.width >= 32:
-        return
     for op, signatures in spec.ops.items():
         if op not in OP_RULES or OP_RULES[op].family is not Family.SUM:
             continue
-        kinds = {(s.requantize or spec.requantize).kind for s in signatures if s.is_integer}
-        if RequantizeKind.FIXED_POINT in kinds and spec.add_inputs is not AddInputs.NONE:
+        fixed = [s for s in signatures if s.is_integer and _kind(spec, s) is RequantizeKind.FIXED_POINT]
+        width = min(((s.accumulator or spec.accumulator).width for s in fixed), default=32)
+        if width < 32 and spec.add_inputs is not AddInputs.NONE:
             raise reader.error(
                 f"ops.{op}",
-                f"adds in fixed point, which takes sums of 32 bits, but accumulator.bits is {spec.accumulator.width}; "
+                f"adds in fixed point, which takes sums of 32 bits, but accumulator.bits is {width}; "
                 "legal are a wider accumulator, another requantize of this op, or add_inputs: none",
             )
+
+
+def _kind(spec: HardwareSpec, signature: OpSignature) -> RequantizeKind:
+    return (signature.requantize or spec.requantize).kind
 
 
 def _weight_only(spec: HardwareSpec, reader: Reader, op: str, signature: OpSignature) -> None:

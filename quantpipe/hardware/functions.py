@@ -35,7 +35,7 @@ def refuse_unformed(spec: HardwareSpec, reader: Reader) -> None:
     library has its own way.
     """
     for op, rows in spec.ops.items():
-        if op not in FORMED or op in spec.functions or not any(s.is_integer for s in rows):
+        if op not in FORMED or op in spec.functions or all(s.function is not None for s in rows if s.is_integer):
             continue
         rule = FORMED[op]
         if rule.kinds == (FunctionKind.SUM,):

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from math import prod
 
 from quantpipe.graph.view import Graph
-from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
+from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types, widest_accumulator
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import HardwareSpec, Kernel, Topology
@@ -88,4 +88,4 @@ def _may_overflow(kernel: Kernel, topology: Topology, graph: Graph, spec: Hardwa
     shape = graph.shapes[kernel.weight]
     terms = prod(shape) // max(shape[site.channel_axis], 1)
     least = 1 << (group.max_bits - (1 if spec.activations.symmetric else 0))
-    return terms * least * (1 << (site.max_bits - 1)) > spec.accumulator.qmax
+    return terms * least * (1 << (site.max_bits - 1)) > widest_accumulator(topology, spec, kernel.node).qmax

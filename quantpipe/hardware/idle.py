@@ -41,6 +41,7 @@ def refuse_idle_ops(spec: HardwareSpec, reader: Reader) -> None:
             raise reader.error(f"ops.{op}.requantize", "has no effect where `in` is float32; legal is to leave it out")
     for op, signature in _integer(spec):
         _narrows(op, signature, reader)
+        _keeps_scale(op, signature, reader)
         _conditions(op, signature, reader)
         _moves(spec, op, signature, reader)
 
@@ -122,6 +123,17 @@ def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
         ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
         raise reader.error(
             f"ops.{op}.requantize", f"has no effect, since {op} has no accumulator to narrow; legal of {ops}"
+        )
+
+
+def _keeps_scale(op: str, signature: OpSignature, reader: Reader) -> None:
+    """Sums of an op that has none, and a scale of an op that keeps the one it reads."""
+    if signature.accumulator is not None and OP_RULES[op].family not in NARROWS:
+        ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
+        raise reader.error(f"ops.{op}.accumulator", f"has no effect, since {op} adds nothing up; legal of {ops}")
+    if signature.fixed_scale is not None and OP_RULES[op].family in KEEPS_TYPE:
+        raise reader.error(
+            f"ops.{op}.fixed_scale", f"has no effect, since {op} keeps the scale of what it reads; legal of other ops"
         )
 
 

@@ -13,7 +13,9 @@ from quantpipe.hardware.shorthand import choices, wildcards
 from quantpipe.types import Cost, DType, OpSignature
 from quantpipe.types.kernel import LogicalKernel, PatternStep
 
-FIELDS = ("pattern", "types", "results", "when", "requantize", "limits", "cost")
+OWN = ("requantize", "functions", "accumulator", "fixed_scale")
+"""Fields with an entry for each value that is made in another way than elsewhere on the device."""
+FIELDS = ("pattern", "types", "results", "when", *OWN, "limits", "cost")
 LIMITS = ("bits", "min", "max")
 COSTS = ("macs_per_cycle",)
 
@@ -78,7 +80,7 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) 
     steps = read_pattern(reader, given["pattern"], when, f"{field}.pattern")
     names = {step.value for step in steps}
     values = names.union(*(read_of(step) for step in steps))
-    for key in ("when", "requantize", "limits"):
+    for key in ("when", *OWN, "limits"):
         for value in _by_value(reader, given, field, key):
             legal = sorted(names if key != "limits" else values)
             if value not in legal:
@@ -107,7 +109,7 @@ def _by_value(reader: Reader, given: Data, field: str, key: str) -> Mapping[str,
     part = given.get(key) or {}
     found = reader.mapping(part, f"{field}.{key}", "values of the pattern")
     return {
-        str(value): reader.mapping(content, f"{field}.{key}.{value}", "fields") if key != "requantize" else content
+        str(value): reader.mapping(content, f"{field}.{key}.{value}", "fields") if key not in OWN else content
         for value, content in found.items()
     }
 
@@ -138,16 +140,21 @@ def _signatures(
     field: str,
 ) -> dict[str, tuple[OpSignature, ...]]:
     """Op -> the ways to run the node that makes a value, one for each choice of the names of `types`."""
-    own = (given.get("requantize") or {}).get(step.value)
-    narrowing = None if own is None else reader.requantize({"requantize": own}, f"{field}.requantize.{step.value}: ")
+    said = {key: (given.get(key) or {}).get(step.value) for key in OWN}
+    place = {key: f"{field}.{key}.{step.value}" for key in OWN}
+    own, sums, grid = said["requantize"], said["accumulator"], said["fixed_scale"]
+    narrowing = None if own is None else reader.requantize({"requantize": own}, f"{place['requantize']}: ")
+    held = None if sums is None else reader.accumulator(sums, place["accumulator"])
+    fixed = None if grid is None else reader.fixed_scale(grid, place["fixed_scale"])
     found: dict[str, tuple[OpSignature, ...]] = {}
     for call in step.calls:
+        kind = None if said["functions"] is None else reader.function(call.op, said["functions"], place["functions"])
         read = [types[a][0] for a in call.arguments if isinstance(a, str)]
         ways = []
         for chosen in choices([*read, *types[step.value]], wildcards(data, reader)):
             inputs = tuple(reader.storable(chosen.get(d, d), f"{field}.types") for d in read)
             outputs = tuple(reader.storable(chosen.get(d, d), f"{field}.types.{step.value}") for d in types[step.value])
-            ways.append(OpSignature(inputs, outputs, step.when, narrowing))
+            ways.append(OpSignature(inputs, outputs, step.when, narrowing, kind, held, fixed))
         if not read:
             raise reader.error(f"{field}.pattern.{step.value}", f"has {call.op} read no value; legal is one at least")
         found[call.op] = (*found.get(call.op, ()), *ways)

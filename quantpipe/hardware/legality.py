@@ -75,7 +75,7 @@ def choose_signature(
     declared = spec.signatures_of(node.name, node.op)
     if not declared:
         return None, f"{spec.name} does not declare {node.op}"
-    if spec.functions.get(node.op) is FunctionKind.FLOAT:
+    if spec.functions.get(node.op) is FunctionKind.FLOAT and all(s.function is None for s in declared):
         return None, f"{spec.name} forms {node.op} in float (functions)"
     if rule.family is Family.SUM and treatment is AddInputs.NONE:
         return None, f"{spec.name} adds in float (add_inputs: none)"

@@ -19,7 +19,6 @@ from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.tables import read_tables
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
-    Accumulator,
     ActivationLimits,
     AddInputs,
     BiasScale,
@@ -30,7 +29,6 @@ from quantpipe.types import (
     Granularity,
     HardwareSpec,
     Isa,
-    Overflow,
     Padding,
     PadValue,
     Scales,
@@ -78,10 +76,7 @@ OPTIONAL = (
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
-ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
-LEAST_SUM_BITS, MOST_SUM_BITS = 9, 48
-"""Widths of sums that are computed exactly whatever the device does with what is beyond them."""
 BIASES = (DType.INT8, DType.INT16, DType.INT32)
 
 
@@ -125,7 +120,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         bias=bias,
         bias_scale=bias_scale,
         requantize=reader.requantize(data, ""),
-        accumulator=_accumulator(reader, data),
+        accumulator=reader.accumulator(data["accumulator"], "accumulator"),
         fuse=reader.chains(data["fuse"]),
         cost=cost,
         first_last_bits=_first_last(reader, data),
@@ -165,14 +160,15 @@ def _loads(reader: Reader, value: object) -> tuple[str, ...]:
 def _form_for(spec: HardwareSpec) -> str:
     """What `realize=auto` takes where the file does not say: onnxruntime's kernels where they compute the same."""
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
-    exact = spec.accumulator.width >= 32 and spec.isa is Isa.VNNI
     integer = [s for rows in spec.declared.values() for s in rows if s.is_integer]
+    sums = (spec.accumulator, *(s.accumulator for s in integer if s.accumulator is not None))
+    exact = all(a.width >= 32 for a in sums) and spec.isa is Isa.VNNI
     narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
         all(spec.is_wide(d) for d in s.outputs) for s in integer
     )
-    sums = [op for op, rule in OP_RULES.items() if rule.family is Family.SUM]
+    additions = [op for op, rule in OP_RULES.items() if rule.family is Family.SUM]
     treatments = spec.add_variants or (spec.add_inputs,)
-    hands_on = any(spec.hands_on(op, s, t) for op in spec.ops for s in sums for t in treatments)
+    hands_on = any(spec.hands_on(op, s, t) for op in spec.ops for s in additions for t in treatments)
     return "qdq" if kernels and exact and narrow and not hands_on else "integer"
 
 
@@ -302,22 +298,6 @@ def _activations(reader: Reader, data: Data) -> ActivationLimits:
         reader.flag(part, "activations", "narrow"),
         None if part.get("signed") is None else reader.flag(part, "activations", "signed"),
     )
-
-
-def _accumulator(reader: Reader, data: Data) -> Accumulator:
-    """A type, bits of the least type that holds them, or bits of a type that is named."""
-    part = reader.section(data, "accumulator", ("dtype", "overflow", "bits"), "dtype")
-    bits = part.get("bits") or 0
-    if bits and (isinstance(bits, bool) or not isinstance(bits, int) or not MOST_SUM_BITS >= bits >= LEAST_SUM_BITS):
-        raise reader.error(
-            "accumulator.bits", f"is {bits!r}; legal are {LEAST_SUM_BITS} to {MOST_SUM_BITS}, or a dtype"
-        )
-    least = next((dtype for dtype in ACCUMULATORS if dtype.bits >= bits), None) if bits else None
-    dtype = reader.one_of(ACCUMULATORS, part.get("dtype") or least, "accumulator.dtype")
-    if bits > dtype.bits:
-        raise reader.error("accumulator.bits", f"is {bits}, more than accumulator.dtype, which is {dtype}, holds")
-    overflow = reader.choice(Overflow, part.get("overflow", Overflow.WRAP), "accumulator.overflow")
-    return Accumulator(dtype, overflow, 0 if bits == dtype.bits else bits)
 
 
 def _bias(reader: Reader, value: object) -> tuple[DType, BiasScale]:

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.legality import CONDITIONS, WORDS
 from quantpipe.oprules import FLOAT_OPS, OP_RULES, Family
-from quantpipe.types import MULTIPLIER_BITS, DType, FixedRounding, OpSignature, RequantizeKind, RequantizeSpec, Rounding
+from quantpipe.types import (
+    MULTIPLIER_BITS,
+    Accumulator,
+    DType,
+    FixedRounding,
+    FunctionKind,
+    OpSignature,
+    Overflow,
+    RequantizeKind,
+    RequantizeSpec,
+    Rounding,
+)
 
 E = TypeVar("E", bound=StrEnum)
 Data = Mapping[str, Any]
 
-SIGNATURE = ("in", "out", "when", "requantize")
+SIGNATURE = ("in", "out", "when", "requantize", "function", "accumulator", "fixed_scale")
 NARROWING = ("kind", "rounding", "max_shift", "zero", "multiplier_bits")
 LEAST_MULTIPLIER = 2
 """Bits of the narrowest fixed-point multiplier."""
 STORABLE = tuple(d for d in DType if d is not DType.INT64)
 """What tensors between ops may be: int64 is for accumulators alone."""
+ACCUMULATORS = (DType.INT16, DType.INT32, DType.INT64)
+LEAST_SUM_BITS, MOST_SUM_BITS = 9, 48
+"""Widths of sums that are computed exactly whatever the device does with what is beyond them."""
+FUNCTIONS = (Family.LOOKUP, Family.ROWS)
 ROUNDINGS: Mapping[RequantizeKind, tuple[Rounding | FixedRounding, ...]] = {
     RequantizeKind.FLOAT_MULTIPLIER: (Rounding.HALF_EVEN, Rounding.HALF_UP, Rounding.HALF_AWAY, Rounding.FLOOR),
     RequantizeKind.FIXED_POINT: (FixedRounding.DOUBLE, FixedRounding.SINGLE, FixedRounding.SINGLE_AWAY),
@@ -249,6 +265,58 @@ class Reader:
             raise self.error(field, f"is {bits}; legal are {LEAST_MULTIPLIER} to {MULTIPLIER_BITS}")
         return bits
 
+    def accumulator(self, value: object, field: str) -> Accumulator:
+        """Return what sums are held in: a type, bits of the least type that holds them, or bits of a type.
+
+        Raises:
+            HardwareError: for an unknown field, or a value that is not legal.
+        """
+        part = self.section({field: value}, field, ("dtype", "overflow", "bits"), "dtype")
+        bits = part.get("bits") or 0
+        known = isinstance(bits, int) and not isinstance(bits, bool) and LEAST_SUM_BITS <= bits <= MOST_SUM_BITS
+        if bits and not known:
+            raise self.error(f"{field}.bits", f"is {bits!r}; legal are {LEAST_SUM_BITS} to {MOST_SUM_BITS}, or a dtype")
+        least = next((dtype for dtype in ACCUMULATORS if dtype.bits >= bits), None) if bits else None
+        dtype = self.one_of(ACCUMULATORS, part.get("dtype") or least, f"{field}.dtype")
+        if bits > dtype.bits:
+            raise self.error(f"{field}.bits", f"is {bits}, more than {field}.dtype, which is {dtype}, holds")
+        overflow = self.choice(Overflow, part.get("overflow", Overflow.WRAP), f"{field}.overflow")
+        return Accumulator(dtype, overflow, 0 if bits == dtype.bits else bits)
+
+    def fixed_scale(self, value: object, field: str) -> tuple[float, int]:
+        """Return scale and zero point of a result that has no others: a number, or {scale, zero_point}.
+
+        A scale may be a quotient in text, 1/256.
+
+        Raises:
+            HardwareError: for an unknown field, or a value that is not legal.
+        """
+        bare = {"scale": value} if isinstance(value, float) else value
+        part = self.section({field: bare}, field, ("scale", "zero_point"), "scale")
+        try:
+            scale = float(Fraction(str(part.get("scale")))) if not isinstance(part.get("scale"), bool) else 0.0
+        except (ValueError, ZeroDivisionError):
+            scale = 0.0
+        if not 2.0**-126 <= scale < float("inf"):
+            raise self.error(
+                f"{field}.scale", f"is {part.get('scale')!r}; legal are numbers above 0, such as 0.0078125 or 1/128"
+            )
+        zero = part.get("zero_point", 0)
+        if isinstance(zero, bool) or not isinstance(zero, int):
+            raise self.error(f"{field}.zero_point", f"is {zero!r}; legal are whole numbers")
+        return scale, zero
+
+    def function(self, op: str, kind: object, field: str) -> FunctionKind:
+        """Return the kind by which a kernel forms a function.
+
+        Raises:
+            HardwareError: for an op that is no function, or a kind that it has not.
+        """
+        if op not in OP_RULES or OP_RULES[op].family not in FUNCTIONS:
+            legal = ", ".join(name for name, rule in OP_RULES.items() if rule.family in FUNCTIONS)
+            raise self.error(field, f"has no effect, since {op} is no function; legal of {legal}")
+        return self.one_of(OP_RULES[op].kinds, kind, field)
+
     def signatures(self, op: str, rows: object) -> tuple[OpSignature, ...]:
         """Return the signatures of an op from the rows of its list.
 
@@ -283,7 +351,16 @@ class Reader:
             raise self.error(f"ops.{op}", "needs at least one dtype in `in` and in `out`")
         adds = op in OP_RULES and OP_RULES[op].family is Family.SUM
         own = None if row.get("requantize") is None else self.requantize(row, f"ops.{op}.", adds=adds)
-        return OpSignature(inputs, outputs, tuple((str(k), str(v)) for k, v in when.items()), own)
+        place, sums, grid = f"ops.{op}", row.get("accumulator"), row.get("fixed_scale")
+        return OpSignature(
+            inputs,
+            outputs,
+            tuple((str(k), str(v)) for k, v in when.items()),
+            own,
+            None if row.get("function") is None else self.function(op, row["function"], f"{place}.function"),
+            None if sums is None else self.accumulator(sums, f"{place}.accumulator"),
+            None if grid is None else self.fixed_scale(grid, f"{place}.fixed_scale"),
+        )
 
     def _when_values(self, op: str, when: Data) -> None:
         """Each condition must be able to read what the file says."""

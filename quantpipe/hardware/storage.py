@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quantpipe.oprules import OP_RULES
-from quantpipe.types import DType, Form, HardwareSpec, Kernel, OpSignature, Topology
+from quantpipe.types import Accumulator, DType, Form, HardwareSpec, Kernel, OpSignature, Topology
 
 Types = Mapping[str, DType]
 Bits = Mapping[str, int]
@@ -142,6 +142,17 @@ def signature_of(kernel: Kernel, signatures: Sequence[OpSignature], types: Types
         if written and all(signature.input(port) is types[tensor] for port, tensor in read):
             return signature
     return signatures[0] if signatures else None
+
+
+def accumulators_of(topology: Topology, spec: HardwareSpec, node: str) -> tuple[Accumulator, ...]:
+    """Return what a kernel may hold its sums in, by its signatures: the device's own where none says another."""
+    own = (s.accumulator or spec.accumulator for s in topology.signatures.get(node, ()))
+    return tuple(dict.fromkeys(own)) or (spec.accumulator,)
+
+
+def widest_accumulator(topology: Topology, spec: HardwareSpec, node: str) -> Accumulator:
+    """Return the accumulator that holds the largest sums of those that a kernel may have."""
+    return max(accumulators_of(topology, spec, node), key=lambda a: a.width)
 
 
 def storage_types(topology: Topology) -> StorageTypes:

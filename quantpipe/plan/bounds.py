@@ -10,7 +10,17 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.external_weights import row_blocks
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.types import BiasScale, HardwareSpec, Limit, Overflow, Quantizer, Topology, WeightTensor
+from quantpipe.types import (
+    Accumulator,
+    BiasScale,
+    HardwareSpec,
+    Kernel,
+    Limit,
+    Overflow,
+    Quantizer,
+    Topology,
+    WeightTensor,
+)
 
 
 def reach(topology: Topology, weight: WeightTensor, data: Quantizer) -> NDArray[np.int64]:
@@ -28,7 +38,7 @@ def _sizes(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.abs(values, dtype=wider))
 
 
-def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.float64]:
+def bias_room(spec: HardwareSpec, accumulator: Accumulator, reached: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return how large a bias may be, in accumulator steps, `[C]`.
 
     The limit is what its type holds and what the sums leave of the accumulator. Where the products alone can overflow
@@ -36,24 +46,25 @@ def bias_room(spec: HardwareSpec, reached: NDArray[np.int64]) -> NDArray[np.floa
 
     Args:
         spec: the device.
+        accumulator: what the kernel holds its sums in.
         reached: greatest |Σ products| per output channel, `[C]`, as `reach` gives it.
 
     Returns:
         The greatest magnitude per channel, `[C]` float64.
     """
-    left = spec.accumulator.qmax - reached.astype(np.float64)
-    room = spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else spec.accumulator.qmax
-    most = float(min(room, spec.accumulator.qmax))
+    left = accumulator.qmax - reached.astype(np.float64)
+    room = spec.bias.qmax if spec.bias_scale is BiasScale.PRODUCT else accumulator.qmax
+    most = float(min(room, accumulator.qmax))
     return np.where(left > 0, np.minimum(left, most), most)
 
 
-def limit_of(builder: PlanBuilder, node: str, bound: int) -> Limit | None:
+def limit_of(builder: PlanBuilder, kernel: Kernel, bound: int) -> Limit | None:
     """Return what happens to sums of up to `bound`; None where the accumulator holds them all.
 
     Raises:
         HardwareError: where they can overflow and the device says `never`.
     """
-    accumulator = builder.spec.accumulator
+    accumulator = builder.accumulator(kernel)
     if bound <= accumulator.qmax:
         return None
     if accumulator.overflow is Overflow.NEVER:
@@ -62,23 +73,23 @@ def limit_of(builder: PlanBuilder, node: str, bound: int) -> Limit | None:
             "inputs or weights fewer bits, keep it in float with annotate.float_nodes, or say what the device does "
             "with such sums (hardware.accumulator.overflow=wrap or saturate)",
             stage="plan",
-            where=node,
+            where=kernel.node,
         )
     return Limit(accumulator.dtype, accumulator.overflow, accumulator.bits)
 
 
-def refuse_overflow(builder: PlanBuilder, node: str, bound: int) -> None:
+def refuse_overflow(builder: PlanBuilder, kernel: Kernel, bound: int) -> None:
     """Refuse averages and products that their accumulator cannot hold, by HardwareError.
 
     They are not simulated, so no such plan leaves this package.
     """
-    accumulator = builder.spec.accumulator
+    accumulator = builder.accumulator(kernel)
     if bound > accumulator.qmax:
         raise HardwareError(
             f"its sums may reach {bound}, the {accumulator.label} accumulator holds {accumulator.qmax}; give its "
             "inputs fewer bits, or keep it in float with annotate.float_nodes",
             stage="plan",
-            where=node,
+            where=kernel.node,
         )
 
 

@@ -13,10 +13,13 @@ from quantpipe.hardware.storage import signature_of
 from quantpipe.oprules.lookup import Functions
 from quantpipe.plan.overrides import Overrides
 from quantpipe.types import (
+    Accumulator,
     Form,
+    FunctionKind,
     HardwareSpec,
     Kernel,
     KernelPlan,
+    OpSignature,
     Quantizer,
     RaisedRow,
     RequantizeSpec,
@@ -56,15 +59,29 @@ class PlanBuilder:
 
     def narrowing(self, kernel: Kernel) -> RequantizeSpec:
         """Return how a kernel narrows its accumulator: as its signature says, else as the device does."""
+        taken = self._own(kernel)
+        return self.spec.requantize if taken is None or taken.requantize is None else taken.requantize
+
+    def function(self, kernel: Kernel) -> FunctionKind | None:
+        """Return how a kernel forms its function: as its signature says, else as the device does."""
+        taken = self._own(kernel)
+        return self.spec.functions.get(kernel.op) if taken is None or taken.function is None else taken.function
+
+    def accumulator(self, kernel: Kernel) -> Accumulator:
+        """Return what a kernel holds its sums in: as its signature says, else as the device does."""
+        taken = self._own(kernel)
+        return self.spec.accumulator if taken is None or taken.accumulator is None else taken.accumulator
+
+    def _own(self, kernel: Kernel) -> OpSignature | None:
+        """The signature that runs a kernel, where some signature of its node says more than types."""
         signatures = self.topology.signatures.get(kernel.node, ())
-        if all(s.requantize is None for s in signatures):
-            return self.spec.requantize
+        if not any(s.has_own for s in signatures):
+            return None
         tensors = (*(o.tensor for o in kernel.operands), kernel.output)
         types = {t: self.quantizers[t].dtype for t in tensors if t in self.quantizers}
         if kernel.weight is not None:
             types[kernel.weight] = self.weights[kernel.weight].dtype
-        taken = signature_of(kernel, signatures, types)
-        return self.spec.requantize if taken is None or taken.requantize is None else taken.requantize
+        return signature_of(kernel, signatures, types)
 
     def scale(self, tensor: str, form: Form) -> NDArray[np.float32]:
         """Return the scale of a tensor in a form, float32 `()` or `[C]`: the accumulator's or the stored integers'."""

@@ -54,7 +54,7 @@ def _accumulate(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulat
     pairs = saturating_pairs(builder, kernel, weight, data)
     if pairs is not None:
         bound += int(np.bincount(pairs.owner).max()) * -DType.INT16.qmin  # what saturation takes away, at most
-    limit = limit_of(builder, kernel.node, bound)
+    limit = limit_of(builder, kernel, bound)
     builder.bounds[kernel.output] = bounded(bound, limit)
     output = None
     if kernel.form is Form.RAW:
@@ -73,7 +73,7 @@ def _product(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Product:
     a, b = (builder.quantizers[o.tensor] for o in kernel.operands)
     out = builder.quantizers[kernel.output]
     bound = builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
-    refuse_overflow(builder, kernel.node, bound)
+    refuse_overflow(builder, kernel, bound)
     scale = np.asarray(np.float64(a.scale) * np.float64(b.scale))
     output = requantize(builder, kernel, scale, out, zero_first=True)
     refuse_wide_products(kernel, output, bound)
@@ -84,7 +84,7 @@ def _average(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Average:
     data, out = builder.quantizers[kernel.operands[0].tensor], builder.quantizers[kernel.output]
     count = rule.count(builder.graph.by_name[kernel.node], builder.graph)
     bound = builder.peak(data.tensor, Form.QUANTIZED) * count
-    refuse_overflow(builder, kernel.node, bound)
+    refuse_overflow(builder, kernel, bound)
     how = builder.narrowing(kernel)
     if how.kind is RequantizeKind.FIXED_POINT and rule.mean is not mean_of_window:
         share = shared_among(builder, kernel, np.float64(data.scale) / np.float64(out.scale), count)

@@ -34,7 +34,7 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
         )
     depth = builder.graph.shapes[a.tensor][-1]
     bound = depth * builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)
-    refuse_overflow(builder, kernel.node, bound)
+    refuse_overflow(builder, kernel, bound)
     if bound > (MOST_WIDE if wide else DType.INT32.qmax):
         raise _refused(kernel, f"its sums may reach {bound}, its kernels add in {'float64' if wide else 'int32'}")
     builder.bounds[kernel.output] = bound
@@ -59,7 +59,7 @@ def plan_lookup(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
         raise _refused(kernel, "its result is a table's entry, which has a stored type: declare one of 8 or 16 bits")
     out = builder.quantizers[kernel.output]
     low, high = limits(kernel, out)
-    kind = builder.spec.functions.get(kernel.op)
+    kind = builder.function(kernel)
     function = builder.functions[kernel.node]
     if kind is FunctionKind.TABLE and data.dtype.bits > 8 and out.dtype.bits > 8:
         entries = interpolated_table(function, data, out)

@@ -140,7 +140,7 @@ def _unified(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
     common = min(exponents) if builder.spec.unify is Unify.MIN_SCALE else max(exponents)
     # Head-room. A narrow accumulator that wraps or saturates is left to do so once the larger scale is reached: its
     # operands may fill it wholly, and every further bit of head-room would be lost on all of their values.
-    accumulator = builder.spec.accumulator
+    accumulator = builder.accumulator(kernel)
     narrow = accumulator.width < 32 and accumulator.overflow is not Overflow.NEVER
     most = 2.0 ** (min(accumulator.width, 32) - 2)
     while sum(p * 2.0 ** (e - common) for p, e in zip(peaks, exponents, strict=True)) >= most:
@@ -158,7 +158,7 @@ def _unified(builder: PlanBuilder, kernel: Kernel, signs: Signs) -> Sum:
                 {"node": kernel.node, "tensor": term.tensor, "from": float(term.scale), "to": float(scale)}
             )
     bound = math.ceil(sum(p * 2.0 ** (e - common) + 1 for p, e in zip(peaks, exponents, strict=True)))
-    limit = limit_of(builder, kernel.node, bound)
+    limit = limit_of(builder, kernel, bound)
     builder.bounds[kernel.output] = bounded(bound, limit)
     output = None
     if kernel.form is Form.RAW:

@@ -34,7 +34,8 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     elif kernel.bias is not None:
         data = builder.quantizers[kernel.operands[0].tensor]
         bias = np.abs(builder.graph.constant(kernel.bias).astype(np.float64).reshape(-1))
-        room = bias_room(builder.spec, reach(builder.topology, weight, data))
+        builder.weights[tensor] = weight  # whose type the kernel's signature goes by
+        room = bias_room(builder.spec, builder.accumulator(kernel), reach(builder.topology, weight, data))
         if weight.axis is not None and builder.topology.weight_of[tensor].fixed is None:
             room = np.minimum(room, MOST_BIAS_STEPS)
         needed = bias / np.maximum(room, 1.0) / float(data.scale)

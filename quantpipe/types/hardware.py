@@ -180,13 +180,23 @@ class OpSignature:
     `inputs`: dtype per data port, the last one repeating (bias ports are described by `HardwareSpec.bias`).
     `outputs`: the dtypes its result may be stored in, the preferred one first.
     `when`: conditions on the node, e.g. ("group", "any"), ("pad_max", "15"), ("window", "power_of_two").
-    `requantize`: how this kernel narrows its accumulator, where it does so in another way than the device's others.
+    `requantize`, `function`, `accumulator`: how this kernel narrows its sums, forms its function, holds its sums, where
+    it does so in another way than the device's others. `fixed_scale`: scale and zero point of its result, where the
+    device has no others.
     """
 
     inputs: tuple[DType, ...]
     outputs: tuple[DType, ...]
     when: tuple[tuple[str, str], ...] = ()
     requantize: RequantizeSpec | None = None
+    function: FunctionKind | None = None
+    accumulator: Accumulator | None = None
+    fixed_scale: tuple[float, int] | None = None
+
+    @property
+    def has_own(self) -> bool:
+        """Return whether the plan of a node depends on this signature beyond its types."""
+        return not (self.requantize is self.function is self.accumulator is self.fixed_scale is None)
 
     @property
     def is_integer(self) -> bool:

@@ -35,6 +35,14 @@ class Pieces(Written):
         found: Mapping[str, Any] = self.numbers.plan["origin"]["config"]["hardware"]
         return found
 
+    def _accumulators(self) -> list[Mapping[str, Any] | str]:
+        """What the hardware file lets this op hold its sums in: as some signature or kernel says, or as the device."""
+        rows = self._hardware().get("ops", {}).get(self.plan["op"], [])
+        own = [row.get("accumulator") for row in ([rows] if isinstance(rows, Mapping) else rows)]
+        for kernel in (self._hardware().get("kernels") or {}).values():
+            own += list((kernel.get("accumulator") or {}).values())
+        return [*(a for a in own if a is not None), self._hardware().get("accumulator", {})]
+
     def _zero_said(self) -> str | None:
         """Where the hardware file has this op's zero point added, if it says so; the op's own word goes first."""
         rows = self._hardware().get("ops", {}).get(self.plan["op"], [])
@@ -127,8 +135,9 @@ class Pieces(Written):
         claim, overflow = self.numbers.claims[self.node]["accumulator"], self.plan.get("overflow")
         for where, bound in (("plan.json", self.plan["accumulator_bound"]), ("the certificate", claim["bound"])):
             expect(bound == found, self.node, f"its sums reach {found}, {where} says {bound}")
-        device = self._hardware().get("accumulator", {})
-        expect(claim["dtype"] == name_of(device), self.node, "the accumulator is not that of the hardware")
+        may = {name_of(device): device for device in self._accumulators()}
+        expect(claim["dtype"] in may, self.node, "the accumulator is not that of the hardware")
+        device = may[claim["dtype"]]
         expect(claim["overflow"] == (overflow["overflow"] if overflow else None), self.node,
                "the certificate and plan.json differ about overflow")  # fmt: skip
         most = limits(claim["dtype"])[1]

@@ -35,7 +35,7 @@ def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     Raises:
         HardwareError: where the result would be handed on as an accumulator, or a value could leave its type.
     """
-    kind = builder.spec.functions.get(kernel.op, rule.kinds[0])
+    kind = builder.function(kernel) or rule.kinds[0]
     if kernel.form is Form.RAW or any(o.form is not Form.QUANTIZED for o in kernel.operands):
         raise HardwareError(
             "its integer form reads and gives stored integers; declare stored types of 8 or 16 bits in its `in` and "
