@@ -196,7 +196,8 @@ class OpSignature:
     @property
     def has_own(self) -> bool:
         """Return whether the plan of a node depends on this signature beyond its types."""
-        return not (self.requantize is self.function is self.accumulator is self.fixed_scale is None)
+        own = (self.requantize, self.function, self.accumulator, self.fixed_scale)
+        return any(said is not None for said in own)
 
     @property
     def is_integer(self) -> bool:

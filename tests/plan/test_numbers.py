@@ -327,7 +327,8 @@ def test_a_bias_has_the_room_that_the_products_leave() -> None:
     """By the definition: what the sums leave of int32, and all of the type where the products alone overflow."""
     greatest = 2**31 - 1
     reached = np.asarray([0, 10, greatest - 1, greatest + 5], np.int64)
-    assert bias_room(hardware("ort_cpu"), reached).tolist() == [greatest, greatest - 10, 1, greatest]
+    spec = hardware("ort_cpu")
+    assert bias_room(spec, spec.accumulator, reached).tolist() == [greatest, greatest - 10, 1, greatest]
 
 
 @pytest.mark.parametrize("seed", range(4))
