@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common as common_passes
 
 from quantpipe import extend
 from quantpipe.errors import ConfigError
+from quantpipe.graph.external_weights import copied
+from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.patterns import join_patterns
+from quantpipe.graph.rewrites import DECLARED, Rewrite
 
 
 def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
-    """Return the clean-up step that joins the patterns of plug-in packages that the hardware file declares."""
+    """Return the clean-up step that joins what the hardware file declares: patterns of packages, and functions."""
+    own = [DECLARED[op] for op in DECLARED if op in declared]
     patterns = [op for name, op in extend.ops().items() if op.pattern and name in declared]
 
     def patterns_of_plug_ins(model: ir.Model) -> ir.Model:
-        return join_patterns(model, patterns)
+        return join_patterns(_joined(model, own), patterns)
 
     return patterns_of_plug_ins
+
+
+def _joined(model: ir.Model, rewrites: Iterable[tuple[Rewrite, int]]) -> ir.Model:
+    """Join functions of one value to one node each, in an opset that has them; itself where there are none."""
+    for rewrite, opset in rewrites:
+        copy = copied(model)
+        common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+        before = len(copy.graph)
+        for node in list(copy.graph):
+            if node.graph is copy.graph:
+                rewrite(copy.graph, node)
+        if len(copy.graph) < before:
+            model = copied(raise_to(model, opset))
+            common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+            for node in list(model.graph):
+                if node.graph is model.graph:
+                    rewrite(model.graph, node)
+    return model
 
 
 def leave_to_plug_ins(raw: ir.Model, path: Path) -> None:

@@ -11,7 +11,7 @@ ATTRIBUTES = {
     "Log": (), "Sqrt": (), "Reciprocal": (), "Abs": (), "Neg": (), "Sign": (), "Floor": (), "Ceil": (), "Round": (),
     "Sin": (), "Cos": (), "PRelu": (), "Pow": (), "LeakyRelu": ("alpha",), "Elu": ("alpha",), "Celu": ("alpha",),
     "ThresholdedRelu": ("alpha",), "Selu": ("alpha", "gamma"), "HardSigmoid": ("alpha", "beta"),
-    "Gelu": ("approximate",),
+    "Gelu": ("approximate",), "Swish": ("alpha",),
 }  # fmt: skip
 """Ops whose tables can be recomputed from their definition, with the attributes that it has."""
 

@@ -118,6 +118,7 @@ _OWN: Mapping[str, OpRule] = {
     "Sigmoid": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(0.0, 1.0), kinds=(*TABLES, K.TFLITE)),
     "Tanh": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, fixed=(-1.0, 1.0), kinds=(*TABLES, K.TFLITE)),
     "Gelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),
+    "Swish": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=TABLES),
     "LeakyRelu": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
     "HardSwish": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.TFLITE)),
     "Exp": OpRule(Family.LOOKUP, refuse=f.lookup_refuses, kinds=(*TABLES, K.POLYNOMIAL, K.SHIFT)),

@@ -92,6 +92,7 @@ FUNCTIONS: Mapping[str, Callable[[Array, Attributes, Sequence[Array]], Array]] =
     "Softsign": lambda x, a, p: x / (1 + np.abs(x)),
     "Mish": lambda x, a, p: x * np.tanh(np.logaddexp(x, 0)),
     "Gelu": _gelu,
+    "Swish": lambda x, a, p: x / (1 + np.exp(-a.get("alpha", 1.0) * x)),
     "Selu": _selu,
     "Elu": lambda x, a, p: np.where(x > 0, x, a.get("alpha", 1.0) * np.expm1(x)),
     "Celu": lambda x, a, p: np.maximum(x, 0) + np.minimum(0, a.get("alpha", 1.0) * np.expm1(x / a.get("alpha", 1.0))),

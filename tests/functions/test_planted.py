@@ -22,7 +22,7 @@ PAIRS = [
     if rule.family in (Family.LOOKUP, Family.ROWS)
     for kind in rule.kinds
 ]
-OPSETS = {"Mish": 18, "Gelu": 20, "RMSNormalization": 23}
+OPSETS = {"Mish": 18, "Gelu": 20, "Swish": 24, "RMSNormalization": 23}
 POSITIVE = ("Log", "Sqrt", "Reciprocal")
 
 

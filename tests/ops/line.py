@@ -8,7 +8,7 @@ without the run folder that a `Pipeline` keeps.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -205,7 +205,11 @@ def schema_for(spec: HardwareSpec, name: str = "auto") -> Schema:
     return resolve_schema(spec, known.get(name, {"name": name}), known)
 
 
-def load(net: Net | onnx.ModelProto, samples: Callable[[Graph], ArraySamples] = normal_samples) -> Graph:
+def load(
+    net: Net | onnx.ModelProto,
+    samples: Callable[[Graph], ArraySamples] = normal_samples,
+    declared: Collection[str] = (),
+) -> Graph:
     """The clean graph of a net, by way of a file, as the program reads it (in this process: it is known to run)."""
     proto = net.proto() if isinstance(net, Net) else net
 
@@ -213,7 +217,7 @@ def load(net: Net | onnx.ModelProto, samples: Callable[[Graph], ArraySamples] = 
         return next(iter(samples(raw).batches(raw.inputs[0].shape[0] or 4))).inputs
 
     with tempfile.TemporaryDirectory() as folder:
-        return load_graph(model_file(proto, Path(folder)), example, isolate=False)
+        return load_graph(model_file(proto, Path(folder)), example, isolate=False, declared=declared)
 
 
 def set_threshold(strategy: Strategy, key: str, range_: Range) -> Strategy:
@@ -320,6 +324,6 @@ def line(
     **options: Any,
 ) -> Line:
     """A line over a net; `options` are those of AnnotateOptions."""
-    graph = net if isinstance(net, Graph) else load(net)
     spec = hardware(spec) if isinstance(spec, str) else spec
+    graph = net if isinstance(net, Graph) else load(net, declared=spec.declared)
     return Line(graph, spec, schema_for(spec, schema), samples or normal_samples(graph), AnnotateOptions(**options))

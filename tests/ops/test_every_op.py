@@ -51,6 +51,7 @@ ORACLES: dict[str, Callable[[float, float], float]] = {
     "Softplus": lambda x, c: math.log1p(math.exp(x)),
     "Softsign": lambda x, c: x / (1 + abs(x)),
     "Mish": lambda x, c: x * math.tanh(math.log1p(math.exp(x))),
+    "Swish": lambda x, c: x / (1 + math.exp(-1.5 * x)),
     "Gelu": lambda x, c: 0.5 * x * (1 + math.erf(x / math.sqrt(2))),
     "Erf": lambda x, c: math.erf(x),
     "Exp": lambda x, c: math.exp(x),
@@ -80,7 +81,7 @@ FLIPS = {("gather_table", "hago_sample")}
 def graph_of(name: str) -> Graph:
     net = Net(seed=len(name))
     CASES[name](net)
-    return load(net)
+    return load(net, declared=("Swish",) if name == "function_swish" else ())
 
 
 @cache

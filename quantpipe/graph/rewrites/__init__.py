@@ -4,12 +4,13 @@ A rewrite takes the graph and one of its nodes, and changes the graph in place w
 (`unsigned` is none of these: it rewrites weights for the runtime, when a session loads a model.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
 from quantpipe.graph.rewrites.branch import inline_known_branch
+from quantpipe.graph.rewrites.cast_like import cast_like
 from quantpipe.graph.rewrites.einsum import einsum_to_matmul
 from quantpipe.graph.rewrites.finite_masks import finite_mask
 from quantpipe.graph.rewrites.gelu import gelu
@@ -17,7 +18,9 @@ from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
+from quantpipe.graph.rewrites.rsqrt import rsqrt
 from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
+from quantpipe.graph.rewrites.swish import swish
 
 Rewrite = Callable[[ir.Graph, ir.Node], None]
 
@@ -29,7 +32,11 @@ FUNCTIONS: tuple[Rewrite, ...] = (gelu,)
 
 FUNCTIONS_OPSET = 20
 
+DECLARED: Mapping[str, tuple[Rewrite, int]] = {"Swish": (swish, 24), "Pow": (rsqrt, 0)}
+"""Op that a device must declare for it -> what joins several nodes to one of it, and the opset that has it."""
+
 REWRITES: tuple[Rewrite, ...] = (
+    cast_like,
     split_to_slices,
     einsum_to_matmul,
     fold_to_pairs,
@@ -44,4 +51,4 @@ REWRITES: tuple[Rewrite, ...] = (
     batch_norm_to_conv,
 )
 
-__all__ = ["BRANCHES", "FUNCTIONS", "FUNCTIONS_OPSET", "REWRITES", "Rewrite"]
+__all__ = ["BRANCHES", "DECLARED", "FUNCTIONS", "FUNCTIONS_OPSET", "REWRITES", "Rewrite"]

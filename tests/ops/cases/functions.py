@@ -94,6 +94,7 @@ for _op in ("Log", "Sqrt", "Reciprocal"):
     _function(_op, positive=True)
 _function("Mish", opset=18)
 _function("Gelu", opset=20)
+_function("Swish", opset=24, alpha=1.5)
 
 
 def _normalization(name: str, op: str, *parameters: bool, opset: int = 17, **attrs: object) -> None:

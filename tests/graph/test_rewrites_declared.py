@@ -1,0 +1,78 @@
+"""Functions of one value in several nodes become one op where the device has it: Swish, and 1 / √x as a power."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.ops.line import Net, hardware, hardware_data, line, load
+
+
+def ops(net: Net, *declared: str) -> Counter[str]:
+    """The ops of the clean model; that it computes the same is checked on samples where it is loaded."""
+    return Counter(n.op for n in load(net, declared=declared).nodes)
+
+
+def silu(net: Net, x: str, alpha: float | None, swapped: bool) -> str:
+    inside = x if alpha is None else net.node("Mul", net.constant(np.float32(alpha)), x)
+    gate = net.node("Sigmoid", inside, name="gate")
+    return net.node("Mul", *((gate, x) if swapped else (x, gate)), name="product")
+
+
+@pytest.mark.parametrize("alpha", [None, 1.702])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_gate_of_its_own_input_is_a_swish_where_the_device_has_one(alpha: float | None, swapped: bool) -> None:
+    net = Net(seed=1)
+    net.output(net.conv(silu(net, net.conv(net.input(None, 3, 5, 5), 3, 4, 1, 1), alpha, swapped), 4, 2, 1, 1))
+    assert ops(net, "Swish") == {"Conv": 2, "Swish": 1}
+    assert ops(net)["Swish"] == 0 and ops(net)["Sigmoid"] == 1
+
+
+def test_a_gate_that_is_read_elsewhere_or_gates_another_value_is_none() -> None:
+    net = Net(seed=2)
+    x = net.conv(net.input(None, 3, 5, 5), 3, 4, 1, 1)
+    net.output(silu(net, x, None, False), net.node("Relu", "gate_out"))
+    assert ops(net, "Swish")["Swish"] == 0
+    other = Net(seed=3)
+    x = other.conv(other.input(None, 3, 5, 5), 3, 4, 1, 1)
+    other.output(other.node("Mul", other.node("Relu", x), other.node("Sigmoid", x)))
+    assert ops(other, "Swish")["Swish"] == 0
+
+
+@pytest.mark.parametrize("how", ["Reciprocal", "Div"])
+def test_the_reciprocal_of_a_root_is_one_power_where_the_device_has_one(how: str) -> None:
+    net = Net(seed=4)
+    root = net.node(
+        "Sqrt", net.node("Clip", net.input(None, 6), net.constant(np.float32(0.3)), net.constant(np.float32(9)))
+    )
+    net.output(net.node(how, *((net.constant(np.float32(1)),) if how == "Div" else ()), root, name="rsqrt"))
+    assert ops(net, "Pow") == {"Clip": 1, "Pow": 1} and ops(net)["Sqrt"] == 1
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_the_op_itself_is_kept_or_written_out_without_casts(alpha: float) -> None:
+    net = Net(seed=6, opset=24)
+    net.output(net.node("Swish", net.node("Relu", net.input(None, 6)), alpha=alpha, name="own"))
+    assert ops(net, "Swish") == {"Relu": 1, "Swish": 1}
+    assert set(ops(net)) <= {"Relu", "Sigmoid", "Mul"}
+
+
+def test_one_table_is_nearer_than_two() -> None:
+    """The same net on a device with and without Swish: one rounding in place of two."""
+    data = hardware_data("npu_w8a16")
+    eight = {"activations": {"symmetric": True, "bits": 8, "narrow": True}}
+    found = {}
+    for name, own in (("apart", {}), ("one", {"Swish": [{"in": ["int16"], "out": ["int16"]}]})):
+        net = Net(seed=5)
+        x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3)
+        net.output(net.conv(silu(net, x, None, False), 4, 2, 1, 1))
+        made = line(net, hardware("npu_w8a16", ops={**data["ops"], **own},
+                                  functions={**data["functions"], **dict.fromkeys(own, "table")}, **eight))  # fmt: skip
+        assert not made.topology.float_nodes
+        plan = made.plan(8)
+        assert made.agree(plan, "integer").differing == 0
+        (wanted,), (got,) = made.outputs().values(), made.outputs(made.realize(plan, "integer").model).values()
+        found[name] = float(np.sqrt(np.mean((wanted - got) ** 2)))
+    assert found["one"] < found["apart"]
