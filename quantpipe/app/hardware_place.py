@@ -8,6 +8,7 @@ no place in a file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
         HardwareError: as `load_hardware` does, with file and line where they are known.
     """
     try:
-        return load_hardware(content)
+        return _placed(load_hardware(content), file)
     except HardwareError as error:
         key = f"{HARDWARE}.{error.field}"
         if file is None or error.field is None or any(f"{key}.".startswith(f"{name}.") for name in given):
@@ -44,6 +45,14 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
         if place is None:
             raise
         raise HardwareError(f"{error} ({place})", field=error.field) from error
+
+
+def _placed(spec: HardwareSpec, file: Path | None) -> HardwareSpec:
+    """The device with the places of its patterns: where two of them meet is known with the model only."""
+    if file is None or not spec.kernels:
+        return spec
+    places = {k.name: place_of(f"kernels.{k.name}.pattern", file) or "" for k in spec.kernels}
+    return replace(spec, kernels=tuple(replace(k, place=places[k.name]) for k in spec.kernels))
 
 
 def place_of(field: str, file: Path) -> str | None:

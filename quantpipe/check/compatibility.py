@@ -251,7 +251,8 @@ def _verdict(
     """A device that never overflows refuses sums that could; one that wraps or saturates runs them, wrongly."""
     if not (topology.kernels or topology.weighted) or (refused and spec.float_on is FloatOn.NONE):
         return Verdict.CANNOT_RUN
-    over = [a.node for a in sums if a.overflows]
-    if any(widest_accumulator(topology, spec, node).overflow is Overflow.NEVER for node in over):
+    # Of a product of two activations no overflow is simulated, so a plan that could reach one is refused.
+    over = [topology.kernel_of[a.node] for a in sums if a.overflows]
+    if any(k.weight is None or widest_accumulator(topology, spec, k.node).overflow is Overflow.NEVER for k in over):
         return Verdict.CANNOT_RUN
     return Verdict.FALLS_BACK if refused else Verdict.FITS

@@ -7,6 +7,7 @@ input range at which the bias fits.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.storage import widest_accumulator
-from quantpipe.oprules import rule_of
+from quantpipe.oprules import Family, rule_of
 from quantpipe.types import DType, Granularity, HardwareSpec, Kernel, Schema, Symmetry, Topology
 
 
@@ -53,6 +54,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
     found = []
     for kernel in topology.kernels:
         if kernel.weight is None:
+            found += _of_activations(graph, topology, spec, schema, kernel)
             continue
         integers, scale = _integers(graph, topology, schema, kernel)
         group = topology.group_of[kernel.operands[0].tensor]
@@ -61,6 +63,19 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
         limit = widest_accumulator(topology, spec, kernel.node).qmax
         found.append(Accumulation(kernel.node, worst, limit, _bias_threshold(graph, spec, kernel, scale, span=span)))
     return tuple(found)
+
+
+def _of_activations(
+    graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema, kernel: Kernel
+) -> list[Accumulation]:
+    """The sums of a product of two activations, over the last axis of the first."""
+    rule = rule_of(graph.by_name[kernel.node])
+    if rule is None or rule.family is not Family.ACCUMULATE:
+        return []
+    groups = [topology.group_of[o.tensor] for o in kernel.operands if o.tensor in topology.group_of]
+    spans = [_span(min(g.max_bits, g.dtype.bits), g.dtype, schema) for g in groups]
+    worst = graph.shapes[kernel.operands[0].tensor][-1] * math.prod(spans)
+    return [Accumulation(kernel.node, worst, widest_accumulator(topology, spec, kernel.node).qmax, 0.0)]
 
 
 def _integers(

@@ -54,10 +54,11 @@ def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
             for other in shared:
                 if other.kernel != kernel.name and size[other.kernel] == len(kernel.steps):
                     nodes = ", ".join(sorted({*site.nodes} & {*other.nodes}))
+                    place = f" ({kernel.place})" if kernel.place else ""
                     raise HardwareError(
                         f"kernels.{kernel.name}.pattern and kernels.{other.kernel}.pattern, of one size, both match "
                         f"{nodes}, so which kernel runs it is ambiguous; legal are patterns of another size, or "
-                        "conditions (when) that tell them apart",
+                        f"conditions (when) that tell them apart{place}",
                         stage="hardware",
                         where=spec.name,
                         field=f"kernels.{kernel.name}.pattern",

@@ -45,6 +45,8 @@ class LogicalKernel:
     signatures: Mapping[str, Mapping[str, tuple[OpSignature, ...]]]
     bits: Mapping[str, int] = field(default_factory=dict)
     cost: Cost | None = None
+    place: str = field(default="", compare=False, repr=False)
+    """`FILE, line N` of its pattern, where that is known."""
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -38,19 +38,20 @@ class Affine:
     scale: float
 
 
-def normalized(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[Value, float]:
+def normalized(writer: ProgramWriter, data: Quantizer, what: Normalization, finest: float = 0.0) -> tuple[Value, float]:
     """Write a normalization up to its gain and offset, as an accumulator.
 
     Args:
         writer: the program in the making.
         data: how the input is stored.
         what: the normalization.
+        finest: the least step that the device can narrow to the result's, in real units.
 
     Returns:
         The accumulator, and the real units of one of its steps.
     """
     value, fraction = _unit(writer, data, what)
-    affine = _affine(what, fraction)
+    affine = _affine(what, fraction, finest)
     product = writer.mul(value, affine.gain)
     return product if affine.offset is None else writer.add(product, affine.offset), affine.scale
 
@@ -89,7 +90,7 @@ def _unit(writer: ProgramWriter, data: Quantizer, what: Normalization) -> tuple[
     return writer.clip(quotient, -limit, limit), fraction
 
 
-def _affine(what: Normalization, fraction: int) -> Affine:
+def _affine(what: Normalization, fraction: int, finest: float) -> Affine:
     """Gains in steps of a power of two, so that product and offset fit 31 bits."""
     gain = np.ones(()) if what.gain is None else what.gain
     peak = float(np.max(np.abs(gain))) or 1.0
@@ -97,6 +98,8 @@ def _affine(what: Normalization, fraction: int) -> Affine:
     if what.offset is not None and np.any(what.offset):
         least = math.log2(float(np.max(np.abs(what.offset)))) - ACCUMULATOR_BITS + fraction
         exponent = max(exponent, math.ceil(least))
+    if finest > 0:
+        exponent = max(exponent, math.ceil(math.log2(finest)) + fraction)
     steps = np.ldexp(gain, -exponent)
     limit = 1 << (ACCUMULATOR_BITS - NORMAL_BITS)
     gains = np.clip(intmath.round_real(steps), -limit, limit).astype(np.int64)

@@ -19,7 +19,7 @@ from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
 from quantpipe.plan.requantize import refuse_wide_products, requantize
-from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, Scales
+from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Scales
 
 MEAN_BITS = 12
 """Bits of fraction that a mean keeps on its way through an integer division."""
@@ -79,8 +79,10 @@ def _differences(span: int) -> Ints:
 
 
 def _norm(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
-    data = builder.quantizers[kernel.operands[0].tensor]
-    return normalized(writer, data, normalization(builder.graph.by_name[kernel.node], builder.graph))
+    data, how = builder.quantizers[kernel.operands[0].tensor], builder.narrowing(kernel)
+    shifts = how.kind is RequantizeKind.SHIFT
+    finest = math.ldexp(float(builder.quantizers[kernel.output].scale), -how.max_shift) if shifts else 0.0
+    return normalized(writer, data, normalization(builder.graph.by_name[kernel.node], builder.graph), finest)
 
 
 def _division(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
