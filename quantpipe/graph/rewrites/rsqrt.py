@@ -19,7 +19,7 @@ def rsqrt(graph: ir.Graph, node: ir.Node) -> None:
     maker = root.producer() if root is not None else None
     if root is None or maker is None or not is_op(maker, "Sqrt") or only_user(root, graph) is not node:
         return
-    power = new_constant(graph, f"{node.name}_power", np.float32(-0.5))
+    power = new_constant(graph, f"{node.name}_power", np.asarray(-0.5, np.float32))
     made = new_node(graph, node, "Pow", [maker.inputs[0], power], name=node.name)
     take_place(node.outputs[0], made)
     graph.remove([node, maker], safe=True)
