@@ -54,7 +54,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
     found = []
     for kernel in topology.kernels:
         if kernel.weight is None:
-            found += _of_activations(graph, topology, spec, schema, kernel)
+            found += _of_activations(graph, topology, spec, kernel, schema=schema)
             continue
         integers, scale = _integers(graph, topology, schema, kernel)
         group = topology.group_of[kernel.operands[0].tensor]
@@ -66,7 +66,7 @@ def accumulations(graph: Graph, topology: Topology, spec: HardwareSpec, schema: 
 
 
 def _of_activations(
-    graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema, kernel: Kernel
+    graph: Graph, topology: Topology, spec: HardwareSpec, kernel: Kernel, *, schema: Schema
 ) -> list[Accumulation]:
     """The sums of a product of two activations, over the last axis of the first."""
     rule = rule_of(graph.by_name[kernel.node])
