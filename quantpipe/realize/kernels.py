@@ -20,6 +20,7 @@ from quantpipe.types import (
     Accumulate,
     Device,
     Kernel,
+    Program,
     QuantPlan,
     Reason,
     ReasonKind,
@@ -154,6 +155,11 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
     numbers = plan.kernels[kernel.node]
     if isinstance(numbers, Device):
         yield f"an op of the plug-in package {numbers.package}: run by its definition as a function"
+    if isinstance(numbers, Program):
+        yield (
+            f"no integer kernel of the op: {len(numbers.steps)} steps on 64-bit integers, which take longer here than "
+            "the float op between conversions"
+        )
     if kernel.op in fr.TRANSPOSED:
         yield "no integer kernel of the op: carried by float32 on whole numbers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:

@@ -323,3 +323,27 @@ def test_a_group_normalization_runs_in_integers_as_what_it_is_made_of() -> None:
     assert not made.topology.float_nodes
     assert any(k.op == "LayerNormalization" for k in made.topology.kernels)
     assert made.agree(made.plan(16), "integer").differing == 0
+
+
+def test_a_chain_of_fuse_is_the_short_form_of_a_kernel() -> None:
+    """The same kernels, bounds and numbers, whether a file says `fuse` or the patterns that it is short for."""
+    net = Net(seed=9)
+    x = net.node("Relu", net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3, name="first"), name="relu")
+    y = net.conv(x, 4, 4, 1, 1, name="second")
+    net.output(net.node("Relu", net.node("Add", y, x, name="sum"), name="last"))
+    ops = OPS | {"Relu": {"in": "int8", "out": "int8"}}
+    types = {"x": "int8", "y": "int8", "z": "int8"}
+    patterns = {
+        "conv_relu": {"pattern": {"y": "Conv(x, w)", "z": "Relu(y)"}, "types": types | {"w": "int8"}},
+        "add_relu": {"pattern": {"y": "Add(x, w)", "z": "Relu(y)"}, "types": types | {"w": "int8"}},
+    }
+    short = line(net, device({}, ops=ops, fuse=[["Conv", "Relu"], ["Add", "Relu"]]))
+    long = line(net, device(patterns, ops=ops))
+    assert short.topology.kernels == long.topology.kernels and len(short.topology.fused_into) == 2
+    assert [g.key for g in short.topology.groups] == [g.key for g in long.topology.groups]
+    a, b = short.plan(8), long.plan(8)
+    assert {t: (float(q.scale), q.bits) for t, q in a.quantizers.items()} == {
+        t: (float(q.scale), q.bits) for t, q in b.quantizers.items()
+    }
+    assert long.agree(b, "integer").differing == 0
+    assert not line(net, device({}, ops=ops)).topology.fused_into, "without either nothing is fused"
