@@ -118,8 +118,8 @@ def main() -> None:
     print(
         f"`python benchmarks/functions.py`, onnxruntime {ort.__version__}, one thread, 64 x 128 values, microseconds.\n"
     )
-    print("| op | formed by | float op | with conversions | qdq | integer | the report of `qdq` says so |")
-    print("|---|---|---|---|---|---|---|")
+    print("| op | formed by | float op | with conversions | qdq | integer | the report says so of qdq | of integer |")
+    print("|---|---|---|---|---|---|---|---|")
     for op, (_, _, kind) in OPS.items():
         model = model_of(op)
         ports = [i.name for i in model.graph.input]
@@ -129,7 +129,7 @@ def main() -> None:
         made = {form: realized(op, model, drawn, form) for form in ("qdq", "integer")}
         times = [model.SerializeToString(), between(model).SerializeToString(), made["qdq"][0], made["integer"][0]]
         cells = " | ".join(f"{microseconds(data, one):.0f}" for data in times)
-        said = "yes" if "function" in made["qdq"][1] else "no"
+        said = " | ".join("yes" if "function" in made[form][1] else "no" for form in made)
         print(f"| {op} | {kind} | {cells} | {said} |", flush=True)
 
 

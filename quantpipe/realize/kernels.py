@@ -20,6 +20,7 @@ from quantpipe.types import (
     Accumulate,
     Device,
     Kernel,
+    Lookup,
     Program,
     QuantPlan,
     Reason,
@@ -160,6 +161,8 @@ def _sums(plan: QuantPlan, kernel: Kernel, form: str) -> Iterator[str]:
             f"no integer kernel of the op: {len(numbers.steps)} steps on 64-bit integers, which take longer here than "
             "the float op between conversions"
         )
+    if isinstance(numbers, Lookup) and form == INTEGER:
+        yield "looked up in a table by Gather, which takes longer here than the float op between conversions"
     if kernel.op in fr.TRANSPOSED:
         yield "no integer kernel of the op: carried by float32 on whole numbers"
     if isinstance(numbers, Accumulate | Sum) and numbers.limit is not None:

@@ -11,7 +11,7 @@ from quantpipe.plan.formulas import FORMULAS
 from quantpipe.plan.programs import PROGRAMS
 from quantpipe.types import Contract, FunctionKind, Program
 from tests.functions.devices import BASES, NORMS, device
-from tests.ops.line import hardware, line
+from tests.ops.line import Net, hardware, line
 from tests.ops.test_every_op import graph_of
 from tests.simulate.test_against_interpreter import check
 
@@ -89,3 +89,16 @@ def test_every_kind_of_a_rule_is_formed() -> None:
         else:
             assert {(op, k) for k in rule.kinds if k is not FunctionKind.TABLE} == {k for k in FORMULAS if k[0] == op}
             assert bool(rule.kinds) == (rule.family is Family.LOOKUP)
+
+
+def test_exponentials_of_values_far_below_zero_on_a_device_that_shifts() -> None:
+    """Codes of a symmetric grid reach as far above zero, where no shift could bring an exponential down."""
+    net = Net(seed=3)
+    x = net.node("MatMul", net.input(None, 6, 16), net.floats(16, 12, scale=1.5), name="first")
+    x = net.node("Clip", x, net.constant(np.float32(-110)), net.constant(np.float32(0.5)))
+    net.output(net.node("MatMul", net.node("Exp", x, name="exp"), net.floats(12, 5, scale=0.3), name="last"))
+    made = line(net, "fpga_shift")
+    assert not made.topology.float_nodes
+    plan = made.plan(8)
+    check(made, plan, "integer")
+    assert made.agree(plan, "integer").differing == 0

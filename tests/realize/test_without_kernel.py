@@ -48,6 +48,7 @@ def test_plain_models_of_the_default_target_have_kernels_throughout(form: str) -
         ("gemm_trans", "tflite_int8", "integer", 8, "requantized by fixed_point, single"),
         ("conv_asymmetric_pads", "ascend_acl", "integer", 8, "a zero point of each channel"),
         ("transposed_strides", "ort_cpu", "qdq", 8, "no integer kernel of the op"),
+        ("function_sigmoid", "tflite_int8", "integer", 8, "looked up in a table by Gather"),
         ("softmax_last", "tflite_int8", "integer", 8, "no integer kernel of the op: "),
     ],
 )
