@@ -26,6 +26,11 @@ def main() -> None:
     if (wrong := missing_file(sys.argv[1:], Path.cwd())) is not None:
         sys.stderr.write(f"error: {wrong}\n")
         raise SystemExit(2)
+    if {"-sc", "--shell-completion"} & set(sys.argv[1:]) and "query=bash" in sys.argv[1:]:
+        from quantpipe.app.complete import answer, asked
+
+        sys.stdout.write(f"{answer()}\n" if asked() else "\n")
+        raise SystemExit(0)
     if {"--help", "-h"} & set(sys.argv[1:]):
         from quantpipe.app.help import help_page
 

@@ -1,7 +1,8 @@
-"""What may be typed: flags anywhere, `experiment=`, `-q`; and what the help says."""
+"""What may be typed: flags anywhere, `experiment=`, `-q`; what the help says and the tab key offers."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from quantpipe.app.arguments import arranged
+from quantpipe.app.complete import VALUES, completions
 from quantpipe.app.files import folder_of
 from quantpipe.app.help import help_page
 from quantpipe.app.settings import GROUPS
-from quantpipe.pipeline.settings import COMMANDS
+from quantpipe.pipeline.settings import COMMANDS, VERBOSITIES
+from tests.e2e.program import ROOT
 
 
 @pytest.mark.parametrize(
@@ -44,6 +47,50 @@ def test_the_help_is_one_page_with_every_group_option_and_command(monkeypatch: p
     assert all(path.stem in said for path in folder_of("experiments").glob("*.yaml"))
     for command in COMMANDS[1:]:
         assert f"command={command}" in said or f"also {command}" in said, command
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("python run.py hardware=v", {"hardware=vta", "hardware=vta_mul", "hardware=vitis_dpu"}, "hardware=ort_cpu"),
+        ("python run.py -m hardware=vta,ort", {"hardware=vta,ort_cpu"}, "hardware=vta"),
+        ("python run.py experiment=vta_d", {"experiment=vta_digits"}, "experiments=vta_digits"),
+        ("python run.py +experiments=vta_d", {"+experiments=vta_digits"}, "experiments=vta_digits"),
+        ("python run.py ha", {"hardware="}, "hardware=vta"),
+        ("python run.py search=random search.max_", {"search.max_evaluations=", "search.max_seconds="}, "search="),
+        ("python run.py hardware=vta hardware.weights.", {"hardware.weights.granularity="}, "hardware.name="),
+        ("python run.py command=comp", {"command=compare"}, "command=check"),
+        ("python run.py ", {"model=", "seed=", "experiment=", "evaluate.latency_runs="}, "defaults="),
+        ("quantpipe hardware=none_of_that.", set(), "hardware=vta"),
+    ],
+)
+def test_the_tab_key(line: str, offered: set[str], not_offered: str) -> None:
+    found = completions(line)
+    assert offered <= set(found) and not_offered not in found
+    assert all(word.startswith(line.rpartition(" ")[2]) for word in found)
+
+
+def test_files_by_the_tab_key(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").touch()
+    (tmp_path / "more").mkdir()
+    found = completions(f"python run.py model.path={tmp_path}/mo")
+    assert found == [f"model.path={tmp_path}/model.onnx", f"model.path={tmp_path}/more/"]
+    assert VALUES["command"] == COMMANDS and VALUES["verbosity"] == VERBOSITIES
+
+
+BASH = """
+eval "$(python run.py -sc install=bash)"
+COMP_LINE="python run.py experiment=vta_d"; COMP_POINT=${#COMP_LINE}; COMP_CWORD=2
+hydra_bash_completion; echo "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.program
+def test_the_tab_key_in_a_shell() -> None:
+    """The function that Hydra installs, with the answers of this program."""
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", BASH], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["experiment=vta_digits"]
 
 
 def test_the_help_comes_without_what_takes_seconds(tmp_path: Path) -> None:
