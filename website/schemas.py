@@ -1,4 +1,4 @@
-"""The JSON Schemas of report.json and strategy.json, made from the types `RunReport` and `StrategyFile`.
+"""The JSON Schemas of report.json, strategy.json and what dumps say of a device, made from their types.
 
 python -m website.schemas      writes quantpipe/artifacts/schemas/*.json; a test compares the files with what this makes
 """
@@ -10,13 +10,21 @@ import types
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from quantpipe.types import RunReport, StrategyFile
+from quantpipe.types import DumpReport, IdentifyReport, RunReport, StrategyFile
 from website.pages import ROOT
 
 FOLDER = ROOT / "quantpipe" / "artifacts" / "schemas"
 
-VERSIONS: Mapping[str, tuple[type, int]] = {"report": (RunReport, 1), "strategy": (StrategyFile, 1)}
+VERSIONS: Mapping[str, tuple[type, int]] = {
+    "report": (RunReport, 1),
+    "strategy": (StrategyFile, 1),
+    "dump": (DumpReport, 1),
+    "identify": (IdentifyReport, 1),
+}
 """Artifact -> what it holds, and the version of its schema, which grows when a key goes or means something else."""
+
+ANSWERS = ("dump", "identify")
+"""Those that a command gives and no file holds: `compare dump=…` and `identify` with `check.format=json`."""
 
 ORIGIN: Mapping[str, Any] = {
     "type": "object",
@@ -61,8 +69,8 @@ def schema_of(name: str) -> dict[str, Any]:
         "$id": f"urn:quantpipe:{name}:{version}",
         "title": f"{name}.json of quantpipe, version {version}",
         **root,
-        "properties": {"origin": {"$ref": "#/$defs/Origin"}, **root["properties"]},
-        "$defs": {"Origin": ORIGIN, **{part: parts[part] for part in sorted(parts)}},
+        "properties": {**({} if name in ANSWERS else {"origin": {"$ref": "#/$defs/Origin"}}), **root["properties"]},
+        "$defs": {**({} if name in ANSWERS else {"Origin": ORIGIN}), **{part: parts[part] for part in sorted(parts)}},
     }
 
 

@@ -1,4 +1,4 @@
-"""quantpipe from Python: `quantize`, `Pipeline`, `check`, `lint`, `verify`, `explain`, `explain_file`.
+"""quantpipe from Python: `quantize` and its stages, looks at models and runs, and devices held against a plan.
 
 Each is loaded at first use.
 
@@ -8,6 +8,7 @@ It stands above the command line's package, whose way from configuration to sett
 
 import logging
 
+from quantpipe.api.device import DumpResult, IdentifyResult, compare_dump, export_vectors, identify
 from quantpipe.api.look import (
     CheckResult,
     ExplainResult,
@@ -29,7 +30,9 @@ from quantpipe.verify import Verdict
 __all__ = [
     "Annotation",
     "CheckResult",
+    "DumpResult",
     "ExplainResult",
+    "IdentifyResult",
     "LintResult",
     "Options",
     "Pipeline",
@@ -41,9 +44,12 @@ __all__ = [
     "SearchOutcome",
     "Verdict",
     "check",
+    "compare_dump",
     "example_model",
     "explain",
     "explain_file",
+    "export_vectors",
+    "identify",
     "lint",
     "quantize",
     "verify",

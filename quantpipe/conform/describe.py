@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from quantpipe.conform.kernels import Site
@@ -62,10 +62,7 @@ class Described:
 
     def legal(self, change: Change) -> HardwareSpec | None:
         """Return the changed hardware file; None where it would be refused."""
-        try:
-            return load_hardware(changed(self.hardware, change))
-        except QuantpipeError:
-            return None
+        return _loaded(json.dumps(changed(self.hardware, change)))
 
     def _around(self, kernel: Kernel) -> tuple[Kernel, ...]:
         """The kernel, behind those whose accumulators it reads."""
@@ -97,12 +94,21 @@ class Described:
             return None
 
 
+@lru_cache(maxsize=1024)
+def _loaded(text: str) -> HardwareSpec | None:
+    """A hardware file as JSON, read once for all probes; None where it would be refused."""
+    try:
+        return load_hardware(json.loads(text))
+    except QuantpipeError:
+        return None
+
+
 def changed(hardware: Mapping[str, Any], change: Change) -> dict[str, Any]:
     """Return the content of a hardware file with some of its fields changed.
 
     `requantize` of the file is then that of every op that `change` does not name.
     """
-    data: dict[str, Any] = deepcopy(dict(hardware))
+    data: dict[str, Any] = {**hardware, "ops": dict(hardware["ops"])}  # nothing below these is changed in place
     if "requantize" in change:
         _clear(data)
     for name, value in change.items():

@@ -160,7 +160,7 @@ def separating(described: Described, most: int) -> Array:
     """
     kernel = described.topology.kernel_of[NODE]
     rng = np.random.default_rng(SEED + 3)
-    pool = np.unique(rng.integers(-most, most + 1, SEARCHED))
+    pool = rng.integers(-most, most + 1, SEARCHED)
     ways = [_scalar(site) for site in _ways(described, kernel)]
     found = [narrowed(how, pool, 0, out=out, fault=NONE) for how, out in ways]
     count = described.graph.shapes[described.graph.by_name[NODE].outputs[0]][1]

@@ -53,7 +53,7 @@ def test_every_public_name_is_explained() -> None:
     assert (Path(quantpipe.__file__).parent / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("name", ["look", "pipeline"])
+@pytest.mark.parametrize("name", ["look", "pipeline", pytest.param("device", marks=pytest.mark.grid)])
 def test_examples_in_docstrings(name: str) -> None:
     found = doctest.testmod(importlib.import_module(f"quantpipe.api.{name}"))
     assert found.attempted > 3

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.program import Program
+from tests.e2e.schemas import faults
 
 ISA = {"isa: avx2"}
 """On CPUs without VNNI a session as the README opens it adds pairs of products in int16."""
@@ -29,12 +30,14 @@ def test_vectors_are_exported_run_and_compared(program: Program) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
     held = program.bare("command=compare", "runs=[run]", f"dump={folder / 'dumps'}", "check.format=json")
     found = json.loads(held.out)
+    assert not faults("dump", found)
     assert {s["name"] for s in found["sets"]} > {"probes/conv_narrowing", "probes/add_ties", "probes/mean_general"}
     wrong = [r for s in found["sets"] for r in s["rows"] if r["differing_own"]]
     assert held.code == (3 if wrong else 0)
     assert all(ISA & {f"{e['field']}: {e['value']}" for e in r["explanations"] if not e["left"]} for r in wrong), wrong
 
     told = program.bare("command=identify", "runs=[run]", f"dump={folder / 'dumps'}", "check.format=json")
+    assert not faults("identify", json.loads(told.out))
     left = {row["field"]: row["values"] for row in json.loads(told.out)["fields"]}
     assert left["requantize of Conv"] == ["float_multiplier, rounding half_even"]
     assert left["isa"] == (["avx2"] if wrong else ["vnni"]) and told.code == (3 if wrong else 0)
