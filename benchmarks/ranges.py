@@ -85,7 +85,12 @@ def rows(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
 def markdown(found: dict[str, dict[str, Any]], options: argparse.Namespace) -> str:
     """The table: dB on samples that nothing was chosen by, and the loss on the search samples."""
     lines = [f"# Estimators of ranges by what the outputs lose, hardware={options.hardware}", ""]
-    lines += [f"`python benchmarks/ranges.py`: SQNR of the worst output on 64 other samples, dB (loss on 32 search samples, nats). {__doc__.splitlines()[2]}", ""]  # noqa: E501  # fmt: skip
+    lines += [
+        "`python benchmarks/ranges.py`: SQNR of the worst output on 64 samples that nothing was chosen by, in dB (loss "
+        "on the 32 search samples, in nats). Everything in integers and no recovery; `default` is `threshold=mse` with "
+        "`precision=auto`, which may give whole ranges to some tensors, or leave nodes in float.",
+        "",
+    ]
     lines += [f"| model | {' | '.join(options.ways)} |", "|---" * (1 + len(options.ways)) + "|"]
     for name, ways in found.items():
         cells = ["failed" if "failed" in way else f"{way['db']:.1f} ({way['loss']:.2g})" for way in ways.values()]

@@ -34,6 +34,7 @@ from quantpipe.types import (
     Topology,
 )
 from quantpipe.types.choice_key import ChoiceKind, choice_key, is_structural, read_key
+from quantpipe.types.hardware import FloatOn
 from quantpipe.types.structure import DEFAULT, FLOAT, INTEGER
 
 KEPT = 64
@@ -65,7 +66,8 @@ class Topologies:
             spec: The device.
             schema: How ranges become scales.
             options: What the user states.
-            floatable: Nodes of `may_float` that may be left in float by choice, whatever `annotate.choices` asks for.
+            floatable: Nodes of `may_float` and `may_host` that may be left in float by choice, whatever
+                `annotate.choices` asks for.
         """
         self._given = (graph, spec, schema, options)
         self._floatable = frozenset(floatable)
@@ -151,7 +153,9 @@ class Topologies:
             found += self._float_choices(ChoiceKind.ADD in kinds)
         known = {choice.key for choice in found}
         found += [
-            c for k in self._may_float() if k.node in self._floatable and (c := self._float_choice(k)).key not in known
+            c
+            for k in (*self._may_float(), *self._may_host())
+            if k.node in self._floatable and (c := self._float_choice(k)).key not in known
         ]
         if ChoiceKind.ADD in kinds:
             found += self._add_choices()
@@ -208,15 +212,29 @@ class Topologies:
         """
         return tuple(kernel.node for kernel in self._may_float())
 
+    @property
+    def may_host(self) -> tuple[str, ...]:
+        """Return nodes that the device has in integers alone, and that could run where nodes left in float do."""
+        return tuple(kernel.node for kernel in self._may_host())
+
     def _may_float(self) -> list[Kernel]:
+        return [kernel for kernel in self._free if self._declared(kernel)]
+
+    def _may_host(self) -> list[Kernel]:
+        elsewhere = self._given[1].float_on is not FloatOn.NONE
+        return [kernel for kernel in self._free if not self._declared(kernel)] if elsewhere else []
+
+    @cached_property
+    def _free(self) -> tuple[Kernel, ...]:
+        """The kernels whose tensors the user states nothing of."""
+        return tuple(kernel for kernel in self.reference.kernels if not self._touches_stated(kernel))
+
+    def _declared(self, kernel: Kernel) -> bool:
+        """Return whether the device has the kernel's node in float, too."""
         graph, spec, *_ = self._given
-        found = []
-        for kernel in self.reference.kernels:
-            node = graph.by_name[kernel.node]
-            rule = rule_of(node)
-            if rule is not None and takes_float(spec, node, graph, rule) and not self._touches_stated(kernel):
-                found.append(kernel)
-        return found
+        node = graph.by_name[kernel.node]
+        rule = rule_of(node)
+        return rule is not None and takes_float(spec, node, graph, rule)
 
     def _float_choice(self, kernel: Kernel) -> Choice:
         key = choice_key(ChoiceKind.FLOAT, kernel.node)

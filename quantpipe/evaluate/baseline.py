@@ -137,7 +137,9 @@ def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | Non
     row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     only = f"annotate.only_ops=[{','.join(products)}]"
-    near = {"static": "threshold=max_range", "dynamic": f"{only}, or recover=default"}[row["form"]]
+    near = {"static": "threshold=output_error, or threshold=max_range", "dynamic": f"{only}, or recover=default"}[
+        row["form"]
+    ]
     fast = {"static": "annotate.choices=[float] search=greedy objective.cost=latency", "dynamic": only}[row["form"]]
     return (
         f"onnxruntime's own {row['form']} quantization is {'nearer' if nearer else 'as near'} to the float model at "

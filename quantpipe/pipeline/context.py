@@ -112,7 +112,7 @@ class RunContext:
         """Return the same job with further choices.
 
         Args:
-            floats: Nodes (of `variants.may_float`) that may be left in float.
+            floats: Nodes (of `variants.may_float` and `may_host`) that may be left in float.
             wholes: Keys of scale groups whose range may be everything that calibration saw.
             decided: The choices have that one option; else the default, integer and estimated, stands before it.
         """

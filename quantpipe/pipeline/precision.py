@@ -21,10 +21,11 @@ from quantpipe.graph.view import Node
 from quantpipe.oprules import Family, rule_of
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
-from quantpipe.pipeline.precision_record import nodes_of, record_of, why
+from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
 from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves, tail_of
 from quantpipe.precision.selection import Measured
+from quantpipe.realize.backends import BACKENDS
 from quantpipe.report import text
 from quantpipe.search import Batching, Budget, Evaluator, Metric
 from quantpipe.search.evaluator import BudgetExhausted
@@ -109,14 +110,15 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
     try:
         (first,) = opened.workers([offered.space.start])
         start = (loss_of(first, aim.objective.metric), first.cost)
-        said = _said(job, profile)
+        said = _said(job, profile, floats_of(job, _hosted(job)))
         least = _aim(job) if _tail(job) else job.settings.precision.loss_above
-        if job.variants.may_float and (start[0] > least or _certain(said)):
+        floats = floats_of(job, _alike(job, nodes_of(said, *FindingKind) & _hosted(job)))
+        if floats and (start[0] > least or _certain(said)):
             opened.close()
             job.console.stage("precision", why(start[0], _certain(said)))
-            offered = job.offering(job.variants.may_float, _groups(job), decided=False)
+            offered = job.offering(floats, _groups(job), decided=False)
             profile = calibrate(offered, profile)
-            said = _said(offered, profile)  # of operands that share a scale, too, which are measured only now
+            said = _said(offered, profile, floats)  # of operands that share a scale, too, which are measured only now
             opened = Candidates.of(offered, aim.over(offered), profile)
         selection, evaluations = _selected(opened, aim.over(offered), said, start)
     except BaseException:
@@ -178,7 +180,7 @@ def _selected(
     offered = any(choice.kind == ChoiceKind.FLOAT for choice in job.space)
     selection = Selection(
         measure,
-        certain=nodes_of(said, FindingKind.CONSTANT) & frozenset(job.variants.may_float),
+        certain=nodes_of(said, FindingKind.CONSTANT),
         doubted=nodes_of(said, FindingKind.MASK, FindingKind.APART),
         ranges=range_moves(job.graph, [job.variants.reference.group_of[key] for key in _groups(job)]),
         light=[move for move in moves if not move.heavy],
@@ -200,8 +202,20 @@ def _selected(
     return selection, evaluate.evaluations
 
 
-def _said(job: RunContext, profile: Profile) -> tuple[Finding, ...]:
-    return findings_of(job.graph, job.topology, profile, frozenset(job.variants.may_float))
+def _said(job: RunContext, profile: Profile, nodes: Sequence[str]) -> tuple[Finding, ...]:
+    return findings_of(job.graph, job.topology, profile, frozenset(nodes))
+
+
+def _hosted(job: RunContext) -> frozenset[str]:
+    """Nodes that the device has in integers alone, and that the host could run; none for files that have no host."""
+    written = all(form in BACKENDS for form in (job.settings.backend, *job.settings.forms))
+    return frozenset(job.variants.may_host) if written else frozenset()
+
+
+def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
+    """The nodes of the same roles: what a mask does to one block it does to the others, seen or not."""
+    roles = moves_of(job.graph, _hosted(job)) if found else ()
+    return found.union(*(move.nodes for move in roles if not found.isdisjoint(move.nodes)))
 
 
 def _certain(said: Sequence[Finding]) -> list[Finding]:
@@ -235,9 +249,5 @@ def _groups(job: RunContext) -> tuple[str, ...]:
 def _moves(job: RunContext) -> tuple[Move, ...]:
     """What measurements may leave in float: nodes that compute. What only moves or bounds values follows them."""
     graph, offered = job.graph, {choice.key for choice in job.space}
-    computing = [
-        name
-        for name in job.variants.may_float
-        if choice_key(ChoiceKind.FLOAT, name) in offered and _computes(graph.by_name[name])
-    ]
-    return moves_of(graph, frozenset(computing))
+    floats = [node for node in graph.nodes if choice_key(ChoiceKind.FLOAT, node.name) in offered]
+    return moves_of(graph, frozenset(node.name for node in floats if _computes(node)))

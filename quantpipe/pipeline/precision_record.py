@@ -25,6 +25,12 @@ def nodes_of(said: Sequence[Finding], *kinds: FindingKind) -> frozenset[str]:
     return frozenset(finding.node for finding in said if finding.kind in kinds)
 
 
+def floats_of(job: RunContext, hosted: frozenset[str]) -> tuple[str, ...]:
+    """Return what the device may run in float, and those of `hosted` that only the host beside it may, in order."""
+    may = {*job.variants.may_float, *hosted}
+    return tuple(node.name for node in job.graph.nodes if node.name in may)
+
+
 def record_of(
     job: RunContext, selection: Selection, said: Sequence[Finding], measured: PrecisionRecord
 ) -> PrecisionRecord:
@@ -38,7 +44,7 @@ def record_of(
     """
     first, last = selection.tried[0], selection.taken
     tail = selection.tail if selection.tail <= selection.moved else frozenset()
-    floats = [name for name in job.variants.may_float if name in selection.moved]
+    floats = [node.name for node in job.graph.nodes if node.name in selection.moved]
     groups = [group for group in job.variants.reference.groups if range_key(group.key) in selection.moved]
     wider: list[RoleRow] = [
         {"role": f"{len(move.nodes)} ranges behind {move.op}", "nodes": len(move.nodes), "share": None,

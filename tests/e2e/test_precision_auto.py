@@ -74,13 +74,15 @@ def decided(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_masks_stay_in_float_and_are_named(program: Program) -> None:
-    given = data(program)
+@pytest.mark.parametrize(("hardware", "least"), [("ort_cpu", 15), ("vta", 10)])
+def test_masks_stay_in_float_and_are_named(program: Program, hardware: str, least: float) -> None:
+    """On `vta`, whose additions are integers alone, the host beside it runs them."""
+    given = (*data(program), f"hardware={hardware}", "recover=none")
     lost = program.run(*given, "precision=none", folder="none")
     found = program.run(*given)
     assert found.code == 0, found.err
     rows = [run.report["outputs"][0]["sqnr_db"] for run in (lost, found)]
-    assert rows[0] < 5 and rows[1] > 15, rows
+    assert rows[0] < 5 and rows[1] > least, rows
     precision = found.report["precision"]
     assert set(precision["float"]) >= {f"apply{n}" for n in range(BLOCKS)}
     assert not any(name.startswith(("q", "k", "v")) for name in precision["float"]), "layers keep their integers"
