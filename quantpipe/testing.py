@@ -60,11 +60,15 @@ WIDTHS = (8, 5)
 
 @dataclass(frozen=True)
 class Checked:
-    """State what was compared: kernels of the package, elements, and the forms that were written."""
+    """State what was compared: kernels of the package, elements, and the forms that were written.
+
+    `absent` are ops of the package that the model has none of: patterns that were not found in it, say.
+    """
 
     kernels: tuple[str, ...]
     elements: int
     forms: tuple[str, ...] = field(default=())
+    absent: tuple[str, ...] = field(default=())
 
 
 @contextmanager
@@ -193,7 +197,8 @@ def _checked(graph: Graph, spec: HardwareSpec, samples: _Samples, *, package: st
                     f"{form} at {bits} bits, the first in {found.first_tensor}",
                     where=f"the plug-in package {package}",
                 )
-    return Checked(tuple(n.name for n in own), elements, forms)
+    absent = tuple(name for name in extend.ops() if all(n.op != name for n in graph.nodes))
+    return Checked(tuple(dict.fromkeys(n.name for n in own)), elements, forms, absent)
 
 
 def _forms(spec: HardwareSpec) -> list[str]:

@@ -111,6 +111,11 @@ class ThresholdTable:
         parts = [self._range(source, bits, group, whole) for source in group.sources]
         return Range(min(p.low for p in parts), max(p.high for p in parts))
 
+    def extremes(self, group: ScaleGroup) -> Range:
+        """Return the least and the greatest value that calibration saw in the tensors of a scale group."""
+        found = [self._statistics(source) for source in group.sources]
+        return Range(min(s.minimum for s in found), max(s.maximum for s in found))
+
     def weight_thresholds(self, tensor: str, bits: int) -> NDArray[np.float64]:
         """Return T of [-T, T] per channel of a weight, in real units and in the default topology.
 
@@ -175,11 +180,15 @@ class ThresholdTable:
     def _range(self, tensor: str, bits: int, group: ScaleGroup, whole: bool) -> Range:
         key = (tensor, bits, WHOLE if whole else place_of(self._estimator, group.tensors))
         if key not in self._ranges:
-            if tensor not in self._stats and self._graph.is_constant(tensor):
-                self._stats[tensor] = _constant_stats(self._graph, tensor)
             estimator = MaxRange() if whole else estimator_of(self._estimator, group.tensors)
-            self._ranges[key] = self._rectified(tensor, estimator(self._stats[tensor], bits, self._schema.activations))
+            found = estimator(self._statistics(tensor), bits, self._schema.activations)
+            self._ranges[key] = self._rectified(tensor, found)
         return self._ranges[key]
+
+    def _statistics(self, tensor: str) -> TensorStats:
+        if tensor not in self._stats and self._graph.is_constant(tensor):
+            self._stats[tensor] = _constant_stats(self._graph, tensor)
+        return self._stats[tensor]
 
     def _rectified(self, tensor: str, found: Range) -> Range:
         """What the threshold rule of a plug-in op makes of the range of its result; the form of the schema stays."""

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from quantpipe.extend import DeviceOp
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.integer_ops import COMMUTES
+from quantpipe.graph.pattern_forms import PatternForm, forms_of, turn
 
 _Makers = dict[str, onnx.NodeProto]
 
@@ -46,10 +47,13 @@ def join_patterns(model: ir.Model, ops: Iterable[DeviceOp]) -> ir.Model:
         return model
     copy, found = copied(model), 0
     for op in patterns:
+        forms = list(forms_of(op.reference))
         for node in reversed(list(copy.graph)):
-            if node.graph is copy.graph and (match := _matched(op.reference, node)) is not None:
-                _replace(copy.graph, op, match)
-                found += 1
+            for form in forms if node.graph is copy.graph else ():
+                if (match := _matched(form, node)) is not None:
+                    _replace(copy.graph, op, match, form)
+                    found += 1
+                    break
     if not found:
         return model
     for op in patterns:
@@ -57,14 +61,18 @@ def join_patterns(model: ir.Model, ops: Iterable[DeviceOp]) -> ir.Model:
     return copy
 
 
-def _matched(function: onnx.FunctionProto, node: ir.Node) -> _Match | None:
+def _matched(form: PatternForm, node: ir.Node) -> _Match | None:
     """Match a function that ends in a node."""
+    function = form.function
     makers = {name: n for n in function.node for name in n.output}
     last = makers[function.output[0]]
     if (last.op_type, last.domain) != (node.op_type, node.domain):
         return None
     match = _value(function, makers, function.output[0], node.outputs[0], match=_Match())
-    return match if match is not None and _is_apart(match, node) else None
+    if match is None or not _is_apart(match, node):
+        return None
+    turned = [match.values[name] for name in form.transposed]
+    return match if all(v is not None and ir.convenience.get_const_tensor(v) is not None for v in turned) else None
 
 
 def _value(
@@ -186,7 +194,10 @@ def _is_apart(match: _Match, last: ir.Node) -> bool:
     return True
 
 
-def _replace(graph: ir.Graph, op: DeviceOp, match: _Match) -> None:
+def _replace(graph: ir.Graph, op: DeviceOp, match: _Match, form: PatternForm) -> None:
+    for name in form.transposed:
+        if (value := match.values[name]) is not None:
+            match.values[name] = turn(graph, value)
     last = match.nodes[0]
     weighs = next((n for n in match.nodes if any(v is not None and v.is_initializer() for v in n.inputs)), last)
     inputs = [match.values.get(name) for name in op.inputs]

@@ -2,8 +2,7 @@
 
 A tensor of the quantized model is kept as the layer gives it, before its result is rounded: it is rounded where it is
 read, by the range that holds there. So a decision about an input is seen at once, and all layers behind it see it, too.
-Each layer runs once in float and once quantized over all samples, beside what a calibrator tries; tensors are kept in
-memory up to a limit and in files beyond it.
+Layers are run as far as calibrators look (`layer_stream.py`): a batch that none of them asks for costs nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import ConfigError, brief
 from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
-from quantpipe.graph.execute import Session
-from quantpipe.graph.extract import part_of
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
 from quantpipe.plan.blocks import real_weight
+from quantpipe.recover.layer_stream import LayerStream, Numbers, rounded
 from quantpipe.recover.layer_units import MOST, Calibrated, Choosing, Unit, samples_per_batch, units_of
-from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
 Array = NDArray[Any]
@@ -53,7 +50,7 @@ def calibrate_layers(
         strategy: the bits that decisions are about.
         samples: the calibration samples.
         choosing: who decides.
-        memory_mb: what tensors kept between layers may take.
+        memory_mb: half of it is what tensors kept between layers may take.
         progress: is told how far the walk is.
 
     Returns:
@@ -67,22 +64,14 @@ def calibrate_layers(
     walk = _Walk(problem, table, strategy, decided, choosing)
     graph = problem.graph
     units = list(units_of(graph, problem.topology.kernel_of, problem.topology.fused_into))
-    last = {t: number for number, unit in enumerate(units) for t in unit.reads}
     stride = ceil(len(samples) / MOST)
     size = samples_per_batch(graph, ceil(len(samples) / stride))
-    with ActivationStore(memory_mb << 18) as real, ActivationStore(memory_mb << 18) as reached:
-        walk.stores = (real, reached)
-        for number, batch in enumerate(islice(samples.batches(size), 0, None, stride)):
-            walk.count = number + 1
-            for name, array in batch.inputs.items():
-                real.put(name, number, array)
-                reached.put(name, number, array)
-        for number, unit in enumerate(units):
-            progress(number, len(units), unit.nodes[-1].name)
-            walk.take(unit)
-            gone = [t for t in (*unit.reads, *unit.makes) if last.get(t, -1) <= number]
-            real.drop(gone)
-            reached.drop(gone)
+    inputs = (batch.inputs for batch in islice(samples.batches(size), 0, None, stride))
+    with LayerStream(graph, units, inputs, walk, memory_mb) as walk.stream:
+        for index, unit in enumerate(units):
+            progress(index, len(units), unit.nodes[-1].name)
+            if unit.kernel is not None:
+                walk.take(index, unit, unit.kernel)
     return Calibrated(walk.by_range, walk.by_weight)
 
 
@@ -93,34 +82,18 @@ class _Walk:
     strategy: Strategy
     decided: DecidedEstimator
     choosing: Choosing
-    stores: tuple[ActivationStore, ActivationStore] = field(init=False)
-    count: int = 0
+    stream: LayerStream = field(init=False)
     by_range: dict[str, str] = field(default_factory=dict)
     by_weight: dict[str, str] = field(default_factory=dict)
     seen: set[str] = field(default_factory=set)
     """Scale groups that some layer has read by now."""
 
-    def take(self, unit: Unit) -> None:
-        """Run a unit in float; let the calibrator decide, if there is one; run it quantized."""
-        graph, kernel = self.problem.graph, unit.kernel
-        wanted = [t for t in unit.makes if t in graph.consumers]
-        chooser = self.choosing.of(kernel.op) if kernel is not None else None
-        if not wanted and chooser is None:
-            return
-        view = _View(self, unit, list(unit.makes) if chooser is not None else wanted)
-        for number in range(self.count):
-            for tensor, array in view.run(number, view.real(number), None).items():
-                self.stores[0].put(tensor, number, array)
-        if kernel is not None and chooser is not None and (view.open or view.thresholds is not None):
+    def take(self, index: int, unit: Unit, kernel: Kernel) -> None:
+        """Let the calibrator of a kernel decide, if there is one."""
+        view, chooser = _View(self, index, unit, kernel), self.choosing.of(kernel.op)
+        if chooser is not None and (view.open or view.thresholds is not None):
             self._ask(view, kernel, *chooser)
-        if kernel is not None:
-            self.seen |= {g.key for t in view.inputs if (g := self.group(t)) is not None}
-        if not wanted:
-            return
-        weight = view.weight_of(None)
-        for number in range(self.count):
-            for tensor, array in view.run(number, view.quantized(number, {}), weight).items():
-                self.stores[1].put(tensor, number, array)
+        self.seen |= {g.key for t in view.inputs if (g := self.group(t)) is not None}
 
     def _ask(self, view: _View, kernel: Kernel, who: str, calibrator: Calibrator) -> None:
         ours = who == self.choosing.name
@@ -155,25 +128,52 @@ class _Walk:
         group = self.problem.topology.group_of[tensor]
         return self.table.group_range(group, self.strategy.bits[group.key])
 
+    def numbers(self, tensor: str, range_: Range | None = None) -> Numbers:
+        """Return how a stored tensor is rounded, by the range that holds now or another one."""
+        group, schema = self.problem.topology.group_of[tensor], self.problem.schema.activations
+        return intmath.scale_zero_point(
+            range_ or self.range_of(tensor), self.strategy.bits[group.key], group.dtype, schema
+        )
+
+    def weight_key(self, tensor: str) -> bytes:
+        """Return the thresholds of a weight that hold now, as bytes."""
+        return self.table.weight_thresholds(tensor, self.strategy.bits[tensor]).tobytes()
+
+    def weight(self, tensor: str, thresholds: NDArray[np.float64] | None = None) -> Array:
+        """Return the real values of the integer weight, by the thresholds that hold now or other ones."""
+        bits = self.strategy.bits[tensor]
+        own = self.table.weight_thresholds(tensor, bits) if thresholds is None else thresholds
+        made = self.problem.planner.weight(tensor, bits, own)
+        return _real(made, self.problem.topology.weight_of[tensor].channel_axis)
+
+
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """What a decision makes of a layer: how its inputs are rounded, and its weight, told apart by a key."""
+
+    numbers: Mapping[str, Numbers]
+    key: bytes | None = None
+    make: Callable[[], Array] | None = None
+
 
 class _View:
     """One layer, as a calibrator sees it (`quantpipe.extend.Layer`)."""
 
-    def __init__(self, walk: _Walk, unit: Unit, wanted: Sequence[str]) -> None:
-        graph, kernel, node = walk.problem.graph, unit.kernel, unit.nodes[0]
-        self._walk, self._unit = walk, unit
+    def __init__(self, walk: _Walk, index: int, unit: Unit, kernel: Kernel) -> None:
+        graph, node = walk.problem.graph, unit.nodes[0]
+        self._walk, self._index = walk, index
         self.node, self.op = node.name, node.op
         self.attributes: Mapping[str, Any] = {name: node.attr(name) for name in node.attributes}
-        operands = kernel.operands if kernel is not None else ()
+        operands = kernel.operands
         self.inputs = tuple(dict.fromkeys(o.tensor for o in operands if not graph.is_constant(o.tensor)))
-        self.outputs = tuple(wanted)
-        self.weight = kernel.weight if kernel is not None else None
+        self.outputs = tuple(unit.makes)
+        self.weight = kernel.weight
+        self.weight_shape: tuple[int, ...] | None = None
+        if kernel.weight is not None:
+            self.weight_shape = graph.constant(kernel.weight).shape
         rule = rule_of(node)
         self.output_axis = rule.output_axis if rule is not None else 1
         self._stored = {o.tensor for o in operands if o.form is Form.QUANTIZED}
-        ports = [*unit.reads, *([self.weight] if self.weight is not None else [])]
-        self._session = Session(part_of(graph, ports, list(wanted)).model, where=node.name)
-        self._shown: Mapping[str, Range] | None = None
 
     # --- what a calibrator reads ------------------------------------------------------------------------------------
 
@@ -199,15 +199,9 @@ class _View:
 
     @property
     def extremes(self) -> Mapping[str, Range]:
-        """Return the least and the greatest value of each stored input in the float model."""
-        if self._shown is None:
-            store, count = self._walk.stores[0], self._walk.count
-            ends = {t: [store.get(t, n) for n in range(count)] for t in self.inputs if t in self._stored}
-            self._shown = {
-                t: Range(min(float(a.min()) for a in arrays), max(float(a.max()) for a in arrays))
-                for t, arrays in ends.items()
-            }
-        return self._shown
+        """Return the least and the greatest value that calibration saw of each stored input."""
+        group_of = self._walk.problem.topology.group_of
+        return {t: self._walk.table.extremes(group_of[t]) for t in self.inputs if t in self._stored}
 
     @property
     def thresholds(self) -> NDArray[np.float64] | None:
@@ -228,58 +222,46 @@ class _View:
 
     def batches(self, decision: LayerDecision | None = None, share: float = 1.0) -> Iterator[Views]:
         """Yield the four views, as they are with a decision, on a share of the batches."""
-        given, weight = decision or LayerDecision(), None
-        ranges = {t: self.range_from(t, r, "") for t, r in given.ranges.items()}
-        weight = self.weight_of(None if given.weight is None else self.thresholds_from(given.weight, ""))
-        count = self._walk.count
-        for number in np.unique(np.linspace(0, count - 1, max(1, round(share * count))).round().astype(int)).tolist():
-            real, quantized = self.real(number), self.quantized(number, ranges)
-            outputs = {t: self._walk.stores[0].get(t, number) for t in self.outputs}
-            found = self.run(number, quantized, weight)
-            yield Views(_some(real, self.inputs), _some(quantized, self.inputs), outputs, found)
+        return (views for (views,) in self.compare([decision], share))
 
-    # --- running ----------------------------------------------------------------------------------------------------
+    def compare(self, decisions: Sequence[LayerDecision | None], share: float = 1.0) -> Iterator[tuple[Views, ...]]:
+        """Yield the views of each batch for several decisions, on a share of the batches."""
+        stream, index = self._walk.stream, self._index
+        numbers = stream.share(share)
+        stream.reach(index, numbers)
+        trials = [self._trial(d or LayerDecision()) for d in decisions]
+        runner = stream.runner(index)
+        runner.session()  # which the batches would make side by side
+        sessions = [runner.session(t.key, t.make) for t in trials]
 
-    def real(self, number: int) -> dict[str, Array]:
-        """Return what the layer reads in the float model."""
-        return {t: self._walk.stores[0].get(t, number) for t in self._unit.reads}
+        def run(number: int) -> tuple[Views, ...]:
+            wanted = stream.wanted(index, number, self.outputs)
+            real, reached = stream.real(index, number), stream.reached(index, number)
+            made: dict[tuple[str, Numbers], Array] = {}
+            found = []
+            for trial, session in zip(trials, sessions, strict=True):
+                feeds = dict(reached)
+                for tensor, how in trial.numbers.items():
+                    if (tensor, how) not in made:
+                        made[tensor, how] = rounded(reached[tensor], how)
+                    feeds[tensor] = made[tensor, how]
+                outputs = session.run(feeds, self.outputs)
+                found.append(Views(_some(real, self.inputs), _some(feeds, self.inputs), wanted, outputs))
+            return tuple(found)
 
-    def quantized(self, number: int, ranges: Mapping[str, Range]) -> dict[str, Array]:
-        """Return what the layer reads in the quantized model; `ranges` stand in place of its inputs' own."""
-        found = {t: self._walk.stores[1].get(t, number) for t in self._unit.reads}
-        for tensor in self._stored & set(found):
-            found[tensor] = self._rounded(tensor, found[tensor], ranges.get(tensor) or self._walk.range_of(tensor))
-        return found
+        return stream.side_by_side(run, numbers)
 
-    def run(self, number: int, feeds: Mapping[str, Array], weight: Array | None) -> dict[str, Array]:
-        """Return the layer's outputs; the float weight where none is given."""
-        given = dict(feeds)
-        if self.weight is not None:
-            given[self.weight] = self._walk.problem.graph.constant(self.weight) if weight is None else weight
-        return dict(self._session.run(given))
-
-    def weight_of(self, thresholds: NDArray[np.float64] | None) -> Array | None:
-        """Return the real values of the integer weight, by its own thresholds or other ones."""
-        walk, tensor = self._walk, self.weight
-        if tensor is None:
-            return None
-        bits = walk.strategy.bits[tensor]
-        own = walk.table.weight_thresholds(tensor, bits) if thresholds is None else thresholds
-        made = walk.problem.planner.weight(tensor, bits, own)
-        return _real(made, walk.problem.topology.weight_of[tensor].channel_axis)
-
-    def _rounded(self, tensor: str, array: Array, range_: Range) -> Array:
-        scale, zero, qmin, qmax = self._numbers(tensor, range_)
-        steps = np.divide(array, scale, dtype=np.float32)
-        intmath.nearest_step(steps, np.float32(qmin - zero), np.float32(qmax - zero), out=steps)
-        return np.multiply(steps, scale, out=steps)
-
-    def _numbers(self, tensor: str, range_: Range) -> tuple[np.float32, int, int, int]:
+    def _trial(self, decision: LayerDecision) -> _Trial:
         walk = self._walk
-        group = walk.problem.topology.group_of[tensor]
-        return intmath.scale_zero_point(
-            range_, walk.strategy.bits[group.key], group.dtype, walk.problem.schema.activations
-        )
+        ranges = {t: self.range_from(t, r, "") for t, r in decision.ranges.items()}
+        numbers = {t: walk.numbers(t, ranges.get(t)) for t in walk.stream.runner(self._index).stored}
+        weight = self.weight
+        if weight is None:
+            return _Trial(numbers)
+        if decision.weight is None:
+            return _Trial(numbers, walk.weight_key(weight), lambda: walk.weight(weight))
+        thresholds = self.thresholds_from(decision.weight, "")
+        return _Trial(numbers, thresholds.tobytes(), lambda: walk.weight(weight, thresholds))
 
     # --- what is decided --------------------------------------------------------------------------------------------
 
@@ -288,7 +270,7 @@ class _View:
         schema = self._walk.problem.schema.activations
         if isinstance(given, ExactGrid):
             scale, zero = float(np.asarray(given.scale)), int(np.asarray(given.zero_point))
-            _, middle, qmin, qmax = self._numbers(tensor, Range(-1.0, 1.0))
+            _, middle, qmin, qmax = self._walk.numbers(tensor, Range(-1.0, 1.0))
             found = Range((qmin - zero) * scale, (qmax - zero) * scale)
             if schema.symmetry is Symmetry.SYMMETRIC and zero == middle:
                 group = self._walk.problem.topology.group_of[tensor]
@@ -296,7 +278,7 @@ class _View:
                 top = scale * intmath.symmetric_steps(bits, intmath.signed_storage(bits), schema)
                 found = Range(-top, top)
             legal = np.isfinite(scale) and scale > 0 and found.low <= 0 <= found.high
-            made = self._numbers(tensor, found) if legal else (np.float32(0), 0)
+            made = self._walk.numbers(tensor, found) if legal else (np.float32(0), 0)
             if made[0] != np.float32(scale) or made[1] != zero:
                 name = self._walk.problem.schema.name
                 self.refuse(

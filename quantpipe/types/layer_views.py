@@ -7,7 +7,7 @@ in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,6 +66,7 @@ class Layer(Protocol):
     """Activations that the kernel reads."""
     outputs: tuple[str, ...]
     weight: str | None
+    weight_shape: tuple[int, ...] | None
     output_axis: int
     """Of the result's channels."""
 
@@ -79,7 +80,7 @@ class Layer(Protocol):
 
     @property
     def extremes(self) -> Mapping[str, Range]:
-        """Return the least and the greatest value of each stored input in the float model."""
+        """Return the least and the greatest value that calibration saw of each stored input, or of its scale group."""
 
     @property
     def thresholds(self) -> NDArray[np.float64] | None:
@@ -94,7 +95,19 @@ class Layer(Protocol):
 
         Args:
             decision: What to try.
-            share: How much of the samples to run, evenly spread; at least one batch.
+            share: How much of the samples to run, evenly spread; at least one batch. A larger share has the batches of
+                a smaller one.
+        """
+
+    def compare(self, decisions: Sequence[LayerDecision | None], share: float = 1.0) -> Iterator[tuple[Views, ...]]:
+        """Yield the views of each batch for several decisions, in their order.
+
+        That is what `batches` gives one by one, in less time: what decisions have in common is made once. Each weight
+        that is tried stays in memory meanwhile.
+
+        Args:
+            decisions: What to try.
+            share: How much of the samples to run.
         """
 
 

@@ -263,3 +263,35 @@ def test_rectified_ranges_are_what_the_package_says() -> None:
     own = Extension((wild, GATE, CONV_HARD_SWISH))
     check_model(net(gate=False), hardware(), own, package="own", forms=["integer"])
     assert seen and seen[0].high > 0.25
+
+
+@pytest.mark.program
+def test_a_run_says_where_a_package_departs_from_its_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its simulated integers, its reference and its interpreter are compared in every run, not by the kit alone."""
+    info = tmp_path / "faulty-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[quantpipe.extensions]\nnpu = faulty:EXTENSION\n")
+    (tmp_path / "faulty.py").write_text(
+        "from dataclasses import replace\n"
+        "from example_npu.extension import EXTENSION as right\n"
+        "def interpret(stored, numbers, attributes):\n"
+        "    return gate.interpret(stored, numbers, attributes) + 1\n"
+        "gate = next(op for op in right.ops if op.name == 'Gate')\n"
+        "EXTENSION = replace(right, ops=tuple(\n"
+        "    replace(op, interpret=interpret) if op is gate else op for op in right.ops), forms={})\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    images = np.random.default_rng(0).standard_normal((40, 3, 8, 8)).astype(np.float32)
+    text = (
+        r"the plug-in package faulty: its op example\.npu\.Gate at node gate: \d+ of \d+ elements differ, the first at "
+    )
+    try:
+        with pytest.raises(ConfigError, match=text) as caught:
+            quantpipe.quantize(
+                onnx.load_from_string(net().SerializeToString()), images, hardware(realize="integer"),
+                plugins=["faulty"], folder=tmp_path / "run", evaluate={"latency_runs": 1},
+            )  # fmt: skip
+        assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    finally:
+        extend.forget("faulty")

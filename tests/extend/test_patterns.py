@@ -91,3 +91,50 @@ def test_two_activations_match_in_their_own_order() -> None:
         model = ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
         (node,) = join_patterns(model, [GATE]).graph
         assert [v.name for v in node.inputs] == ["a", "b"]
+
+
+def dense(form: str) -> onnx.ModelProto:
+    """Relu of a dense layer, with its bias in front, as MatMul and Add or as a Gemm."""
+    rng = np.random.default_rng(4)
+    weight = rng.standard_normal((4, 5)).astype(np.float32)
+    nodes = {
+        "matmul": [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("Add", ["b", "p"], ["sum"]),
+        ],
+        "gemm": [helper.make_node("Gemm", ["x", "w", "b"], ["sum"], alpha=1.0)],
+        "turned": [helper.make_node("Gemm", ["x", "w", "b"], ["sum"], transB=1)],
+        "half": [helper.make_node("Gemm", ["x", "w", "b"], ["sum"], alpha=0.5)],
+    }[form]
+    constants = {"w": weight.T.copy() if form == "turned" else weight, "b": rng.standard_normal(5).astype(np.float32)}
+    made = helper.make_graph(
+        [*nodes, helper.make_node("Relu", ["sum"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("form", ["matmul", "gemm", "turned", "half"])
+def test_a_product_with_a_bias_is_found_as_a_gemm_too(form: str) -> None:
+    reference = function("""
+        <domain: "example.npu", opset_import: ["" : 17]>
+        DenseRelu (x, w, b) => (y) {
+            product = MatMul (x, w)
+            sum = Add (product, b)
+            y = Relu (sum)
+        }
+    """)
+    op = DeviceOp(reference, numbers, INTEGERS, interpret, weight="w", constants=("b",), pattern=True)
+    given = dense(form)
+    found = ir.to_proto(join_patterns(ir.from_proto(given), [op]))
+    assert len(found.graph.node) == (2 if form == "half" else 1)
+    found.functions.append(reference)
+    x = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
+    wanted, again = (
+        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)[0]
+        for m in (given, found)
+    )
+    np.testing.assert_allclose(again, wanted, rtol=1e-6, atol=1e-6)

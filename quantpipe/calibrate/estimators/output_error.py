@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,13 @@ FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
 """Of the base range, cut at the extremes; tried for each open input."""
 WEIGHT_FACTORS = (0.8, 0.9, 1.1)
 """Of the weight's thresholds; each channel takes its own."""
+MOST_TOGETHER = 1 << 23
+"""Elements of a weight up to which its trials are held in memory side by side."""
 WORTH = 0.99
-"""A decision has to lower the error on the samples that it is tried on to this share, or stays as it was."""
+"""A range has to lower the error on the samples that it is tried on to this share, or stays as it was."""
+WEIGHT_WORTH = 0.8
+"""The threshold of a channel likewise. Most of a channel's error comes with its inputs, and thresholds that lower it
+little do so by making the weight smaller, which adds up over the layers behind."""
 
 
 @dataclass(frozen=True)
@@ -57,44 +64,50 @@ class OutputError(OverBase):
         share, ranges = min(1.0, self.passes / trials), dict[str, Range]()
         for tensor in open_inputs:
             before, ends = layer.ranges[tensor], layer.extremes[tensor]
-            best = WORTH * self._error(layer, LayerDecision(ranges), share)
-            for factor in FACTORS:
-                tried = Range(max(before.low * factor, min(ends.low, before.low)),
-                              min(before.high * factor, max(ends.high, before.high)))  # fmt: skip
-                error = self._error(layer, LayerDecision({**ranges, tensor: tried}), share)
-                if error < best:
-                    best, ranges[tensor] = error, tried
-        chosen = None if thresholds is None else self._weight(layer, ranges, thresholds, share)
+            tried = [Range(max(before.low * f, min(ends.low, before.low)),
+                           min(before.high * f, max(ends.high, before.high))) for f in FACTORS]  # fmt: skip
+            decisions = [LayerDecision({**ranges, tensor: range_}) for range_ in tried]
+            first, *errors = _errors(layer, [LayerDecision(ranges), *decisions], share).sum(axis=1)
+            least = int(np.argmin(errors))
+            if errors[least] < WORTH * first:
+                ranges[tensor] = tried[least]
+        chosen = None if thresholds is None else _weight(layer, ranges, thresholds, share)
         return LayerDecision(ranges, chosen) if ranges or chosen is not None else None
 
-    def _weight(
-        self, layer: Layer, ranges: dict[str, Range], thresholds: NDArray[np.float64], share: float
-    ) -> NDArray[np.float64] | None:
-        """Thresholds with the best factor of each channel; None where none is worth it."""
-        per_channel = thresholds.ndim > 0 and len(thresholds) > 1
-        best = WORTH * self._channels(layer, LayerDecision(ranges), share)
-        best, factors = best if per_channel else best.sum(keepdims=True), np.ones(len(best) if per_channel else 1)
-        if per_channel and len(best) != len(thresholds):
-            return None  # channels of the weight are no channels of the result
-        for factor in WEIGHT_FACTORS:
-            found = self._channels(layer, LayerDecision(ranges, thresholds * factor), share)
-            error = found if per_channel else found.sum(keepdims=True)
-            better = error < best
-            best, factors = np.where(better, error, best), np.where(better, factor, factors)
-        if np.all(factors == 1):
-            return None
-        shaped = factors.reshape(-1, *([1] * (thresholds.ndim - 1))) if thresholds.ndim else factors[0]
-        return np.asarray(thresholds * shaped, np.float64)
 
-    def _error(self, layer: Layer, decision: LayerDecision, share: float) -> float:
-        return float(self._channels(layer, decision, share).sum())
+def _weight(
+    layer: Layer, ranges: dict[str, Range], thresholds: NDArray[np.float64], share: float
+) -> NDArray[np.float64] | None:
+    """Thresholds with the best factor of each channel; None where none is worth it."""
+    per_channel = thresholds.ndim > 0 and len(thresholds) > 1
+    decisions = [LayerDecision(ranges), *(LayerDecision(ranges, thresholds * f) for f in WEIGHT_FACTORS)]
+    together = prod(layer.weight_shape or ()) <= MOST_TOGETHER
+    groups = [decisions] if together else [[d] for d in decisions]
+    errors = np.concatenate([_errors(layer, group, share) for group in groups])
+    if not per_channel:
+        errors = errors.sum(axis=1, keepdims=True)
+    elif errors.shape[1] != len(thresholds):
+        return None  # channels of the weight are no channels of the result
+    errors[0] *= WEIGHT_WORTH
+    factors = np.asarray([1.0, *WEIGHT_FACTORS])[np.argmin(errors, axis=0)]
+    if np.all(factors == 1):
+        return None
+    shaped = factors.reshape(-1, *([1] * (thresholds.ndim - 1))) if thresholds.ndim else factors[0]
+    return np.asarray(thresholds * shaped, np.float64)
 
-    def _channels(self, layer: Layer, decision: LayerDecision, share: float) -> NDArray[np.float64]:
-        """Squared errors of each channel of the layer's first output."""
-        total: Any = 0.0
-        for views in layer.batches(decision, share):
-            wanted, found = (v[layer.outputs[0]] for v in (views.float_outputs, views.quantized_outputs))
-            squares = np.square((found - wanted).astype(np.float64))
-            axis = layer.output_axis % max(squares.ndim, 1)
-            total = total + squares.sum(axis=tuple(a for a in range(squares.ndim) if a != axis)).reshape(-1)
-        return np.asarray(total)
+
+def _errors(layer: Layer, decisions: Sequence[LayerDecision], share: float) -> NDArray[np.float64]:
+    """Squared errors of each channel of the layer's first output, `[decisions, C]`."""
+    total: Any = 0.0
+    name = layer.outputs[0]
+    for tried in layer.compare(decisions, share):
+        axis = layer.output_axis % max(tried[0].float_outputs[name].ndim, 1)
+        total = total + np.stack([_squares(v.float_outputs[name], v.quantized_outputs[name], axis) for v in tried])
+    return np.asarray(total, np.float64)
+
+
+def _squares(wanted: NDArray[Any], found: NDArray[Any], axis: int) -> NDArray[np.float64]:
+    """Σ (y - ŷ)² of each place along an axis: float32 along the last axes, float64 over the sums of these."""
+    error = np.atleast_1d(found - wanted)
+    channels = error.reshape(-1, error.shape[axis], int(np.prod(error.shape[axis + 1 :])))
+    return np.asarray(np.einsum("abc,abc->ab", channels, channels).sum(axis=0, dtype=np.float64))

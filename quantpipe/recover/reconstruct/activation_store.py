@@ -76,13 +76,25 @@ class ActivationStore:
     def __contains__(self, tensor: str) -> bool:
         return any(name == tensor for name, _ in self._elements)
 
-    def drop(self, tensors: Iterable[str]) -> int:
-        """Forget tensors that nobody reads any more. Returns the bytes of memory that this frees."""
+    def holds(self, tensor: str, batch: int) -> bool:
+        """Return whether the array of one tensor and batch is kept."""
+        return (tensor, batch) in self._elements
+
+    def drop(self, tensors: Iterable[str], batch: int | None = None) -> int:
+        """Forget tensors that nobody reads any more, of one batch or of all.
+
+        Args:
+            tensors: the tensors.
+            batch: the number of the batch; None for all.
+
+        Returns:
+            The bytes of memory that this frees.
+        """
         names, before = set(tensors), self._used
-        for key in [k for k in self._elements if k[0] in names]:
+        for key in [k for k in self._elements if k[0] in names and batch in (None, k[1])]:
             del self._elements[key]
-        for key in [k for k in self._memory if k[0] in names]:
-            self._used -= self._memory.pop(key).nbytes
-        for key in [k for k in self._files if k[0] in names]:
-            self._files.pop(key).unlink(missing_ok=True)
+            if key in self._memory:
+                self._used -= self._memory.pop(key).nbytes
+            if key in self._files:
+                self._files.pop(key).unlink(missing_ok=True)
         return before - self._used
