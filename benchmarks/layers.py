@@ -172,7 +172,7 @@ def cost(turns: int) -> None:
     print(f"## What the walk takes\n\n{turns} turns, memory_mb={MEMORY_MB}: median, and the least and the greatest in")
     print(f"brackets. A pass over the {len(samples)} calibration samples: {middle(passes['float'])} s, reading them")
     print(f"included. The walk runs on at most {MOST} of them, here {some}.\n")
-    print(f"| calibrator | seconds | passes over all {len(samples)} | passes over the {some} that it may run on |")
+    print(f"| calibrator | seconds | passes over all {len(samples)} | over the {some} that it may run on |")
     print("|---|---|---|---|")
     for name in CALIBRATORS:
         print(f"| {name} | {middle(passes[name])} | {middle(ratios[name])} | {middle(own[name])} |", flush=True)

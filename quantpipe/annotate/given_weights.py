@@ -10,6 +10,7 @@ from quantpipe.annotate.constraints import WHERE, Constraint, Kind
 from quantpipe.annotate.given import FittedWeight, fitted_weight
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
+from quantpipe.plan.given_blocks import given_blocks
 from quantpipe.types import DType, GivenWeight, Grid, HardwareSpec, Schema, WeightSite
 
 
@@ -44,6 +45,11 @@ def settled(
     weight = given.kept_weights.get(site.tensor) if given is not None else None
     if given is None or weight is None or stated is not None:
         return site
+    if site.block is not None and site.block.are_real:
+        blocks = given_blocks(weight, site, schema.weights)
+        if isinstance(blocks, str):
+            return site
+        return replace(site, max_bits=blocks.bits, min_bits=blocks.bits, frozen=True)
     found = fitted_weight(weight, site.channel_axis, site.dtype, spec=spec, schema=schema)
     return site if found.thresholds is None else replace(_with(site, found), frozen=given.keep.integers)
 

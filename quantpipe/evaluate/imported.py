@@ -21,6 +21,8 @@ from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
 from quantpipe.lowering import Rendered
+from quantpipe.plan.blocks import real_weight, rows_of, spread
+from quantpipe.plan.given_blocks import given_blocks
 from quantpipe.types import (
     GivenTensor,
     GivenWeight,
@@ -36,6 +38,7 @@ from quantpipe.types import (
     Samples,
     Schema,
     Topology,
+    WeightSite,
     WeightTensor,
 )
 
@@ -270,6 +273,8 @@ def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
     site = model.topology.weight_of.get(weight.tensor)
     if own is None or site is None:
         return None
+    if own.has_real_blocks:
+        return _block_row(run, weight, own, site)
     wanted, found, pair = _centred(weight), np.asarray(own.centred(), np.int64), _Pair()
     here = f"{own.dtype} {own.bits} bits, {'scales per channel' if own.axis is not None else 'one scale'}"
     if _same_scales(weight, own):
@@ -285,6 +290,24 @@ def _weight_row(run: _Run, weight: GivenWeight) -> ImportedChangeRow | None:
         reason = (fit.change or "its scale was raised for its bias") if run.given.keep.weights else FREED
     row = _row(weight.tensor, "weight", _said(weight.grid), here, reason=reason, pair=pair)
     return {**row, "differing": pair.differing if _same_scales(weight, own) else None}
+
+
+def _block_row(run: _Run, weight: GivenWeight, own: WeightTensor, site: WeightSite) -> ImportedChangeRow:
+    """A row for a weight in blocks with float scales: its codes are compared where the scales are kept."""
+    given, pair = given_blocks(weight, site, run.model.schema.weights), _Pair()
+    codes, grid = rows_of(own.values, site.channel_axis)[:, :, 0].astype(np.int64), own.block
+    same = grid is not None and not isinstance(given, str) and np.array_equal(given.scale, own.scale)
+    if grid is not None and not isinstance(given, str) and same:
+        theirs, ours = (spread(z, grid.size, codes.shape[1])[:, :, 0] for z in (given.zero, grid.zero_point))
+        pair.add(given.codes - theirs, codes - ours, same=True)
+    else:
+        pair.add(run.model.graph.constant(weight.tensor), real_weight(own, site.channel_axis), same=False)
+    reason = "" if same and not pair.differing else given if isinstance(given, str) else "recovery moved its integers"
+    if not run.given.keep.weights:
+        reason = FREED
+    here = f"{own.dtype} {own.bits} bits, blocks of {grid.size if grid is not None else 0}"
+    row = _row(weight.tensor, "weight", _said(weight.grid), here, reason=reason, pair=pair)
+    return {**row, "differing": pair.differing if same else None}
 
 
 def _centred(weight: GivenWeight) -> Array:

@@ -18,6 +18,7 @@ from quantpipe.oprules.lookup import Functions
 from quantpipe.plan import blocks
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
+from quantpipe.plan.given_blocks import kept_weight
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.tables import given_table, row_table
@@ -150,6 +151,11 @@ class Planner:
         if block.are_real:
             types = weight_only_types(self._spec, self._graph.by_name[site.nodes[0]].op)
             dtype = narrowest(types, bits)
+            given = self._graph.imported.kept_weights.get(site.tensor) if self._graph.imported is not None else None
+            if site.frozen and given is not None:
+                kept = kept_weight(given, site, dtype, self._schema.weights)
+                if kept is not None:
+                    return kept
             real, grid = blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=self._schema.weights)
             codes = blocks.as_weight(blocks.integers(rows, real, grid), weight.shape, site.channel_axis)
             return WeightTensor(site.tensor, codes.astype(dtype.numpy), real, site.axis, dtype, bits, block=grid)

@@ -115,6 +115,7 @@ class LayerStream:
         graph: Graph,
         units: Sequence[Unit],
         batches: Iterable[Mapping[str, Array]],
+        *,
         decisions: Decisions,
         memory_mb: int,
     ) -> None:

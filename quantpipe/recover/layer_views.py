@@ -67,7 +67,7 @@ def calibrate_layers(
     stride = ceil(len(samples) / MOST)
     size = samples_per_batch(graph, ceil(len(samples) / stride))
     inputs = (batch.inputs for batch in islice(samples.batches(size), 0, None, stride))
-    with LayerStream(graph, units, inputs, walk, memory_mb) as walk.stream:
+    with LayerStream(graph, units, inputs, decisions=walk, memory_mb=memory_mb) as walk.stream:
         for index, unit in enumerate(units):
             progress(index, len(units), unit.nodes[-1].name)
             if unit.kernel is not None:

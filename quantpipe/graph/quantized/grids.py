@@ -67,9 +67,11 @@ def grid_of(
     if steps.dtype.kind != "f":
         raise refused(node, f"its scale is {steps.dtype.name}; legal are float16 and float32 numbers above 0")
     real = steps.astype(np.float32)
-    if not np.all(np.isfinite(real)) or not np.all(real > 0):
-        worst = real.reshape(-1)[~(np.isfinite(real) & (real > 0)).reshape(-1)][0]
-        raise refused(node, f"its scale is {worst:g}; legal are finite numbers above 0")
+    blocks = real.ndim > 1  # whose scales onnxruntime's quantizer gives a sign: the largest weight becomes -2^(bits-1)
+    legal = np.isfinite(real) & ((real != 0) if blocks else (real > 0))
+    if not np.all(legal):
+        wanted = "finite numbers other than 0" if blocks else "finite numbers above 0"
+        raise refused(node, f"its scale is {real[~legal].reshape(-1)[0]:g}; legal are {wanted}")
     offset = np.zeros(1, np.int64) if offset is None else offset.astype(np.int64)
     if offset.size not in (1, real.size):
         raise refused(node, f"it has {real.size} scales and {offset.size} zero points; legal is one for each scale")
