@@ -15,6 +15,7 @@ from onnxruntime.quantization import QuantFormat
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 import quantpipe
+from quantpipe.errors import ModelError
 from quantpipe.graph.quantized.grids import unpacked
 from quantpipe.types import HardwareSpec
 from tests.ops.line import Line, Net, hardware, hardware_data, line
@@ -117,6 +118,23 @@ def test_a_dequantized_file_becomes_packed_with_its_codes(bits: int, symmetric: 
         assert np.array_equal(weight.values, codes - middle)
         assert np.array_equal(weight.block.zero_point, (zero - middle).T if not symmetric else zero.T)
     assert made.agree(plan, "matmul_nbits").differing == 0
+
+
+def test_a_block_of_zeros_is_kept_and_a_scale_that_is_no_number_refused_by_name() -> None:
+    given = quantized(4, True, QuantFormat.QOperator)
+    node = given.graph.node[0]
+    held = next(t for t in given.graph.initializer if t.name == node.input[2])
+    array = onnx.numpy_helper.to_array(held).copy()
+    for value in (0.0, np.nan):
+        array.reshape(-1)[3] = value
+        held.CopyFrom(onnx.numpy_helper.from_array(array, held.name))
+        if value == 0:
+            made = line(given, spec(4, True))
+            plan = made.plan(4)
+            assert next(iter(plan.weights.values())).scale.reshape(-1)[3] == 0
+            assert made.agree(plan, "matmul_nbits").differing == 0
+    with pytest.raises(ModelError, match=rf"MatMulNBits '{node.name}': its scale is nan; legal are finite numbers"):
+        line(given, spec(4, True))
 
 
 @pytest.mark.program

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.quantized.grids import grid_of, unpacked, whole
+from quantpipe.graph.quantized.grids import grid_of, refuse_scales, unpacked, whole
 from quantpipe.graph.quantized.tables import (
     ADD,
     AXES,
@@ -159,6 +159,7 @@ def packed_product(walk: Walk, node: ir.Node) -> None:
     if zero is None:
         return
     scale = steps.astype(np.float32).reshape(rows, blocks)
+    refuse_scales(node, scale)
     kind = DType.UINT4 if bits < 8 else DType.UINT8
     high = (1 << bits) - 1
     if blocks == 1:

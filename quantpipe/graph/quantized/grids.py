@@ -67,11 +67,7 @@ def grid_of(
     if steps.dtype.kind != "f":
         raise refused(node, f"its scale is {steps.dtype.name}; legal are float16 and float32 numbers above 0")
     real = steps.astype(np.float32)
-    blocks = real.ndim > 1  # whose scales onnxruntime's quantizer gives a sign: the largest weight becomes -2^(bits-1)
-    legal = np.isfinite(real) & ((real != 0) if blocks else (real > 0))
-    if not np.all(legal):
-        wanted = "finite numbers other than 0" if blocks else "finite numbers above 0"
-        raise refused(node, f"its scale is {real[~legal].reshape(-1)[0]:g}; legal are {wanted}")
+    refuse_scales(node, real)
     offset = np.zeros(1, np.int64) if offset is None else offset.astype(np.int64)
     if offset.size not in (1, real.size):
         raise refused(node, f"it has {real.size} scales and {offset.size} zero points; legal is one for each scale")
@@ -82,6 +78,18 @@ def grid_of(
     shape = real.shape if real.ndim > 1 else (real.size,)
     return Grid(real.reshape(shape), np.broadcast_to(offset.reshape(-1), real.size).reshape(shape), kind,
                 kind.qmin, kind.qmax, axis)  # fmt: skip
+
+
+def refuse_scales(node: ir.Node, scale: NDArray[np.float32]) -> None:
+    """Refuse, by ModelError, scales that no quantizer means.
+
+    Those of blocks may have a sign (onnxruntime's quantizer divides what is furthest from 0 by -2^(bits - 1)), or be 0
+    where all weights of a block are.
+    """
+    legal = np.isfinite(scale) & (True if scale.ndim > 1 else scale > 0)
+    if not np.all(legal):
+        wanted = "finite numbers" if scale.ndim > 1 else "finite numbers above 0"
+        raise refused(node, f"its scale is {scale[~legal].reshape(-1)[0]:g}; legal are {wanted}")
 
 
 def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DType:
