@@ -87,7 +87,7 @@ def cleaned_model(
     def change(model: ir.Model) -> float:
         return difference(reference, Session(model, where=where).run(feeds))
 
-    work = _Work((*_steps(least_opset, more.in_steps), (more.joined,)), change, allowed, tell)
+    work = _Work(_steps(least_opset, more), change, allowed, tell)
     found, notes = work.all_at_once(raw), list[str]()
     if found is None:
         found, notes = work.one_by_one(raw)
@@ -97,8 +97,11 @@ def cleaned_model(
     return found, notes
 
 
-def _steps(least_opset: int, recurrent: Step) -> tuple[tuple[Step, ...], ...]:
-    """The steps in order, each with the ways to do it, the best first."""
+def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
+    """The steps in order, each with the ways to do it, the best first.
+
+    Patterns are joined before and after rows are made flat: a Reshape may then stand within one.
+    """
 
     def to_newer_opset(model: ir.Model) -> ir.Model:
         return raise_to(model, least_opset)
@@ -111,9 +114,11 @@ def _steps(least_opset: int, recurrent: Step) -> tuple[tuple[Step, ...], ...]:
         (_take_branches,),
         (_join_functions,),
         (to_newer_opset,),
-        (recurrent,),
+        (more.in_steps,),
         (_rewrite,),
+        (more.joined,),
         (rows_flattened,),
+        (more.joined,),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantpipe.extend import DeviceOp, Extension, function
 from quantpipe.graph.io import model_bytes
+from quantpipe.graph.load import load_graph
 from quantpipe.graph.patterns import join_patterns
 from quantpipe.testing import installed
 from tests.extend import example  # noqa: F401  (the path of the example package)
@@ -117,21 +119,38 @@ def dense(form: str) -> onnx.ModelProto:
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+DENSE = function("""
+    <domain: "example.npu", opset_import: ["" : 17]>
+    DenseRelu (x, w, b) => (y) {
+        product = MatMul (x, w)
+        sum = Add (product, b)
+        y = Relu (sum)
+    }
+""")
+DENSE_RELU = DeviceOp(DENSE, numbers, INTEGERS, interpret, weight="w", constants=("b",), pattern=True)
+
+
+@pytest.mark.parametrize("leading", [("N",), ("N", 5)])
+def test_a_product_with_a_bias_is_found_after_the_clean_up(leading: tuple[Any, ...], tmp_path: Path) -> None:
+    """Which makes a Gemm of it, and of rows of a longer tensor a Gemm between two Reshapes."""
+    given = dense("matmul")
+    for port, last in ((given.graph.input[0], 4), (given.graph.output[0], 5)):
+        port.CopyFrom(helper.make_tensor_value_info(port.name, TensorProto.FLOAT, [*leading, last]))
+    onnx.save(given, tmp_path / "net.onnx")
+    feeds = {"x": np.ones((3, *leading[1:], 4), np.float32)}
+    with installed(Extension((DENSE_RELU,)), "faulty"):
+        found = load_graph(
+            tmp_path / "net.onnx", lambda raw: feeds, isolate=False, declared=["example.npu.DenseRelu", "Gemm"]
+        )
+    assert [n.op for n in found.nodes] == ["example.npu.DenseRelu"]
+
+
 @pytest.mark.parametrize("form", ["matmul", "gemm", "turned", "half"])
 def test_a_product_with_a_bias_is_found_as_a_gemm_too(form: str) -> None:
-    reference = function("""
-        <domain: "example.npu", opset_import: ["" : 17]>
-        DenseRelu (x, w, b) => (y) {
-            product = MatMul (x, w)
-            sum = Add (product, b)
-            y = Relu (sum)
-        }
-    """)
-    op = DeviceOp(reference, numbers, INTEGERS, interpret, weight="w", constants=("b",), pattern=True)
     given = dense(form)
-    found = ir.to_proto(join_patterns(ir.from_proto(given), [op]))
+    found = ir.to_proto(join_patterns(ir.from_proto(given), [DENSE_RELU]))
     assert len(found.graph.node) == (2 if form == "half" else 1)
-    found.functions.append(reference)
+    found.functions.append(DENSE)
     x = {"x": np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)}
     wanted, again = (
         ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, x)[0]
