@@ -123,13 +123,9 @@ class LayerStream:
         self._last = {t: number for number, unit in enumerate(units) for t in unit.reads}
         self._real, self._reached = ActivationStore(memory_mb << 18), ActivationStore(memory_mb << 18)
         self._at: list[int] = []
-        for number, batch in enumerate(batches):
-            self._at.append(0)
-            for name, array in batch.items():
-                self._real.put(name, number, array)
-                self._reached.put(name, number, array)
-        self._concurrent, self._threads = concurrency(len(self._at))
-        self._pool = ThreadPoolExecutor(self._concurrent)
+        self._unread: Iterable[Mapping[str, Array]] | None = batches
+        self._concurrent, self._threads = 1, 1
+        self._pool: ThreadPoolExecutor | None = None
         self._runner: tuple[int, UnitRunner] | None = None
 
     def __enter__(self) -> Self:
@@ -138,15 +134,28 @@ class LayerStream:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         self._real.close()
         self._reached.close()
 
-    def __len__(self) -> int:
-        return len(self._at)
+    def _read(self) -> ThreadPoolExecutor:
+        """Read the samples, once somebody looks, and return what runs them."""
+        if self._unread is not None:
+            for number, batch in enumerate(self._unread):
+                self._at.append(0)
+                for name, array in batch.items():
+                    self._real.put(name, number, array)
+                    self._reached.put(name, number, array)
+            self._unread = None
+        if self._pool is None:
+            self._concurrent, self._threads = concurrency(len(self._at))
+            self._pool = ThreadPoolExecutor(self._concurrent)
+        return self._pool
 
     def share(self, share: float) -> list[int]:
         """Return the numbers of a share of the batches, evenly spread; a larger share has those of a smaller one."""
+        self._read()
         order = _spread(len(self._at))
         return sorted(order[: max(1, min(len(order), round(share * len(order))))])
 
@@ -180,12 +189,12 @@ class LayerStream:
 
     def side_by_side(self, run: Callable[[int], Any], numbers: Sequence[int]) -> Iterator[Any]:
         """Yield what a function gives for each batch, in order, with no more under way than run at once."""
-        rest, under_way = iter(numbers), deque[Future[Any]]()
+        pool, rest, under_way = self._read(), iter(numbers), deque[Future[Any]]()
         for number in islice(rest, self._concurrent):
-            under_way.append(self._pool.submit(run, number))
+            under_way.append(pool.submit(run, number))
         while under_way:
             found = under_way.popleft().result()
-            under_way.extend(self._pool.submit(run, number) for number in islice(rest, 1))
+            under_way.extend(pool.submit(run, number) for number in islice(rest, 1))
             yield found
 
     def _through(self, index: int, numbers: Sequence[int]) -> None:
