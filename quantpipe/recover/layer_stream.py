@@ -23,7 +23,7 @@ from quantpipe.graph.execute import Session, concurrency
 from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_initializers
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.view import Graph
-from quantpipe.recover.layer_units import Unit
+from quantpipe.recover.layer_units import BATCHES, Unit, samples_at_once
 from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form
 
@@ -107,7 +107,8 @@ class LayerStream:
         units: what runs at once, in order.
         batches: the samples.
         decisions: what holds for a unit by the time that it is run.
-        memory_mb: half of it is what kept tensors may take in memory.
+        memory_mb: a quarter of it is what kept tensors may take in memory, half is for those of layers that run.
+            Where it is little, batches run in pieces; which samples a share has does not depend on it.
     """
 
     def __init__(
@@ -121,8 +122,11 @@ class LayerStream:
     ) -> None:
         self._graph, self._units, self._decisions = graph, units, decisions
         self._last = {t: number for number, unit in enumerate(units) for t in unit.reads}
-        self._real, self._reached = ActivationStore(memory_mb << 18), ActivationStore(memory_mb << 18)
+        self._real, self._reached = ActivationStore(memory_mb << 17), ActivationStore(memory_mb << 17)
         self._at: list[int] = []
+        self._batches: list[list[int]] = []
+        """The numbers of the pieces of each batch."""
+        self._memory = memory_mb << 19
         self._unread: Iterable[Mapping[str, Array]] | None = batches
         self._concurrent, self._threads = 1, 1
         self._pool: ThreadPoolExecutor | None = None
@@ -142,11 +146,17 @@ class LayerStream:
     def _read(self) -> ThreadPoolExecutor:
         """Read the samples, once somebody looks, and return what runs them."""
         if self._unread is not None:
-            for number, batch in enumerate(self._unread):
-                self._at.append(0)
-                for name, array in batch.items():
-                    self._real.put(name, number, array)
-                    self._reached.put(name, number, array)
+            most = samples_at_once(self._graph, self._units, self._memory, concurrency(BATCHES)[0] + 1)
+            for batch in self._unread:
+                count = len(next(iter(batch.values())))
+                step = count if self._graph.fixed_batch else min(most, count)
+                self._batches.append([])
+                for first in range(0, count, step):
+                    self._batches[-1].append(len(self._at))
+                    for name, array in batch.items():
+                        self._real.put(name, len(self._at), array[first : first + step])
+                        self._reached.put(name, len(self._at), array[first : first + step])
+                    self._at.append(0)
             self._unread = None
         if self._pool is None:
             self._concurrent, self._threads = concurrency(len(self._at))
@@ -154,10 +164,11 @@ class LayerStream:
         return self._pool
 
     def share(self, share: float) -> list[int]:
-        """Return the numbers of a share of the batches, evenly spread; a larger share has those of a smaller one."""
+        """Return the pieces of a share of the batches, evenly spread; a larger share has those of a smaller one."""
         self._read()
-        order = _spread(len(self._at))
-        return sorted(order[: max(1, min(len(order), round(share * len(order))))])
+        order = _spread(len(self._batches))
+        return [n for batch in sorted(order[: max(1, min(len(order), round(share * len(order))))])
+                for n in self._batches[batch]]  # fmt: skip
 
     def runner(self, index: int) -> UnitRunner:
         """Return what runs a unit; the last one that was asked for is kept."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 
 from quantpipe import extend
 from quantpipe.extend import Calibrator
@@ -46,6 +46,10 @@ def samples_per_batch(graph: Graph, count: int) -> int:
     return graph.fixed_batch or max(1, min(graph.batch_size, ceil(count / BATCHES)))
 
 
+COMPARED = 4
+"""Decisions whose views of a batch are in memory at once, at most, where calibrators of our own compare some."""
+
+
 @dataclass(frozen=True, eq=False)
 class Unit:
     """Hold a kernel with the clamps it took in, or a node in float."""
@@ -69,3 +73,26 @@ def units_of(graph: Graph, kernels: Mapping[str, Kernel], fused: Mapping[str, st
         ]
         makes = (kernel.output,) if kernel is not None else tuple(t for t in node.outputs if t)
         yield Unit(nodes, kernel, tuple(dict.fromkeys(reads)), makes)
+
+
+def samples_at_once(graph: Graph, units: Sequence[Unit], bytes_: int, under_way: int) -> int:
+    """Return how many samples may run at once so that what a unit reads and makes fits into a number of bytes.
+
+    What is read is there three times (float, quantized, rounded), what is made once in float and once for each decision
+    that is compared. One sample runs in any case.
+
+    Args:
+        graph: the clean model.
+        units: what runs at once.
+        bytes_: for what is under way together.
+        under_way: batches that are.
+
+    Returns:
+        The number of samples.
+    """
+
+    def size(tensors: Sequence[str]) -> int:
+        return sum(4 * prod(graph.shapes[t]) for t in tensors if t in graph.shapes)
+
+    largest = max((3 * size(u.reads) + (1 + COMPARED) * size(u.makes) for u in units), default=1)
+    return max(1, bytes_ // max(1, largest * under_way))

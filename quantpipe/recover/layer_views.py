@@ -50,7 +50,7 @@ def calibrate_layers(
         strategy: the bits that decisions are about.
         samples: the calibration samples.
         choosing: who decides.
-        memory_mb: half of it is what tensors kept between layers may take.
+        memory_mb: what the walk may take: a quarter for tensors between layers, half for layers that run.
         progress: is told how far the walk is.
 
     Returns:

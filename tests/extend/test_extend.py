@@ -22,6 +22,7 @@ from quantpipe.realize import BACKENDS, Integer
 from quantpipe.testing import check_extension, check_model, installed
 from quantpipe.types import Range
 from tests.extend.example import DOMAIN, FOLDER, hardware, net
+from tests.ops.line import Net
 
 from example_npu.conv_hard_swish import CONV_HARD_SWISH  # isort: skip
 from example_npu.extension import EXTENSION  # isort: skip
@@ -201,7 +202,7 @@ def test_a_function_that_the_runtime_refuses() -> None:
 def test_the_page_that_tells_of_packages(tmp_path: Path) -> None:
     """Its example and its two checks run as they stand."""
     page = (FOLDER.parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
-    first, *_, last = BLOCK.findall(page.split("## Ops, patterns, calibrators and forms of a package")[1])
+    first, calibrator, last = BLOCK.findall(page.split("## Ops, patterns, calibrators and forms of a package")[1])
     model = net(gate=False)
     for node in model.graph.node:
         node.domain = "my.npu" if node.domain else ""
@@ -210,7 +211,11 @@ def test_the_page_that_tells_of_packages(tmp_path: Path) -> None:
     ops["my.npu.Squash"] = [{"in": ["uint8"], "out": ["uint8"]}, {"in": ["float32"], "out": ["float32"]}]
     namespace: dict[str, Any] = {"model": model, "hardware": hardware(ops=ops, realize="integer")}
     exec(first + last, namespace)
-    assert not extend.installed()
+    exec(calibrator, namespace)
+    plain = Net(seed=1)
+    plain.output(plain.node("Relu", plain.conv(plain.input(None, 3, 8, 8), 3, 4, 3, 3)))
+    found = check_model(plain.proto(), "ort_cpu", namespace["EXTENSION"], package="my_npu", forms=["qdq"])
+    assert len(found.kernels) == 1 and not extend.installed()
 
 
 @pytest.mark.program

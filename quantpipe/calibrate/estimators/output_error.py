@@ -23,6 +23,8 @@ WEIGHT_FACTORS = (0.8, 0.9, 1.1)
 """Of the weight's thresholds; each channel takes its own."""
 MOST_TOGETHER = 1 << 23
 """Elements of a weight up to which its trials are held in memory side by side."""
+AT_ONCE = 4
+"""Decisions whose outputs are held in memory side by side."""
 WORTH = 0.99
 """A range has to lower the error on the samples that it is tried on to this share, or stays as it was."""
 WEIGHT_WORTH = 0.8
@@ -67,7 +69,7 @@ class OutputError(OverBase):
             tried = [Range(max(before.low * f, min(ends.low, before.low)),
                            min(before.high * f, max(ends.high, before.high))) for f in FACTORS]  # fmt: skip
             decisions = [LayerDecision({**ranges, tensor: range_}) for range_ in tried]
-            first, *errors = _errors(layer, [LayerDecision(ranges), *decisions], share).sum(axis=1)
+            first, *errors = _compared(layer, [LayerDecision(ranges), *decisions], share, AT_ONCE).sum(axis=1)
             least = int(np.argmin(errors))
             if errors[least] < WORTH * first:
                 ranges[tensor] = tried[least]
@@ -81,9 +83,7 @@ def _weight(
     """Thresholds with the best factor of each channel; None where none is worth it."""
     per_channel = thresholds.ndim > 0 and len(thresholds) > 1
     decisions = [LayerDecision(ranges), *(LayerDecision(ranges, thresholds * f) for f in WEIGHT_FACTORS)]
-    together = prod(layer.weight_shape or ()) <= MOST_TOGETHER
-    groups = [decisions] if together else [[d] for d in decisions]
-    errors = np.concatenate([_errors(layer, group, share) for group in groups])
+    errors = _compared(layer, decisions, share, AT_ONCE if prod(layer.weight_shape or ()) <= MOST_TOGETHER else 1)
     if not per_channel:
         errors = errors.sum(axis=1, keepdims=True)
     elif errors.shape[1] != len(thresholds):
@@ -94,6 +94,12 @@ def _weight(
         return None
     shaped = factors.reshape(-1, *([1] * (thresholds.ndim - 1))) if thresholds.ndim else factors[0]
     return np.asarray(thresholds * shaped, np.float64)
+
+
+def _compared(layer: Layer, decisions: Sequence[LayerDecision], share: float, at_once: int) -> NDArray[np.float64]:
+    """Errors of decisions, some of which are in memory at once."""
+    groups = [decisions[first : first + at_once] for first in range(0, len(decisions), at_once)]
+    return np.concatenate([_errors(layer, group, share) for group in groups])
 
 
 def _errors(layer: Layer, decisions: Sequence[LayerDecision], share: float) -> NDArray[np.float64]:
