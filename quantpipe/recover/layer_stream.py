@@ -124,6 +124,7 @@ class LayerStream:
         self._last = {t: number for number, unit in enumerate(units) for t in unit.reads}
         self._real, self._reached = ActivationStore(memory_mb << 17), ActivationStore(memory_mb << 17)
         self._at: list[int] = []
+        self._samples = 0
         self._batches: list[list[int]] = []
         """The numbers of the pieces of each batch."""
         self._memory = memory_mb << 19
@@ -149,6 +150,7 @@ class LayerStream:
             most = samples_at_once(self._graph, self._units, self._memory, concurrency(BATCHES)[0] + 1)
             for batch in self._unread:
                 count = len(next(iter(batch.values())))
+                self._samples += count
                 step = count if self._graph.fixed_batch else min(most, count)
                 self._batches.append([])
                 for first in range(0, count, step):
@@ -162,6 +164,12 @@ class LayerStream:
             self._concurrent, self._threads = concurrency(len(self._at))
             self._pool = ThreadPoolExecutor(self._concurrent)
         return self._pool
+
+    @property
+    def samples(self) -> int:
+        """Return how many samples there are."""
+        self._read()
+        return self._samples
 
     def share(self, share: float) -> list[int]:
         """Return the pieces of a share of the batches, evenly spread; a larger share has those of a smaller one."""

@@ -178,6 +178,11 @@ class _View:
     # --- what a calibrator reads ------------------------------------------------------------------------------------
 
     @property
+    def samples(self) -> int:
+        """Return how many samples the walk has."""
+        return self._walk.stream.samples
+
+    @property
     def open(self) -> tuple[str, ...]:
         """Return the stored inputs whose range nobody has decided yet."""
         walk = self._walk

@@ -71,6 +71,10 @@ class Layer(Protocol):
     """Of the result's channels."""
 
     @property
+    def samples(self) -> int:
+        """Return how many samples the walk has."""
+
+    @property
     def open(self) -> tuple[str, ...]:
         """Return the stored inputs whose range nobody has decided yet: neither an earlier layer nor a statement."""
 

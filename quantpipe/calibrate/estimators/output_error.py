@@ -17,8 +17,13 @@ from quantpipe.errors import ConfigError
 from quantpipe.types import Range
 from quantpipe.types.layer_views import Layer, LayerDecision
 
-FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)
+FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.4, 2.0)
 """Of the base range, cut at the extremes; tried for each open input."""
+FINE_FACTORS = (0.85, 1.18)
+"""Of the best of these, tried after them."""
+LEAST_ELEMENTS = 4096
+"""Elements of a layer's output, at least, that a trial sees, where the samples have so many: few are soon fitted by
+chance, and cost little."""
 WEIGHT_FACTORS = (0.8, 0.9, 1.1)
 """Of the weight's thresholds; each channel takes its own."""
 MOST_TOGETHER = 1 << 23
@@ -60,21 +65,43 @@ class OutputError(OverBase):
     def layer(self, layer: Layer) -> LayerDecision | None:
         """Return the best of the tried ranges and thresholds of one layer."""
         open_inputs, thresholds = layer.open, layer.thresholds if self.weights else None
-        trials = len(open_inputs) * (len(FACTORS) + 1) + (0 if thresholds is None else len(WEIGHT_FACTORS) + 1)
+        tries = 1 + len(FACTORS) + len(FINE_FACTORS)
+        trials = len(open_inputs) * tries + (0 if thresholds is None else len(WEIGHT_FACTORS) + 1)
         if not trials:
             return None
-        share, ranges = min(1.0, self.passes / trials), dict[str, Range]()
+        share, ranges = self._share(layer, trials), dict[str, Range]()
         for tensor in open_inputs:
-            before, ends = layer.ranges[tensor], layer.extremes[tensor]
-            tried = [Range(max(before.low * f, min(ends.low, before.low)),
-                           min(before.high * f, max(ends.high, before.high))) for f in FACTORS]  # fmt: skip
-            decisions = [LayerDecision({**ranges, tensor: range_}) for range_ in tried]
-            first, *errors = _compared(layer, [LayerDecision(ranges), *decisions], share, AT_ONCE).sum(axis=1)
-            least = int(np.argmin(errors))
-            if errors[least] < WORTH * first:
-                ranges[tensor] = tried[least]
+            chosen_range = _range(layer, ranges, tensor, share)
+            if chosen_range is not None:
+                ranges[tensor] = chosen_range
         chosen = None if thresholds is None else _weight(layer, ranges, thresholds, share)
         return LayerDecision(ranges, chosen) if ranges or chosen is not None else None
+
+    def _share(self, layer: Layer, trials: int) -> float:
+        """What the trials may cost, or what has enough elements, whichever is more."""
+        first = next(iter(layer.batches(share=0))).float_outputs[layer.outputs[0]]
+        elements = first.size // max(1, len(first)) * layer.samples
+        return min(1.0, max(self.passes / trials, LEAST_ELEMENTS / max(1, elements)))
+
+
+def _range(layer: Layer, ranges: dict[str, Range], tensor: str, share: float) -> Range | None:
+    """The best range of an input, beside those decided before; None where none is worth it."""
+    before, ends = layer.ranges[tensor], layer.extremes[tensor]
+
+    def scaled(factor: float) -> Range:
+        low, high = max(before.low * factor, min(ends.low, before.low)), before.high * factor
+        return Range(low, min(high, max(ends.high, before.high)))
+
+    def errors(factors: Sequence[float]) -> NDArray[np.float64]:
+        decisions = [LayerDecision({**ranges, tensor: scaled(f)}) for f in factors]
+        return _compared(layer, decisions, share, AT_ONCE).sum(axis=1)
+
+    factors: tuple[float, ...] = (1.0, *FACTORS)
+    found = errors(factors)
+    fine = tuple(factors[int(np.argmin(found))] * f for f in FINE_FACTORS)
+    factors, found = (*factors, *fine), np.concatenate([found, errors(fine)])
+    least = int(np.argmin(found))
+    return scaled(factors[least]) if found[least] < WORTH * found[0] else None
 
 
 def _weight(
