@@ -94,7 +94,7 @@ def _range(layer: Layer, ranges: dict[str, Range], tensor: str, share: float) ->
 
     def errors(factors: Sequence[float]) -> NDArray[np.float64]:
         decisions = [LayerDecision({**ranges, tensor: scaled(f)}) for f in factors]
-        return _compared(layer, decisions, share, AT_ONCE).sum(axis=1)
+        return np.asarray(_compared(layer, decisions, share, AT_ONCE).sum(axis=1))
 
     factors: tuple[float, ...] = (1.0, *FACTORS)
     found = errors(factors)
