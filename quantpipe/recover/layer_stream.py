@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import islice
+from threading import Lock
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -124,6 +125,8 @@ class LayerStream:
         self._last = {t: number for number, unit in enumerate(units) for t in unit.reads}
         self._real, self._reached = ActivationStore(memory_mb << 17), ActivationStore(memory_mb << 17)
         self._at: list[int] = []
+        self._locks: list[Lock] = []
+        """Of the batches: a float result is made once, whoever asks for it."""
         self._samples = 0
         self._batches: list[list[int]] = []
         """The numbers of the pieces of each batch."""
@@ -159,6 +162,7 @@ class LayerStream:
                         self._real.put(name, len(self._at), array[first : first + step])
                         self._reached.put(name, len(self._at), array[first : first + step])
                     self._at.append(0)
+                    self._locks.append(Lock())
             self._unread = None
         if self._pool is None:
             self._concurrent, self._threads = concurrency(len(self._at))
@@ -198,12 +202,13 @@ class LayerStream:
         """Return what a unit reads in the quantized model, not rounded yet."""
         return {t: self._reached.get(t, number) for t in self._units[index].reads}
 
-    def wanted(self, index: int, number: int, outputs: Sequence[str]) -> dict[str, Array]:
+    def wanted(self, index: int, number: int, runner: UnitRunner) -> dict[str, Array]:
         """Return what a unit makes in the float model; it is run where nobody asked before."""
-        if not all(self._real.holds(t, number) for t in outputs):
-            made = self.runner(index).session().run(self.real(index, number), outputs)
-            for tensor, array in made.items():
-                self._real.put(tensor, number, array)
+        outputs = runner.unit.makes
+        with self._locks[number]:
+            if not all(self._real.holds(t, number) for t in outputs):
+                for tensor, array in runner.session().run(self.real(index, number), outputs).items():
+                    self._real.put(tensor, number, array)
         return {t: self._real.get(t, number) for t in outputs}
 
     def side_by_side(self, run: Callable[[int], Any], numbers: Sequence[int]) -> Iterator[Any]:
@@ -211,25 +216,26 @@ class LayerStream:
         pool, rest, under_way = self._read(), iter(numbers), deque[Future[Any]]()
         for number in islice(rest, self._concurrent):
             under_way.append(pool.submit(run, number))
-        while under_way:
-            found = under_way.popleft().result()
-            under_way.extend(pool.submit(run, number) for number in islice(rest, 1))
-            yield found
+        try:
+            while under_way:
+                found = under_way.popleft().result()
+                under_way.extend(pool.submit(run, number) for number in islice(rest, 1))
+                yield found
+        finally:
+            wait(under_way)  # whoever looks at some batches alone: what is under way reads tensors that may be dropped
 
     def _through(self, index: int, numbers: Sequence[int]) -> None:
         unit = self._units[index]
         wanted = [t for t in unit.makes if t in self._graph.consumers]
         if wanted:
             runner = self.runner(index)
-            plain = quantized = runner.session()
+            quantized = runner.session()
             if (weight := runner.weight) is not None:
                 quantized = runner.session(self._decisions.weight_key(weight), lambda: self._decisions.weight(weight))
             how = {t: self._decisions.numbers(t) for t in runner.stored}
 
             def advance(number: int) -> None:
-                if not all(self._real.holds(t, number) for t in wanted):
-                    for tensor, array in plain.run(self.real(index, number), wanted).items():
-                        self._real.put(tensor, number, array)
+                self.wanted(index, number, runner)
                 feeds = self.reached(index, number)
                 feeds |= {t: rounded(feeds[t], numbers) for t, numbers in how.items()}
                 for tensor, array in quantized.run(feeds, wanted).items():

@@ -240,7 +240,7 @@ class _View:
         sessions = [runner.session(t.key, t.make) for t in trials]
 
         def run(number: int) -> tuple[Views, ...]:
-            wanted = stream.wanted(index, number, self.outputs)
+            wanted = stream.wanted(index, number, runner)
             real, reached = stream.real(index, number), stream.reached(index, number)
             made: dict[tuple[str, Numbers], Array] = {}
             found = []

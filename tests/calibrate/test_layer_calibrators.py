@@ -270,3 +270,30 @@ def test_a_layer_calibrator_is_no_estimator_of_a_rule_or_of_itself() -> None:
         OutputError(OutputError())
     with pytest.raises(ConfigError, match="passes is 0; legal are numbers above 0"):
         OutputError(passes=0)
+
+
+@pytest.mark.parametrize("memory_mb", [0, 64])
+def test_whoever_looks_at_some_views_or_at_two_at_once_sees_the_same(memory_mb: int) -> None:
+    """Batches run side by side: those that nobody waits for must not be in the way of the next ones."""
+    net, samples = two_layers()
+    made, asked = line(net, samples=samples), []
+
+    def impatient(layer: Layer) -> None:
+        for _ in range(3):
+            next(iter(layer.batches()))
+        tight = LayerDecision({t: Range(-0.1, 0.1) for t in layer.open})
+        for plain, other in zip(layer.batches(), layer.batches(tight), strict=True):
+            for tensor, wanted in plain.float_outputs.items():
+                assert np.array_equal(other.float_outputs[tensor], wanted)
+        asked.append(layer.node)
+        alone = list(layer.batches())
+        both = list(layer.compare([None, tight]))
+        for single, (first, second) in zip(alone, both, strict=True):
+            for tensor in single.quantized_outputs:
+                assert np.array_equal(single.quantized_outputs[tensor], first.quantized_outputs[tensor])
+                assert not layer.open or not np.array_equal(
+                    first.quantized_outputs[tensor], second.quantized_outputs[tensor]
+                )
+
+    calibrated(made, impatient, memory_mb)
+    assert len(asked) == len(made.topology.kernels)

@@ -54,15 +54,16 @@ class ActivationStore:
             array: its values.
         """
         with self._lock:
-            self._elements[tensor, batch] = array.size
             if self._used + array.nbytes <= self._limit:
                 self._memory[tensor, batch] = np.asarray(array, order="C")
                 self._used += array.nbytes
+                self._elements[tensor, batch] = array.size
                 return
             self._number += 1
             path = Path(self._folder.name) / f"{self._number}.npy"
         np.save(path, array)
         self._files[tensor, batch] = path
+        self._elements[tensor, batch] = array.size  # last: what is held can be read
 
     def get(self, tensor: str, batch: int) -> Array:
         """Return the array of one tensor and batch."""
