@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from quantpipe.lowering import Rendered
 from quantpipe.realize.qonnx import arithmetic
 from quantpipe.realize.qonnx.form import QonnxForm
 from quantpipe.realize.qonnx.nodes import DOMAIN
-from quantpipe.types import QuantPlan
+from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, hardware, line
 from tests.ops.test_every_op import line_of
@@ -54,6 +55,33 @@ def compared(made: Line, plan: QuantPlan, folder: Path) -> tuple[Counter, str | 
         for tensor in (*simulated.watched.integers, *simulated.watched.entries):
             count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
     return count, written.inexact
+
+
+def test_bounds_of_channels_are_kept(tmp_path: Path) -> None:
+    """As channel scaling leaves them where a clamp follows: the file is exact, and another bound is seen."""
+    net = Net(seed=3)
+    net.output(net.conv(net.node("Relu", net.conv(net.input(None, 3, 6, 6), 3, 8, 3, 3)), 8, 4, 1, 1))
+    made = line(net, "vta")
+    plan = made.plan()
+    node, kernel = next((n, k) for n, k in plan.kernels.items() if isinstance(k, Accumulate))
+    assert kernel.output is not None
+
+    def bounded(most: int) -> QuantPlan:
+        ends = np.arange(8, dtype=np.int64), np.full(8, most, np.int64) - np.arange(8)
+        output = replace(kernel.output, by_channel=ends)
+        return replace(plan, kernels={**plan.kernels, node: replace(kernel, output=output)})
+
+    count, why = compared(made, bounded(40), tmp_path)
+    assert why is None and count.elements and count.differing == 0, count.first
+    other = QonnxForm().write(made.graph, made.topology, bounded(41), MADE)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / QonnxForm().file).write_bytes(other.files[QonnxForm().file])
+    batch = next(iter(made.samples.batches(4)))
+    found = [
+        QonnxForm().open(folder, made.graph, made.topology, plan).run(batch.inputs)
+        for folder in (tmp_path, tmp_path / "other")
+    ]
+    assert any(not np.array_equal(found[0][t], found[1][t]) for t in found[0])
 
 
 TARGETS = ("vta", "ort_cpu", "fpga_shift", "vitis_dpu", "hago_sample", "tflite_int8")

@@ -189,8 +189,7 @@ class Qonnx(VendorQdq):
     def _kept(
         self, context: Context, kernel: Kernel, real: ir.Value, output: Requantize, *, how: Narrowing
     ) -> ir.Value:
-        if output.by_channel is not None:
-            self._remember("bounds of each channel's own are left out", kernel.node)
+        real = self._within_channels(context, kernel.output, real, output)
         return self._narrowed(context, real, kernel.output, output, how=how, output=kernel.output)
 
     def _how(self, context: Context, where: str, output: Requantize, bound: int) -> Narrowing:
@@ -219,6 +218,15 @@ class Qonnx(VendorQdq):
         """A clamp of real numbers where bounds are tighter than those of Quant's bits."""
         least, most = Grid.of(q).ends
         return self._clamped(context, real, q, low if low > least else None, high=high if high < most else None)
+
+    def _within_channels(self, context: Context, tensor: str, real: ir.Value, r: Requantize) -> ir.Value:
+        """Each channel between bounds of its own; they lie on the grid, so clamping before the rounding is the same."""
+        q = context.plan.quantizers[tensor]
+        for op, bound in zip(("Max", "Min"), r.by_channel or (), strict=False):
+            ends = fr.along_channels((bound - q.zero_point) * np.float64(q.scale), context.graph, tensor)
+            limit = self.constant(context, f"{tensor}_channel_{op.lower()}", ends.astype(np.float32))
+            real = context.builder.op(op, real, limit, name=f"{tensor}/channel_{op.lower()}")
+        return real
 
     def _raised(self, context: Context, real: ir.Value, how: Narrowing, step: Scale, *, name: str) -> ir.Value:
         """A quarter of a step above, where halves go up on the device."""
