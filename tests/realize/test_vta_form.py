@@ -6,6 +6,7 @@ import ctypes
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from quantpipe.check.forms import loaded_forms
 from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.forms import WrittenBeside, executed
+from quantpipe.hardware.cost import node_cycles
 from quantpipe.lowering import Rendered
 from quantpipe.realize.vta.form import CONSTANTS, FILE, STREAM, VtaForm
 from quantpipe.realize.vta.isa import Alu, Instruction, Memory, Op, Uop, decoded, decoded_uops
@@ -56,6 +58,30 @@ def test_every_op_that_vta_runs(name: str) -> None:
     for plan in (made.plan((8, 7, 6, 5, 4), seed=1), made.ties((8, 8, 6, 4), seed=2)):
         row = run_vta(made, plan)
         assert row["differing"] == 0 and (row["elements"] or 0) > 0, row
+
+
+@pytest.mark.sliced(60)
+@pytest.mark.parametrize("name", [n for n in CASES if n not in REFUSED])
+def test_the_cost_of_layers_is_the_steps_that_are_written(name: str) -> None:
+    """What a search pays for a layer with a weight are the GEMM steps of its program; bytes apart, which are free here.
+
+    An addition takes its convolution in, and multiplies its other operand by one: a step a vector.
+    """
+    made = line_of(name, "vta", "auto")
+    files = VtaForm().write(made.graph, made.topology, made.plan(), MADE).files
+    spec = replace(made.spec, cost=replace(made.spec.cost, bytes_per_cycle=1e30))
+    paid = node_cycles(made.topology, made.graph, spec, made.strategy().bits)
+    for layer in json.loads(files[FILE])["layers"]:
+        weighted = [n for n in (layer["node"], *layer["absorbed"]) if paid.get(n, 0) >= 1]
+        if not weighted:
+            continue
+        steps = 0
+        for op, fields in layer["program"]:
+            if op == "GEMM" and not fields.get("reset"):
+                steps += (fields["uop_end"] - fields.get("uop_begin", 0)) * fields["iter_out"] * fields["iter_in"]
+        made_of = layer["output"]
+        copied = 0 if layer["node"] in weighted else made_of["blocks"] * made_of["height"] * made_of["width"]
+        assert steps == pytest.approx(sum(paid[n] for n in weighted) + copied, rel=1e-12), layer["node"]
 
 
 @pytest.mark.sliced(5)
