@@ -27,6 +27,7 @@ CASES = (
     ("digits", "ort_cpu", ("qdq", "qoperator", "integer", "c")),
     ("digits", "tflite_int8", ("integer", "qdq", "c", "tflite")),
     ("digits", "tflite_xnnpack", ("integer", "tflite")),
+    ("digits", "tflite_16x8", ("integer", "tflite", "c")),
     ("digits", "vta", ("integer", "qdq", "c", "qonnx")),
     ("cifar10_resnet20", "ort_cpu", ("qdq", "qoperator", "integer", "c")),
     ("cifar10_resnet20", "cmsis_nn", ("integer", "c")),
@@ -127,7 +128,7 @@ def page(rows: Sequence[Sequence[str]]) -> str:
         f"Made by `python benchmarks/formats.py`, quantpipe {quantpipe.__version__}, onnxruntime {ort.__version__}, "
         "one thread. *Written in* is what the run took to make a file of the plan; *differing* counts elements of all "
         "integer tensors that differ from the simulated model, in brackets as the other kernels of LiteRT run the "
-        "file. Q/DQ for other tools is run by onnxruntime in float32.",
+        "file on its first samples. Q/DQ for other tools is run by onnxruntime in float32.",
         "",
         "| " + " | ".join(HEAD) + " |",
         "|" + "---|" * len(HEAD),
