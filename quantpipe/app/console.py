@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from quantpipe.app.mainlog import LOG, Lines
 
@@ -60,6 +68,15 @@ class RichConsole:
         LOG.info("%-10s %s", name, note)
         if self._told:
             self._console.print(f"{seconds:6.1f} s  {name:<10} {note}", soft_wrap=True)
+            self._run(name)
+
+    def _run(self, name: str) -> None:
+        """Show that a stage runs, and for how long, until it has a bar or ends."""
+        if self._console.is_terminal:
+            columns = (TextColumn("         "), SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=self._console, transient=True)
+            self._bars.start()
+            self._bars.add_task(name, total=None)
 
     def warn(self, text: str) -> None:
         """Print a warning, and log it."""

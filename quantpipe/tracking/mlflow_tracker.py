@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ _FAILURES_BEFORE_SILENCE = 2
 _OPEN_SECONDS = 30.0
 """Until a store that is no file must have opened a run."""
 _STATUSES = ("FINISHED", "FAILED", "KILLED")
+_MADE_UP = re.compile(r"[a-z]+-[a-z]+-\d+")
+"""A name that MLflow gives a run for which nobody gave one, such as big-perch-692."""
 _FAILURE = "quantpipe.failure"
 """The tag that says why a run failed."""
 
@@ -179,6 +182,8 @@ class MlflowTracker:
             for key, value in tags.items():
                 if not key.startswith("mlflow."):
                     self._client.set_tag(outer, key, value)
+            if name is not None and _MADE_UP.fullmatch(run.info.run_name or ""):
+                self._client.update_run(outer, name=name)
             # `mlflow run -P` has written its own parameters.
             self._filing = Filing(self._client, run, store, self._record, dict(run.data.params))
             return

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from quantpipe import passwords
+from quantpipe.app import console as console_module
 from quantpipe.app import mainlog
 from quantpipe.app.console import RichConsole
 from quantpipe.errors import ArtifactError, Interrupted
@@ -99,3 +101,16 @@ def test_what_the_terminal_shows(verbosity: str, told: bool, log: Path, capsys: 
     assert ("greedy" in said) == told and said.count("the objective is missed") == 1
     assert ("point 3" in said) == (verbosity == "verbose") and "behind" not in said
     assert all(text in log.read_text() for text in ("greedy", "missed", "point 3", "behind the end"))
+
+
+def test_a_stage_without_a_bar_shows_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(console_module, "plain", lambda *, stderr: Console(file=screen, force_terminal=True, width=80))
+    console = RichConsole()
+    console.stage("realize", "qdq")
+    assert console._bars is not None and not console._bars.finished
+    console.warn("kept whole")
+    console.progress("evaluate 1/8: float model")(1, 2, "")
+    console.finish()
+    said = screen.getvalue()
+    assert said.count("realize    qdq") == 1 and "0:00:00" in said and "kept whole" in said and "1/2" in said

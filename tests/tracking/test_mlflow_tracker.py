@@ -217,6 +217,15 @@ def test_an_outer_run_is_used_and_left_open(launch: Path, monkeypatch: pytest.Mo
     assert outside.get_experiment_by_name("quantpipe") is None
 
 
+def test_an_outer_run_that_nobody_named_gets_the_name(launch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = client(launch)
+    outer = outside.create_run(outside.create_experiment("theirs")).info.run_id  # big-perch-692 or the like
+    monkeypatch.setenv("MLFLOW_RUN_ID", outer)
+    with MlflowTracker(launch_folder=launch) as tracker:
+        tracker.start("vta greedy m", {}, {})
+    assert outside.get_run(outer).info.run_name == "vta greedy m"
+
+
 def test_jobs_under_an_outer_run_are_its_children(
     launch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
