@@ -7,7 +7,7 @@ the shift between signed and unsigned types. What had to change is measured in r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.given import fitted_range, fitted_weight
 from quantpipe.errors import ModelError
+from quantpipe.evaluate.real_softmax import with_real_softmax
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
+from quantpipe.graph.quantized import flat_view
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize
@@ -111,11 +113,12 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
         _compare(run, samples)
     except ModelError as error:
         why_not = f"onnxruntime does not run the file: {error}"
-    changed = [row for t in given.tensors if (row := _tensor_row(run, t)) is not None]
+    told = _told(run)
+    changed = [row for t in told if (row := _tensor_row(run, t)) is not None]
     weights = {n: row for n, w in given.weight.items() if (row := _weight_row(run, w)) is not None}
     changed += [row for row in weights.values() if row["reason"]]
     used = [w for w in given.weight if w in model.topology.weight_of or w in model.plan.quantizers]
-    tensors = [t for t in given.tensors if not model.graph.is_constant(t.tensor)]
+    tensors = [t for t in told if not model.graph.is_constant(t.tensor)]
     return {
         "forms": list(given.forms),
         "keep": given.keep.value,
@@ -126,12 +129,43 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
         "lost": [{"name": name, "reason": reason} for name, reason in given.lost.items()],
         "weight_integers": sum(row["elements"] for row in weights.values()),
         "weight_differing": sum(row["differing"] or 0 for row in weights.values()),
-        "compared": None if why_not or given.runnable is None else _compared(run),
+        "compared": None if why_not or given.runnable is None else _compared(run, _real_softmax(run, samples)),
         "why_not": why_not or (None if given.runnable is not None else "its weights lie in files"),
     }
 
 
 # --- running both -----------------------------------------------------------------------------------------------------
+
+
+def _told(run: _Run) -> list[GivenTensor]:
+    """The tensors that are spoken of: one in place of a tensor and its flat rows, the one that is stored."""
+    stored, graph = run.model.plan.quantizers, run.model.graph
+    views = {t.tensor: flat for t in run.given.tensors if (flat := flat_view(t.tensor, graph)) is not None}
+    rows = {flat: name for name, flat in views.items()}
+    return [
+        t
+        for t in run.given.tensors
+        if (t.tensor in stored if t.tensor in rows else t.tensor in stored or views.get(t.tensor) not in stored)
+        and rows.get(t.tensor) not in stored
+    ]
+
+
+def _real_softmax(run: _Run, samples: Samples) -> int | None:
+    """How many integers differ where onnxruntime computes a Softmax in real numbers; None where nothing differs."""
+    if run.given.runnable is None or not any(_differing(run).values()):
+        return None
+    real = with_real_softmax(run.given.runnable)
+    if real is None:
+        return None
+    again = _Run(run.model, replace(run.given, runnable=real))
+    _compare(again, samples)
+    return sum(_differing(again).values())
+
+
+def _differing(run: _Run) -> dict[str, int]:
+    """Differing integers of the tensors that are the file's."""
+    quantizers = run.model.plan.quantizers
+    return {t: p.differing for t, p in run.pairs.items() if _same(run.given.tensor[t].grid, quantizers[t])}
 
 
 def _compare(run: _Run, samples: Samples) -> None:
@@ -141,7 +175,7 @@ def _compare(run: _Run, samples: Samples) -> None:
     held = {v.name for n in given.runnable.graph for v in n.outputs}
     pairs = {
         t.tensor: name
-        for t in given.tensors
+        for t in _told(run)
         if t.tensor in model.realized.integers and t.tensor in model.plan.quantizers and t.grid.single
         for name in t.stored[-1:]
         if name in held
@@ -157,7 +191,7 @@ def _compare(run: _Run, samples: Samples) -> None:
         for tensor, name in pairs.items():
             grid, own = given.tensor[tensor].grid, model.plan.quantizers[tensor]
             run.pairs.setdefault(tensor, _Pair()).add(
-                *_both(wanted[name], found[ours[tensor]], grid, own), same=_same(grid, own)
+                *_both(wanted[name], found[ours[tensor]].reshape(wanted[name].shape), grid, own), same=_same(grid, own)
             )
         results = plain.run(feeds)
         for port in model.graph.outputs:
@@ -219,8 +253,8 @@ def _both(wanted: Array, found: Array, grid: Grid, own: Quantizer) -> tuple[Arra
 # --- rows of the report -----------------------------------------------------------------------------------------------
 
 
-def _compared(run: _Run) -> ImportedComparedPart:
-    whole = {t: p for t, p in run.pairs.items() if _same(run.given.tensor[t].grid, run.model.plan.quantizers[t])}
+def _compared(run: _Run, exactly: int | None) -> ImportedComparedPart:
+    whole = {t: run.pairs[t] for t in _differing(run)}
     outputs: list[ImportedOutputRow] = [
         {"output": name, "elements": p.elements, "differing": p.differing, "sqnr_db": p.sqnr_db}
         for name, p in run.outputs.items()
@@ -230,6 +264,7 @@ def _compared(run: _Run) -> ImportedComparedPart:
         "tensors": len(whole),
         "elements": sum(p.elements for p in whole.values()),
         "differing": sum(p.differing for p in whole.values()),
+        "differing_with_real_softmax": exactly,
         "first_tensor": next((t for t, p in whole.items() if p.differing), None),
         "outputs": outputs,
     }

@@ -28,6 +28,7 @@ from quantpipe.graph.fold import fold_batch_norms
 from quantpipe.graph.functions import functions_written_out
 from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
+from quantpipe.graph.normalize import expose
 from quantpipe.graph.opsets import lower_opset, raise_to
 from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
 from quantpipe.graph.rewrites.dense import rows_flattened
@@ -53,10 +54,14 @@ Step = Callable[[ir.Model], ir.Model]
 
 @dataclass(frozen=True)
 class More:
-    """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers."""
+    """Hold the steps that depend on the device: joining patterns of plug-in packages, and recurrent layers.
+
+    `stored`: tensors that no step may take into another op, since a quantized file says how they are stored.
+    """
 
     joined: Step
     in_steps: Step
+    stored: tuple[str, ...] = ()
 
 
 def cleaned_model(
@@ -88,13 +93,34 @@ def cleaned_model(
         return difference(reference, Session(model, where=where).run(feeds))
 
     work = _Work(_steps(least_opset, more), change, allowed, tell)
-    found, notes = work.all_at_once(raw), list[str]()
+    held = _held(raw, more.stored) if more.stored else raw
+    found, notes = work.all_at_once(held), list[str]()
     if found is None:
-        found, notes = work.one_by_one(raw)
+        found, notes = work.one_by_one(held)
+    if more.stored:
+        found = _released(found, list(reference))
     notes = [*_outside_notes(raw), *said, *notes]
     restore_names(found, original)
     name_nodes(found)
     return found, notes
+
+
+def _held(model: ir.Model, tensors: Collection[str]) -> ir.Model:
+    """The model with those of some real tensors as outputs that its nodes make: so, they are safe from every step."""
+    made = {value.name for node in model.graph for value in node.outputs}
+    copy = expose(model, [name for name in tensors if name in made])
+    for value in copy.graph.outputs:
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)  # onnxslim does not infer it
+    return copy
+
+
+def _released(model: ir.Model, outputs: Collection[str]) -> ir.Model:
+    """The model with these outputs alone."""
+    copy = copied(model)
+    for value in [v for v in copy.graph.outputs if v.name not in outputs]:
+        copy.graph.outputs.remove(value)
+    common_passes.RemoveUnusedNodesPass()(copy)
+    return copy
 
 
 def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:

@@ -139,7 +139,7 @@ def clean_graph(
     single, where = original.model, original.source
     inside = sorted({node.op for node in original.nodes}.intersection(cells))
     own_hash = fixed_hash(original.model_hash, {"in steps": inside} if inside else {})  # another model than the file's
-    more = More(joining(declared), in_steps(inside))
+    more = More(joining(declared), in_steps(inside), raw.real.stored)
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")

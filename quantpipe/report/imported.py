@@ -15,7 +15,9 @@ def imported_verdict(part: ImportedPart) -> str:
     compared = part["compared"]
     if compared is None:
         return f"{head}; {weights}; not compared on samples: {part['why_not']}"
+    exactly = compared["differing_with_real_softmax"]
+    softmax = "" if exactly is None else f" ({exactly:,} where onnxruntime does not approximate its Softmax)"
     return (
         f"{head}; {weights}, {compared['differing']:,} of {compared['elements']:,} of tensors, from the imported model "
-        f"on {compared['samples']} samples"
+        f"on {compared['samples']} samples{softmax}"
     )

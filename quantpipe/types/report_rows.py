@@ -277,12 +277,17 @@ class ImportedOutputRow(TypedDict):
 
 
 class ImportedComparedPart(TypedDict):
-    """The realized model's integers beside those of the quantized model it was imported from."""
+    """The realized model's integers beside those of the quantized model it was imported from.
+
+    `differing_with_real_softmax`: what is left where onnxruntime does not approximate a Softmax between integers; null
+    where it has none there, or where nothing differs.
+    """
 
     samples: int
     tensors: int
     elements: int
     differing: int
+    differing_with_real_softmax: int | None
     first_tensor: str | None
     outputs: list[ImportedOutputRow]
 

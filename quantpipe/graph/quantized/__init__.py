@@ -1,6 +1,7 @@
 """Models that are quantized already: the float model behind them, and their scales and integers."""
 
 from quantpipe.graph.quantized.behind import Behind, behind
+from quantpipe.graph.quantized.locate import flat_view
 from quantpipe.graph.quantized.restore import is_quantized, restore, runnable
 
-__all__ = ["Behind", "behind", "is_quantized", "restore", "runnable"]
+__all__ = ["Behind", "behind", "flat_view", "is_quantized", "restore", "runnable"]

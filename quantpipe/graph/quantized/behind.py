@@ -33,6 +33,11 @@ class Behind:
     given: Imported | None = None
     clamps: tuple[str, ...] = ()
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Return the tensors that the file stores in integers, where its scales are kept: none may vanish."""
+        return tuple(t.tensor for t in self.given.tensors) if self.given is not None and self.given.keep.tensors else ()
+
     def settled(self, run: Callable[[ir.Model, list[str]], Feeds]) -> ir.Model:
         """Return the model without those clamps that change nothing: no tool left them out.
 

@@ -159,7 +159,7 @@ def packed_product(walk: Walk, node: ir.Node) -> None:
     if zero is None:
         return
     scale = steps.astype(np.float32).reshape(rows, blocks)
-    refuse_scales(node, scale)
+    refuse_scales(node, scale, constant=True)
     kind = DType.UINT4 if bits < 8 else DType.UINT8
     high = (1 << bits) - 1
     if blocks == 1:

@@ -57,8 +57,8 @@ def grid_of(
         The grid.
 
     Raises:
-        ModelError: for scales that are no positive numbers, zero points of another type or beyond it, and numbers of
-            scales and zero points that differ.
+        ModelError: for scales that are no positive numbers (of constants: negative ones, too), zero points of another
+            type or beyond it, and numbers of scales and zero points that differ.
     """
     steps, offset = constant(scale), whole(zero)
     if steps is None or (zero is not None and offset is None):
@@ -67,7 +67,7 @@ def grid_of(
     if steps.dtype.kind != "f":
         raise refused(node, f"its scale is {steps.dtype.name}; legal are float16 and float32 numbers above 0")
     real = steps.astype(np.float32)
-    refuse_scales(node, real)
+    refuse_scales(node, real, constant=stored is not None and stored.const_value is not None)
     offset = np.zeros(1, np.int64) if offset is None else offset.astype(np.int64)
     if offset.size not in (1, real.size):
         raise refused(node, f"it has {real.size} scales and {offset.size} zero points; legal is one for each scale")
@@ -75,20 +75,22 @@ def grid_of(
         raise refused(node, f"its zero point is {offset.reshape(-1)[0]}; {kind} holds {kind.qmin} to {kind.qmax}")
     if real.size == 1:
         return Grid(real.reshape(()), offset.reshape(()), kind, kind.qmin, kind.qmax)
-    shape = real.shape if real.ndim > 1 else (real.size,)
+    blocks = attribute(node, "block_size", 0) or max(real.shape) < real.size
+    shape = real.shape if blocks else (real.size,)  # NNCF writes [C, 1, 1] for channels
     return Grid(real.reshape(shape), np.broadcast_to(offset.reshape(-1), real.size).reshape(shape), kind,
                 kind.qmin, kind.qmax, axis)  # fmt: skip
 
 
-def refuse_scales(node: ir.Node, scale: NDArray[np.float32]) -> None:
+def refuse_scales(node: ir.Node, scale: NDArray[np.float32], *, constant: bool) -> None:
     """Refuse, by ModelError, scales that no quantizer means.
 
     Those of blocks may have a sign (onnxruntime's quantizer divides what is furthest from 0 by -2^(bits - 1)), or be 0
-    where all weights of a block are.
+    where all weights of a block are. Other constants are mirrored where a scale is negative (`signs`).
     """
-    legal = np.isfinite(scale) & (True if scale.ndim > 1 else scale > 0)
+    blocks = scale.ndim > 1
+    legal = np.isfinite(scale) & (True if blocks else scale != 0 if constant else scale > 0)
     if not np.all(legal):
-        wanted = "finite numbers" if scale.ndim > 1 else "finite numbers above 0"
+        wanted = "finite numbers" if blocks else f"finite numbers {'other than' if constant else 'above'} 0"
         raise refused(node, f"its scale is {scale[~legal].reshape(-1)[0]:g}; legal are {wanted}")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.rewrites.dense import FLAT
 from quantpipe.graph.view import Graph
 from quantpipe.types import GivenWeight, Grid, Imported
 
@@ -22,6 +23,7 @@ GONE = "the clean-up of the float model has no such tensor left (it became part 
 CHANGED = "the clean-up folded something into it that its integers do not follow"
 CLOSE = 1e-5
 """Relative error of a weight that a BatchNormalization was folded into, in float32."""
+RESHAPE = "Reshape"
 LARGEST = 24
 """Ways to order the axes of a constant that are tried."""
 
@@ -43,6 +45,8 @@ def located(given: Imported, original: Graph, graph: Graph) -> Imported:
     for tensor in given.tensors:
         if tensor.tensor in known:
             tensors.append(tensor)
+            if (flat := flat_view(tensor.tensor, graph)) is not None:
+                tensors.append(replace(tensor, tensor=flat))
         elif not original.is_constant(tensor.tensor):
             lost[tensor.tensor] = GONE
     weights = {}
@@ -55,6 +59,12 @@ def located(given: Imported, original: Graph, graph: Graph) -> Imported:
         else:
             weights[found.tensor] = found
     return replace(given, tensors=tuple(tensors), weights=tuple(weights.values()), lost=lost)
+
+
+def flat_view(tensor: str, graph: Graph) -> str | None:
+    """Return the rows of a tensor as the clean-up laid them flat for a dense layer, or None: they have its grid."""
+    readers = (node for node, port in graph.consumers.get(tensor, ()) if port == 0)
+    return next((n.outputs[0] for n in readers if n.op == RESHAPE and n.outputs[0] == f"{tensor}{FLAT}"), None)
 
 
 def _found(weight: GivenWeight, original: Graph, graph: Graph) -> GivenWeight | None:

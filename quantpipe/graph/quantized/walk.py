@@ -11,6 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.quantized.grids import dequantized, type_of, whole
+from quantpipe.graph.quantized.signs import upright
 from quantpipe.graph.quantized.tables import CLAMPED, CLIP, CLIPS, IDENTITY, RELU, SUFFIXES
 from quantpipe.graph.rewrites.tools import new_constant, new_node
 from quantpipe.types import GivenTensor, GivenWeight, Grid
@@ -131,12 +132,12 @@ class Walk:
         Returns:
             The constant.
         """
-        known = self.stored.get(integers)
+        known, values = self.stored.get(integers), whole(integers)
+        assert values is not None  # noqa: S101  (asked for constants only)
         grid = narrowed(grid, *self.bounded.get(integers, (None, None)))
+        values, grid = upright(node, values, grid)
         if known is not None and known.grid is not None and known.grid.same(grid) and known.grid.axis == grid.axis:
             return known.real
-        values = whole(integers)
-        assert values is not None  # noqa: S101  (asked for constants only)
         real = self.given(node, integers, values, grid, block=block)
         self.keep(integers, real, grid, constant=True)
         return real
@@ -157,6 +158,7 @@ class Walk:
         Returns:
             The constant.
         """
+        values, grid = upright(node, values, grid)
         array = dequantized(node, values, grid, block=block)
         real = new_constant(self.graph, name or self.real_name(integers), array)
         self.weights[real] = GivenWeight(real.name or "", values, grid, integers.name or "", block or None)

@@ -26,6 +26,8 @@ from quantpipe.graph.rewrites.tools import constant, is_op, new_constant, new_no
 
 VALUEWISE = frozenset({"Relu", "Clip", "LeakyRelu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "Sigmoid", "Tanh"})
 """Functions of each value alone; what else they read is a scalar."""
+FLAT = "_flat"
+"""What the name of flat rows has behind that of the tensor."""
 
 
 def rows_flattened(model: ir.Model) -> ir.Model:
@@ -76,18 +78,22 @@ class _Rows:
         back = self._shape_behind(node, data, features)
         flat = self._flat(node, data, int(weight.shape[0]))  # type: ignore[arg-type]
         made = new_node(self.graph, add, "Gemm", [flat, weight, bias], name=node.name)
-        self._named(made, f"{result.name}_flat", result.type, [None, features])
+        self._named(made, f"{result.name}{FLAT}", result.type, [None, features])
         stale = [node, add]
         while (user := only_user(result, self.graph)) is not None and _is_valuewise(user, result):
             made = self._moved(user, made, features)
             result = user.outputs[0]
             stale.append(user)
         rows = new_node(self.graph, stale[-1], "Reshape", [made, back], name=f"{node.name}_rows")
+        held = result.is_graph_output()  # whoever reads it is to read this very tensor
         take_place(result, rows)
         for node_after, port in [(use.node, use.idx) for use in rows.uses()]:
-            if is_op(node_after, "Reshape") and port == 0 and _says_all(node_after.inputs[1]):
+            if is_op(node_after, "Reshape") and port == 0 and _says_all(node_after.inputs[1]) and not held:
                 node_after.replace_input_with(0, made)  # into heads, say: one view of the flat rows in place of two
-        self.flat[rows] = made
+        if held:
+            made.name = f"{rows.name}_rows"  # not that of the flat rows of what is put back
+        else:
+            self.flat[rows] = made
         self.graph.remove(stale, safe=True)
 
     def _moved(self, node: ir.Node, flat: ir.Value, features: int) -> ir.Value:
@@ -96,15 +102,15 @@ class _Rows:
         made = new_node(self.graph, node, node.op_type, inputs, name=node.name)
         for attribute in node.attributes.values():
             made.producer().attributes.add(attribute)  # type: ignore[union-attr]
-        self._named(made, f"{node.outputs[0].name}_flat", node.outputs[0].type, [None, features])
+        self._named(made, f"{node.outputs[0].name}{FLAT}", node.outputs[0].type, [None, features])
         return made
 
     def _flat(self, before: ir.Node, data: ir.Value, features: int) -> ir.Value:
         """The rows of a value, laid flat once for all that read them."""
         if data not in self.flat:
             shape = new_constant(self.graph, "rows_flat", np.array([-1, features], np.int64))
-            flat = new_node(self.graph, before, "Reshape", [data, shape], name=f"{data.name}_flat")
-            self._named(flat, f"{data.name}_flat", data.type, [None, features])
+            flat = new_node(self.graph, before, "Reshape", [data, shape], name=f"{data.name}{FLAT}")
+            self._named(flat, f"{data.name}{FLAT}", data.type, [None, features])
             self.flat[data] = flat
         return self.flat[data]
 
