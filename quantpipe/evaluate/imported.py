@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from quantpipe.annotate.given import fitted_range, fitted_weight
 from quantpipe.errors import ModelError
-from quantpipe.evaluate.real_softmax import with_real_softmax
 from quantpipe.graph.execute import Session
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.quantized import flat_view
+from quantpipe.graph.quantized import flat_view, with_real_softmax
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph
 from quantpipe.intmath import dequantize, quantize

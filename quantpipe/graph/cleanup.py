@@ -30,7 +30,7 @@ from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.opsets import lower_opset, raise_to
-from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, REWRITES
+from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, NORMS, NORMS_OPSET, REWRITES, Rewrite
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.rewrites.recurrent import unrolled
@@ -139,6 +139,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (_slim, _slim_unshaped),
         (_take_branches,),
         (_join_functions,),
+        (_join_norms,),
         (to_newer_opset,),
         (more.in_steps,),
         (_rewrite,),
@@ -251,20 +252,33 @@ def _join_functions(model: ir.Model) -> ir.Model:
 
     The model itself is returned where there are none.
     """
-    copy = copied(model)
-    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    before = len(copy.graph)
-    for rewrite in FUNCTIONS:
-        for node in list(copy.graph):
-            rewrite(copy.graph, node)
-    if len(copy.graph) == before:
+    return _joined(model, FUNCTIONS, FUNCTIONS_OPSET)
+
+
+def _join_norms(model: ir.Model) -> ir.Model:
+    """Replace normalizations that are written out in several nodes likewise."""
+    return _joined(model, NORMS, NORMS_OPSET)
+
+
+def _joined(model: ir.Model, rewrites: Collection[Rewrite], opset: int) -> ir.Model:
+    """The model with what some rewrites find, in an opset that has their ops; itself where they find nothing."""
+    if not _rewritten(copied(model), rewrites):
         return model
-    copy = copied(raise_to(model, FUNCTIONS_OPSET))
-    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
-    for rewrite in FUNCTIONS:
-        for node in list(copy.graph):
-            rewrite(copy.graph, node)
+    copy = copied(raise_to(model, opset))
+    _rewritten(copy, rewrites)
     return copy
+
+
+def _rewritten(model: ir.Model, rewrites: Collection[Rewrite]) -> bool:
+    """Rewrite a model in place, and tell whether something was found."""
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    before = set(model.graph)
+    for rewrite in rewrites:
+        for node in list(model.graph):
+            rewrite(model.graph, node)
+    found = set(model.graph) != before
+    common_passes.RemoveUnusedNodesPass()(model)
+    return found
 
 
 def in_steps(cells: Collection[str]) -> Step:

@@ -147,6 +147,31 @@ def dynamic(order: str = "joined") -> onnx.ModelProto:
     return f.model()
 
 
+def dynamic_bias() -> onnx.ModelProto:
+    """As onnx.quantize wrote it: the bias is divided by the scale of each sample, and added to the sum as integers."""
+    model = dynamic()
+    nodes = list(model.graph.node)
+    scales = next(n for n in nodes if n.output[0] == "conv_out_scales")
+    nodes.remove(scales)
+    steps = [
+        ("Div", ["conv_bias", "conv_out_scales"], "bias_real"), ("Floor", ["bias_real"], "bias_floor"),
+        ("Cast", ["bias_floor"], "bias_whole"), ("Reshape", ["bias_whole", "bias_shape"], "bias_column"),
+        ("Add", ["sum", "bias_column"], "sum_bias"),
+    ]  # fmt: skip
+    made = [helper.make_node(op, inputs, [out], name=out) for op, inputs, out in steps]
+    made[2].attribute.append(helper.make_attribute("to", TensorProto.INT32))
+    cast = next(n for n in nodes if n.output[0] == "sum_float")
+    cast.input[0] = "sum_bias"
+    place = nodes.index(cast)
+    del model.graph.node[:]
+    model.graph.node.extend([*nodes[:place], scales, *made, *nodes[place:]])
+    product = next(n for n in model.graph.node if n.output[0] == "conv_out")
+    product.input[:] = ["sum_float", "conv_out_scales"]
+    constants = {"conv_bias": np.asarray([0.5, -1.0, 2.0, 0.25], np.float32), "bias_shape": np.asarray([1, -1, 1, 1])}
+    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in constants.items())
+    return model
+
+
 def _scaled(f: File, value: str, data: str, weight: str, out: str, order: str) -> None:
     if order == "joined":
         f.node("Mul", data, weight, out=f"{out}_scales")
@@ -229,6 +254,7 @@ FILES: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "integer_ends": integer_ends,
     "dynamic": dynamic,
     "dynamic_apart": lambda: dynamic("apart"),
+    "dynamic_bias": dynamic_bias,
     "packed": packed,
     "packed_8": lambda: packed(8),
     "packed_channel": lambda: packed(block=128),

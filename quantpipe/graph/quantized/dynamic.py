@@ -14,11 +14,14 @@ from quantpipe.graph.quantized.tables import (
     ADD,
     AXES,
     CAST,
+    CONV,
+    DIVIDE,
     DYNAMIC_MATMUL,
     INTEGER_PRODUCTS,
     MATMUL,
     MULTIPLY,
     RESHAPES,
+    ROUNDINGS,
     TO_FLOAT,
 )
 from quantpipe.graph.quantized.walk import FLOAT, Walk
@@ -49,7 +52,9 @@ def integer_product(walk: Walk, node: ir.Node) -> None:
     found = _factors(walk, node, wanted, constant_too=weight.const_value is not None)
     if found is None:
         return
-    last, factor = found
+    last, factor, bias = found
+    if bias is not None and op != CONV:
+        return
     if weight.const_value is not None and factor is not None:
         zero = node.inputs[3] if len(node.inputs) > 3 else None
         scale = new_constant(walk.graph, f"{weight.name}/scale", factor)
@@ -61,23 +66,30 @@ def integer_product(walk: Walk, node: ir.Node) -> None:
         real_weight = other.real
     else:
         return
-    real = walk.node(node, op, [known.real, real_weight], output=walk.free_name(f"{node.outputs[0].name}_real"))
+    inputs = [known.real, real_weight, *([bias] if bias is not None else [])]
+    real = walk.node(node, op, inputs, output=walk.free_name(f"{node.outputs[0].name}_real"))
     walk.replace(last, real, node)
 
 
 def _factors(
     walk: Walk, node: ir.Node, wanted: set[ir.Value], *, constant_too: bool
-) -> tuple[ir.Value, np.ndarray | None] | None:
-    """(the value behind all factors of an integer sum, the constant one among them).
+) -> tuple[ir.Value, np.ndarray | None, ir.Value | None] | None:
+    """(the value behind all factors of an integer sum, the constant one among them, a bias that is added to the sum).
 
     None where not every factor is found, each in a Mul behind a Cast.
     """
-    value, factor, left = node.outputs[0], None, set(wanted)
+    value, factor, bias, left = node.outputs[0], None, None, set(wanted)
     while left or (constant_too and factor is None):
         reader = only_user(value, walk.graph)
         if reader is None:
             return None
         if is_op(reader, CAST):
+            value = reader.outputs[0]
+            continue
+        if is_op(reader, ADD) and bias is None:
+            bias = _bias(next((v for v in reader.inputs if v is not value), None))
+            if bias is None:
+                return None
             value = reader.outputs[0]
             continue
         if not is_op(reader, MULTIPLY):
@@ -91,7 +103,21 @@ def _factors(
             else:
                 return None
         value = reader.outputs[0]
-    return value, factor
+    return value, factor, bias
+
+
+def _bias(value: ir.Value | None) -> ir.Value | None:
+    """The constant b of floor(b / scale), as integers, that a sum gets before it is scaled: as files of onnx.quantize.
+
+    That tool, before onnxruntime had its own, divides biases by the scale of each sample at run time.
+    """
+    node = None if value is None else value.producer()
+    while node is not None and is_op(node, *RESHAPES, CAST, *ROUNDINGS):
+        value = node.inputs[0]
+        node = None if value is None else value.producer()
+    if node is None or not is_op(node, DIVIDE) or constant(node.inputs[0]) is None:
+        return None
+    return node.inputs[0]
 
 
 def _parts(value: ir.Value | None) -> list[ir.Value]:

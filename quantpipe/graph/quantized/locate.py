@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.quantized.tables import RESHAPE
 from quantpipe.graph.rewrites.dense import FLAT
 from quantpipe.graph.view import Graph
 from quantpipe.types import GivenWeight, Grid, Imported
@@ -23,7 +24,6 @@ GONE = "the clean-up of the float model has no such tensor left (it became part 
 CHANGED = "the clean-up folded something into it that its integers do not follow"
 CLOSE = 1e-5
 """Relative error of a weight that a BatchNormalization was folded into, in float32."""
-RESHAPE = "Reshape"
 LARGEST = 24
 """Ways to order the axes of a constant that are tried."""
 

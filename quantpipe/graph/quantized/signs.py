@@ -2,7 +2,8 @@
 
 NNCF's symmetric weights and onnxruntime's 4-bit ones have such scales where the element of the largest magnitude is
 positive: -128 · -s is then that element exactly. Mirrored it is +128, which the type does not hold, so that such a grid
-is one of the next wider type, and a device of the same bits bounds that element, which the report counts. Blocks keep their signs: kernels with float scales per block take them.
+is one of the next wider type, and a device of the same bits bounds that element, which the report counts. Blocks keep
+their signs: kernels with float scales of blocks take them.
 """
 
 from __future__ import annotations

@@ -57,8 +57,12 @@ QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Domains of QONNX's ops."""
 QONNX_QUANT, QONNX_BIPOLAR, QONNX_TRUNC = "Quant", "BipolarQuant", "Trunc"
 
-CAST, TRANSPOSE, MULTIPLY, ADD, MATMUL = "Cast", "Transpose", "Mul", "Add", "MatMul"
-CLIP, RELU, IDENTITY = "Clip", "Relu", "Identity"
+CAST, TRANSPOSE, MULTIPLY, DIVIDE, ADD = "Cast", "Transpose", "Mul", "Div", "Add"
+CONV, MATMUL = "Conv", "MatMul"
+CLIP, RELU, IDENTITY, RESHAPE, MAX = "Clip", "Relu", "Identity", "Reshape", "Max"
+APPROXIMATED = ("Softmax",)
+"""Ops of rows that onnxruntime replaces by an approximation in integers between DequantizeLinear and QuantizeLinear."""
+ROUNDINGS = ("Floor", "Round")
 RESHAPES = ("Reshape", "Unsqueeze", "Squeeze")
 """Ops that give a scale another shape."""
 

@@ -18,6 +18,7 @@ from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
+from quantpipe.graph.rewrites.rms_norm import rms_norm
 from quantpipe.graph.rewrites.rsqrt import rsqrt
 from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
 from quantpipe.graph.rewrites.swish import swish
@@ -35,6 +36,11 @@ FUNCTIONS_OPSET = 20
 DECLARED: Mapping[str, tuple[Rewrite, int]] = {"Swish": (swish, 24), "Pow": (rsqrt, 0)}
 """Op that a device must declare for it -> what joins several nodes to one of it, and the opset that has it."""
 
+NORMS: tuple[Rewrite, ...] = (rms_norm,)
+"""Into ops of NORMS_OPSET."""
+
+NORMS_OPSET = 23
+
 REWRITES: tuple[Rewrite, ...] = (
     cast_like,
     split_to_slices,
@@ -51,4 +57,13 @@ REWRITES: tuple[Rewrite, ...] = (
     batch_norm_to_conv,
 )
 
-__all__ = ["BRANCHES", "DECLARED", "FUNCTIONS", "FUNCTIONS_OPSET", "REWRITES", "Rewrite"]
+__all__ = [
+    "BRANCHES",
+    "DECLARED",
+    "FUNCTIONS",
+    "FUNCTIONS_OPSET",
+    "NORMS",
+    "NORMS_OPSET",
+    "REWRITES",
+    "Rewrite",
+]

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites import rows
-from quantpipe.graph.rewrites.tools import constant, is_op, new_constant, new_node, only_user, take_place
+from quantpipe.graph.rewrites.tools import is_op, new_constant, new_node, only_user, take_place
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def layer_norm(graph: ir.Graph, node: ir.Node) -> None:
         return
     name = found.last.name
     given = new_constant(graph, f"{name}_gain", np.ones(width, np.float32)) if found.gain is None else found.gain
-    gain, offset = (_flat(graph, v) for v in (given, found.offset))
+    gain, offset = (rows.flat(graph, v) for v in (given, found.offset))
     inputs = [data, gain] if offset is None else [data, gain, offset]
     attributes = {"axis": -1, "epsilon": epsilon}
     take_place(
@@ -64,7 +64,7 @@ def _spread(node: ir.Node) -> tuple[float, ir.Value | None]:
 
 def _ends(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
     """What the root is used for, in the forms that exporters write."""
-    root = _seen(graph, node.outputs[0])
+    root = rows.seen(graph, node.outputs[0])
     user = only_user(root, graph)
     if is_op(node, "Sqrt"):
         if user is None or not is_op(user, "Div", "Reciprocal"):
@@ -73,22 +73,14 @@ def _ends(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
             if user.inputs[1] is root and rows.is_column(root, data):
                 yield from _quotient(graph, user, data)
             return
-        inverse = _seen(graph, user.outputs[0])
+        inverse = rows.seen(graph, user.outputs[0])
     else:
         inverse = root
     yield from _multiplied(graph, inverse, data, None)
     factor = only_user(inverse, graph)
-    gain = _vector(factor, inverse, data) if factor is not None and is_op(factor, "Mul") else None
+    gain = rows.vector(factor, inverse, data) if factor is not None and is_op(factor, "Mul") else None
     if factor is not None and gain is not None and rows.is_column(inverse, data):
         yield from _multiplied(graph, factor.outputs[0], data, gain)
-
-
-def _seen(graph: ir.Graph, value: ir.Value) -> ir.Value:
-    """A value behind the views that it alone is read by."""
-    user = only_user(value, graph)
-    while user is not None and rows.bare(user.outputs[0]) is rows.bare(value) and is_op(user, *rows.VIEWS):
-        value, user = user.outputs[0], only_user(user.outputs[0], graph)
-    return value
 
 
 def _quotient(graph: ir.Graph, node: ir.Node, data: ir.Value) -> Iterator[_Found]:
@@ -102,12 +94,12 @@ def _multiplied(graph: ir.Graph, factor: ir.Value, data: ir.Value, gain: ir.Valu
         return
     user = only_user(factor, graph)
     if user is not None and is_op(user, "Mul"):
-        yield from _from_deviation(graph, user, _other(user, factor), data, gain=gain)
+        yield from _from_deviation(graph, user, rows.other(user, factor), data, gain=gain)
     readers = [use.node for use in factor.uses()]
     if len(readers) == 2 and factor not in graph.outputs and all(is_op(r, "Mul") for r in readers):
         for scaled, shift in (readers, readers[::-1]):
-            mean = _other(shift, factor)
-            if _other(scaled, factor) is data and rows.averaged(mean) is data and rows.is_column(mean, data):
+            mean = rows.other(shift, factor)
+            if rows.other(scaled, factor) is data and rows.averaged(mean) is data and rows.is_column(mean, data):
                 yield from _shifted(graph, scaled, shift, data, gain=gain)
 
 
@@ -120,16 +112,16 @@ def _from_deviation(
         if gain is not None or before is None or not is_op(before, "Mul"):
             return
         ports = [p for p in (0, 1) if rows.centred(before.inputs[p]) is data]
-        gain = _as_vector(before.inputs[1 - ports[0]], data) if ports else None
+        gain = rows.as_vector(before.inputs[1 - ports[0]], data) if ports else None
         if gain is None:
             return
     last = node
     if gain is None:
         product = only_user(last.outputs[0], graph)
-        gain = _vector(product, last.outputs[0], data) if product is not None and is_op(product, "Mul") else None
+        gain = rows.vector(product, last.outputs[0], data) if product is not None and is_op(product, "Mul") else None
         last = product if product is not None and gain is not None else last
     total = only_user(last.outputs[0], graph)
-    offset = _vector(total, last.outputs[0], data) if total is not None and is_op(total, "Add") else None
+    offset = rows.vector(total, last.outputs[0], data) if total is not None and is_op(total, "Add") else None
     yield _Found(total if total is not None and offset is not None else last, gain, offset)
 
 
@@ -143,31 +135,6 @@ def _shifted(
     if below is total and below.inputs[0] is scaled.outputs[0]:
         yield _Found(total, gain)
         return
-    offset = _as_vector(below.inputs[0], data)
+    offset = rows.as_vector(below.inputs[0], data)
     if offset is not None and is_op(total, "Add") and only_user(below.outputs[0], graph) is total:
         yield _Found(total, gain, offset)
-
-
-def _other(node: ir.Node, value: ir.Value) -> ir.Value | None:
-    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
-
-
-def _vector(node: ir.Node | None, value: ir.Value, data: ir.Value) -> ir.Value | None:
-    """The vector as long as the last axis that a node joins a value with."""
-    return None if node is None else _as_vector(_other(node, value), data)
-
-
-def _as_vector(value: ir.Value | None, data: ir.Value) -> ir.Value | None:
-    """A constant along the last axis alone."""
-    array = constant(value)
-    if array is None or array.dtype != np.float32 or data.shape is None or not 1 <= array.ndim <= len(data.shape):
-        return None
-    return value if array.shape[-1] == array.size == data.shape[-1] else None
-
-
-def _flat(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
-    """A constant with one axis."""
-    array = constant(value)
-    if value is None or array is None or array.ndim == 1:
-        return value
-    return new_constant(graph, f"{value.name}_row", array.reshape(-1))

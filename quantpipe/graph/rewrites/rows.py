@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, rank
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, only_user, rank
 
 VIEWS = ("Unsqueeze", "Reshape", "Expand", "Identity")
 MOST_VIEWS = 4
@@ -143,3 +144,37 @@ def _at_zero(node: ir.Node) -> bool:
     """Whether a node is a clip at zero from below alone."""
     bounded = is_op(node, "Clip") and len(node.inputs) > 1 and number(node.inputs[1]) == 0.0
     return bounded and (len(node.inputs) < 3 or node.inputs[2] is None)
+
+
+def seen(graph: ir.Graph, value: ir.Value) -> ir.Value:
+    """Return a value behind the views that it alone is read by."""
+    user = only_user(value, graph)
+    while user is not None and bare(user.outputs[0]) is bare(value) and is_op(user, *VIEWS):
+        value, user = user.outputs[0], only_user(user.outputs[0], graph)
+    return value
+
+
+def other(node: ir.Node, value: ir.Value) -> ir.Value | None:
+    """Return the operand of a node with two that is not this one."""
+    return node.inputs[1] if node.inputs[0] is value else node.inputs[0]
+
+
+def vector(node: ir.Node | None, value: ir.Value, data: ir.Value) -> ir.Value | None:
+    """Return the vector as long as the last axis that a node joins a value with, or None."""
+    return None if node is None else as_vector(other(node, value), data)
+
+
+def as_vector(value: ir.Value | None, data: ir.Value) -> ir.Value | None:
+    """Return a value that is a constant along the last axis alone, or None."""
+    array = constant(value)
+    if array is None or array.dtype != np.float32 or data.shape is None or not 1 <= array.ndim <= len(data.shape):
+        return None
+    return value if array.shape[-1] == array.size == data.shape[-1] else None
+
+
+def flat(graph: ir.Graph, value: ir.Value | None) -> ir.Value | None:
+    """Return a constant with one axis; what has one, and what is no constant, as it is."""
+    array = constant(value)
+    if value is None or array is None or array.ndim == 1:
+        return value
+    return new_constant(graph, f"{value.name}_row", array.reshape(-1))

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.evaluate.real_softmax import with_real_softmax
+from quantpipe.graph.quantized import with_real_softmax
 
 STEP, ZERO, OUT = np.float32(0.08), 128, np.float32(1 / 255)
 

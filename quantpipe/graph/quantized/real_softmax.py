@@ -10,10 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import copied
+from quantpipe.graph.quantized.tables import APPROXIMATED, DEQUANTIZE, MAX
 from quantpipe.graph.rewrites.tools import is_op, new_constant, new_node
-
-REPLACED = ("Softmax",)
-"""Ops of rows that onnxruntime approximates between integers."""
 
 
 def with_real_softmax(model: ir.Model) -> ir.Model | None:
@@ -27,10 +25,10 @@ def with_real_softmax(model: ir.Model) -> ir.Model | None:
     least = new_constant(copy.graph, "softmax_least", np.asarray(np.finfo(np.float32).min, np.float32))
     for node in list(copy.graph):
         if _is_replaced(node):
-            node.replace_input_with(0, new_node(copy.graph, node, "Max", [node.inputs[0], least], name=None))
+            node.replace_input_with(0, new_node(copy.graph, node, MAX, [node.inputs[0], least], name=None))
     return copy
 
 
 def _is_replaced(node: ir.Node) -> bool:
-    source = node.inputs[0].producer() if is_op(node, *REPLACED) and node.inputs[0] is not None else None
-    return is_op(source, "DequantizeLinear")
+    source = node.inputs[0].producer() if is_op(node, *APPROXIMATED) and node.inputs[0] is not None else None
+    return is_op(source, DEQUANTIZE)
