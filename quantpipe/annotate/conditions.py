@@ -17,6 +17,7 @@ from typing import Any
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind, constraints_of, read_constraints
 from quantpipe.annotate.conversions import fewest_conversions, may_move
 from quantpipe.annotate.real_sums import may_be_real, real_sums
+from quantpipe.annotate.tail import ALWAYS, AUTO, NEVER, tail_of
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.legality import choose_signature, takes_float
@@ -46,6 +47,7 @@ class AnnotateOptions:
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
     as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
+    `float_tail`: whether everything behind the last layers stays in float (tail.py).
     """
 
     min_bits: int = 4
@@ -56,6 +58,7 @@ class AnnotateOptions:
     only_ops: tuple[str, ...] = ()
     skip_first: bool = False
     skip_last: bool = False
+    float_tail: str = AUTO
     strict: bool = False
     fixed_outputs: bool = False
     constraints: Mapping[str, Any] | None = None
@@ -69,6 +72,10 @@ class AnnotateOptions:
                     f"{kind!r} is no kind of choice{nearest(kind, KINDS)}; legal are {', '.join(KINDS)}",
                     where="annotate.choices",
                 )
+        if self.float_tail not in (AUTO, ALWAYS, NEVER):
+            raise ConfigError(
+                f"is {self.float_tail!r}; legal are {AUTO}, {ALWAYS} and {NEVER}", where="annotate.float_tail"
+            )
         if not 2 <= self.min_bits <= 16:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")
         if 0 not in self.threshold_steps:
@@ -274,6 +281,8 @@ def _kept_in_float(graph: Graph, options: AnnotateOptions) -> dict[str, Reason]:
         kept[heavy[0]] = _kept_by("annotate.skip_first")
     if heavy and options.skip_last:
         kept[heavy[-1]] = _kept_by("annotate.skip_last")
+    if options.float_tail == ALWAYS:
+        kept |= dict.fromkeys(tail_of(graph), _kept_by("annotate.float_tail"))
     return kept
 
 

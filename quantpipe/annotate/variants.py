@@ -15,6 +15,8 @@ from cachetools import LRUCache
 
 from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
+from quantpipe.annotate.tail import AUTO as MEASURED
+from quantpipe.annotate.tail import NEVER, TAIL, computes, tail_of
 from quantpipe.annotate.topology import analyze
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
@@ -113,6 +115,8 @@ class Topologies:
     def structure_of(self, assignment: Assignment) -> Structure:
         """Return what an assignment decides that is not the default."""
         chosen = {k: str(v) for k, v in assignment.items() if is_structural(k)}
+        if self.tail and (together := chosen.pop(choice_key(ChoiceKind.FLOAT, TAIL), None)) is not None:
+            chosen |= {choice_key(ChoiceKind.FLOAT, name): together for name in self.tail}
         return Structure(tuple((k, v) for k, v in chosen.items() if v != self._default(k)))
 
     def topology_of(self, assignment: Assignment) -> Topology:
@@ -192,17 +196,41 @@ class Topologies:
 
     def _float_choices(self, additions_have_their_own: bool) -> list[Choice]:
         graph, spec, *_ = self._given
-        found = []
+        found, together = [], [kernel for kernel in self.reference.kernels if kernel.node in self.tail]
         for kernel in self.reference.kernels:
             node = graph.by_name[kernel.node]
             rule = rule_of(node)
             if rule is None or rule.family not in ARITHMETIC or not takes_float(spec, node, graph, rule):
                 continue
+            if kernel.node in self._never or kernel in together:
+                continue
             if additions_have_their_own and rule.family is Family.SUM and AddInputs.NONE in spec.add_variants:
                 continue
             if not self._touches_stated(kernel):
                 found.append(self._float_choice(kernel))
+        if together:
+            key, edges = choice_key(ChoiceKind.FLOAT, TAIL), tuple(e for k in together for e in self._edges(k))
+            found.append(Choice(key, ChoiceKind.FLOAT, (INTEGER, FLOAT), edges, graded=False))
         return found
+
+    @cached_property
+    def tail(self) -> frozenset[str]:
+        """Return the nodes behind the last layers that go into float as one.
+
+        They are those that run in integers and could run in float; none where a single one of them computes, or the
+        user has decided.
+        """
+        graph, *_, options = self._given
+        if options.float_tail != MEASURED or TAIL in graph.by_name:  # a node of that name has the key
+            return frozenset()
+        found = tail_of(graph) & frozenset(self.may_float)
+        return found if sum(computes(graph.by_name[name]) for name in found) > 1 else frozenset()
+
+    @cached_property
+    def _never(self) -> frozenset[str]:
+        """Return the nodes that the user keeps in integers."""
+        graph, *_, options = self._given
+        return tail_of(graph) if options.float_tail == NEVER else frozenset()
 
     @property
     def may_float(self) -> tuple[str, ...]:
@@ -226,8 +254,9 @@ class Topologies:
 
     @cached_property
     def _free(self) -> tuple[Kernel, ...]:
-        """The kernels whose tensors the user states nothing of."""
-        return tuple(kernel for kernel in self.reference.kernels if not self._touches_stated(kernel))
+        """The kernels that, and whose tensors, the user states nothing of."""
+        free = (kernel for kernel in self.reference.kernels if kernel.node not in self._never)
+        return tuple(kernel for kernel in free if not self._touches_stated(kernel))
 
     def _declared(self, kernel: Kernel) -> bool:
         """Return whether the device has the kernel's node in float, too."""

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from typing import cast
 
 from quantpipe.annotate.conditions import STRUCTURAL
+from quantpipe.annotate.tail import computes
 from quantpipe.artifacts import Origin, is_current, read_json
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.ruled import place_of
 from quantpipe.errors import Interrupted
-from quantpipe.graph.view import Node
-from quantpipe.oprules import Family, rule_of
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
-from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves, tail_of
+from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves
 from quantpipe.precision.selection import Measured
 from quantpipe.realize.backends import BACKENDS
 from quantpipe.report import text
@@ -35,9 +34,6 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 PRECISION = ("choices", "threshold", "objective", "detections", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
-
-FOLLOWING = (Family.MOVE, Family.CLAMP)
-"""Ops that run where what they read is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +107,7 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
         (first,) = opened.workers([offered.space.start])
         start = (loss_of(first, aim.objective.metric), first.cost)
         said = _said(job, profile, floats_of(job, _hosted(job)))
-        least = _aim(job) if _tail(job) else job.settings.precision.loss_above
+        least = _aim(job) if job.variants.tail else job.settings.precision.loss_above
         floats = floats_of(job, _alike(job, nodes_of(said, *FindingKind) & _hosted(job)))
         if floats and (start[0] > least or _certain(said)):
             opened.close()
@@ -187,7 +183,7 @@ def _selected(
         heavy=[move for move in moves if move.heavy],
         above=settings.loss_above,
         aim=_aim(job),
-        tail=_tail(job) if offered else frozenset(),
+        tail=job.variants.tail if offered else frozenset(),
     )
     try:
         selection.run()
@@ -227,17 +223,6 @@ def _aim(job: RunContext) -> float:
     return float(job.settings.objective["tolerance"])
 
 
-def _tail(job: RunContext) -> frozenset[str]:
-    """What the device runs in integers behind the last layers, and could run in float; nothing of a single function."""
-    tail = tail_of(job.graph) & frozenset(job.variants.may_float)
-    return tail if sum(_computes(job.graph.by_name[name]) for name in tail) > 1 else frozenset()
-
-
-def _computes(node: Node) -> bool:
-    rule = rule_of(node)
-    return rule is not None and rule.family not in FOLLOWING
-
-
 def _groups(job: RunContext) -> tuple[str, ...]:
     """Keys of the scale groups whose range is estimated by the default, and so may be another: no rule asks for it."""
     if not isinstance(job.settings.estimator, MSE):
@@ -250,4 +235,4 @@ def _moves(job: RunContext) -> tuple[Move, ...]:
     """What measurements may leave in float: nodes that compute. What only moves or bounds values follows them."""
     graph, offered = job.graph, {choice.key for choice in job.space}
     floats = [node for node in graph.nodes if choice_key(ChoiceKind.FLOAT, node.name) in offered]
-    return moves_of(graph, frozenset(node.name for node in floats if _computes(node)))
+    return moves_of(graph, frozenset(node.name for node in floats if computes(node)))

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import cast
 
 from quantpipe.annotate.choices import range_key
+from quantpipe.annotate.tail import NEVER, TAIL
 from quantpipe.pipeline.context import RunContext
-from quantpipe.precision import TAIL, Finding, FindingKind, Move, Selection, moves_of, named, range_moves
+from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, range_moves
 from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, RoleRow
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
@@ -77,7 +78,14 @@ def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:
     share = sum(move.share for move in moves_of(job.graph, tail))
     first = next(node.name for node in job.graph.nodes if node.name in tail)
     role = f"{choice_key(ChoiceKind.FLOAT, TAIL)}: everything behind the last layers, from {first} on"
-    return [{"role": role, "nodes": len(tail), "share": share, "why": "measured"}]
+    return [
+        {
+            "role": role,
+            "nodes": len(tail),
+            "share": share,
+            "why": f"measured; annotate.float_tail={NEVER} keeps it in integers",
+        }
+    ]
 
 
 def _role(move: Move, said: Sequence[Finding]) -> RoleRow:

@@ -3,10 +3,8 @@
 from quantpipe.precision.moves import Move, moves_of, named, range_moves
 from quantpipe.precision.ranges import Finding, FindingKind, findings_of
 from quantpipe.precision.selection import Selection, Tried
-from quantpipe.precision.tail import TAIL, tail_of
 
 __all__ = [
-    "TAIL",
     "Finding",
     "FindingKind",
     "Move",
@@ -16,5 +14,4 @@ __all__ = [
     "moves_of",
     "named",
     "range_moves",
-    "tail_of",
 ]

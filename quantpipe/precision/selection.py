@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from quantpipe.annotate.tail import TAIL
 from quantpipe.precision.moves import Move, named
-from quantpipe.precision.tail import TAIL
 
 Measured = tuple[float, float]
 """(loss, cost) of a set of nodes in float."""

@@ -13,6 +13,7 @@ import pytest
 
 import quantpipe
 from quantpipe import assets
+from quantpipe.annotate.tail import tail_of
 from quantpipe.data import DigitsDetectDataset
 from quantpipe.data.sources.digits_detect import SIDE
 from quantpipe.data.splits import Splits
@@ -24,7 +25,6 @@ from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
 from quantpipe.metrics.detection_outputs import DetectionOptions, layout_by
 from quantpipe.metrics.reference import Compared, Reference, metric_of, output_metrics, reference_of
-from quantpipe.precision import tail_of
 from quantpipe.types import ModelMetrics, TensorInfo, objects_of
 
 PATH = Path(assets.__file__).parent / "digits_detect.onnx"

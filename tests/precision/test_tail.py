@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from quantpipe.precision import Selection, tail_of
-from tests.ops.line import Net, load
+from quantpipe.annotate.conditions import AnnotateOptions
+from quantpipe.annotate.tail import tail_of
+from quantpipe.annotate.variants import Topologies
+from quantpipe.errors import ConfigError
+from quantpipe.precision import Selection
+from tests.ops.line import Net, hardware, load, schema_for
 from tests.precision.test_selection import PARTS, Model, nodes, selection
 
 
@@ -61,3 +66,30 @@ def test_a_tail_that_loses_nothing_stays_in_integers() -> None:
         found = tailed(Model(nodes(harm, *PARTS)))
         found.run()
         assert not found.moved
+
+
+def test_a_search_has_one_choice_for_the_tail_and_the_user_may_decide_it() -> None:
+    graph = load(detector())
+    spec = hardware("ort_cpu")
+
+    def topologies(**options: object) -> Topologies:
+        return Topologies(graph, spec, schema_for(spec), AnnotateOptions(choices=("float",), **options))
+
+    variants = topologies()
+    keys = {choice.key for choice in variants.choices}
+    assert "float:tail" in keys and "float:sides" in keys and not keys & {f"float:{name}" for name in variants.tail}
+    assert {"expected", "distances", "scores"} <= variants.tail and "classes" not in variants.tail
+    structure = variants.structure_of({"float:tail": "float", "float:sides": "integer"})
+    assert {key for key, _ in structure.decided} == {f"float:{name}" for name in variants.tail}
+    assert not variants.structure_of({"float:tail": "integer"})
+    chosen = variants.at(structure)
+    assert set(variants.tail) <= set(chosen.float_nodes) and "classes" not in chosen.float_nodes
+    always = topologies(float_tail="always")
+    assert not always.tail and "float:tail" not in {choice.key for choice in always.choices}
+    assert always.base.float_nodes["joined"].text == "kept in float by annotate.float_tail"
+    never = topologies(float_tail="never")
+    assert {choice.key for choice in never.choices} == keys - {"float:tail"} and not variants.tail & set(
+        never.may_float
+    )
+    with pytest.raises(ConfigError, match="always and never"):
+        AnnotateOptions(float_tail="sometimes")

@@ -12,7 +12,13 @@ from quantpipe.oprules import Family, rule_of
 from quantpipe.oprules.scores import NORMALIZED
 
 TAIL = "tail"
-"""What the tail is called in tables: `float:tail`."""
+"""What the tail is called in tables and among choices: `float:tail`."""
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+"""What `annotate.float_tail` may be: left to measurements, in float, or in integers where the device has them."""
+
+FOLLOWING = (Family.MOVE, Family.CLAMP)
+"""Ops that run where what they read is."""
 
 
 def tail_of(graph: Graph) -> frozenset[str]:
@@ -27,6 +33,12 @@ def tail_of(graph: Graph) -> frozenset[str]:
         if _is_layer(node, graph) or any(reader.name in before for reader in readers):
             before.add(node.name)
     return frozenset(node.name for node in graph.nodes if node.name not in before)
+
+
+def computes(node: Node) -> bool:
+    """Return whether a node computes something, and does not only move or bound values."""
+    rule = rule_of(node)
+    return rule is not None and rule.family not in FOLLOWING
 
 
 def _is_layer(node: Node, graph: Graph) -> bool:
