@@ -7,7 +7,7 @@ original, one by one, as for a plan of our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,10 +91,11 @@ def foreign(original: Graph, other: Graph, raw: Imported | None) -> Foreign:
         if other.is_constant(tensor.tensor):
             continue
         name = pairs.tensors.get(tensor.tensor)
-        if name is None or not tensor.grid.single:
+        quantizer = _quantizer(name, tensor.grid, original.shapes.get(name, ())) if name is not None else None
+        if name is None or quantizer is None:
             unread.append(tensor.tensor)
         elif name not in quantizers:
-            quantizers[name] = _quantizer(name, tensor.grid)
+            quantizers[name] = quantizer
             if tensor.stored and tensor.stored[-1] in made:
                 stored[name] = tensor.stored[-1]
     real = {
@@ -179,9 +180,15 @@ def _centred(weight: GivenWeight) -> Array:
     return np.asarray(values - grid.zero.reshape(along))
 
 
-def _quantizer(tensor: str, grid: Grid) -> Quantizer:
-    scale = np.asarray(grid.scale, np.float32)
-    return Quantizer(tensor, scale, int(grid.zero), grid.dtype, grid.bits, grid.low, grid.high)
+def _quantizer(tensor: str, grid: Grid, shape: Sequence[int]) -> Quantizer | None:
+    """How a tensor is stored; scales of single channels broadcast. None where its channels have other zero points."""
+    scale, zeros = np.asarray(grid.scale, np.float32), np.unique(grid.zero)
+    if not grid.single:
+        axis = (grid.axis or 0) % max(len(shape), 1)
+        if zeros.size != 1 or scale.ndim != 1 or axis >= len(shape) or shape[axis] != scale.size:
+            return None
+        scale = scale.reshape(-1, *[1] * (len(shape) - axis - 1))
+    return Quantizer(tensor, scale, int(zeros[0]), grid.dtype, grid.bits, grid.low, grid.high)
 
 
 def _constants(

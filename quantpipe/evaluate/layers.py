@@ -126,11 +126,13 @@ def layer_sums(
 
 def layer_start(graph: Graph, quantizer: Quantizer, by_channel: bool) -> LayerSums:
     """Return the empty sums of a tensor, with those of its channels where they are asked for."""
-    shape, scale = graph.shapes.get(quantizer.tensor, ()), float(quantizer.scale)
+    shape, scale = graph.shapes.get(quantizer.tensor, ()), np.ravel(np.asarray(quantizer.scale, np.float64))
     if not by_channel or len(shape) < 2:
         return LayerSums()
     axis = channel_axis(len(shape))
-    low, high, step = (np.full(shape[axis], end * scale) for end in (quantizer.low, quantizer.high, 1))
+    low, high, step = (
+        np.array(np.broadcast_to(end * scale, (shape[axis],))) for end in (quantizer.low, quantizer.high, 1)
+    )
     return LayerSums(channels=ChannelSums(axis, low, high, step))
 
 
@@ -143,7 +145,7 @@ def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quan
         q: The integers less their zero point, in the same shape.
         quantizer: How they are stored.
     """
-    scale = float(quantizer.scale)
+    scale = np.asarray(quantizer.scale, np.float64)
     real, held = x.astype(np.float64), q.astype(np.float64) * scale
     if sums.channels is not None:
         sums.channels.add(real, held)
@@ -168,7 +170,7 @@ def layer_row(tensor: str, sums: LayerSums, quantizer: Quantizer) -> LayerRow:
     return {
         "tensor": tensor,
         "bits": quantizer.bits,
-        "scale": float(quantizer.scale),
+        "scale": float(np.max(quantizer.scale)),
         "zero_point": quantizer.zero_point,
         "sqnr_db": sqnr,
         "rounding": sums.rounding / signal,

@@ -85,7 +85,7 @@ class _Inserted:
     def __init__(self, graph: ir.Graph, tensor: str, value: ir.Value, quantizer: Quantizer) -> None:
         self._tensor, self._graph, self.all = tensor, graph, list[ir.Node]()
         self._dtype = value.dtype or ir.DataType.FLOAT
-        scale = float(quantizer.scale)
+        scale = np.asarray(quantizer.scale, np.float64)  # of single channels, too: it broadcasts
         self.clip, self.round = self._switch("clip"), self._switch("round")
         step = self._constant("scale", scale)
         low, high = self._constant("low", quantizer.low * scale), self._constant("high", quantizer.high * scale)
@@ -101,12 +101,12 @@ class _Inserted:
         self._graph.inputs.append(value)
         return value
 
-    def _constant(self, what: str, number: float) -> ir.Value:
+    def _constant(self, what: str, number: NDArray[np.float64]) -> ir.Value:
         content = np.asarray(number, self._dtype.numpy())
         value = ir.Value(
             name=f"{self._tensor}//{what}",
             type=ir.TensorType(self._dtype),
-            shape=ir.Shape([]),
+            shape=ir.Shape(content.shape),
             const_value=ir.Tensor(content),
         )
         self._graph.initializers[value.name or ""] = value

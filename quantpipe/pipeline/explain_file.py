@@ -169,6 +169,6 @@ def _doubts(read: _Read, judge: FakeQuantized, now: Measured, before: Measured) 
         shown = ", ".join(found.unread[:3]) + (f" and {len(found.unread) - 3} more" if len(found.unread) > 3 else "")
         said.append(
             f"{len(found.unread)} scales of the file belong to no tensor of the float model, or are of single channels "
-            f"of an activation, and are not measured: {shown}"
+            f"of an activation with zero points of their own, and are not measured: {shown}"
         )
     return said

@@ -119,8 +119,8 @@ class ForeignProposals:
         stated: dict[str, Any] = {}
         for tensor in culprit.members:
             own, stats = self.found.numbers.quantizers.get(tensor), self.statistics.get(tensor)
-            if own is None or stats is None:
-                continue
+            if own is None or stats is None or np.ndim(own.scale):
+                continue  # scales of single channels have no one range to state
             symmetry = Symmetry.SYMMETRIC if _is_symmetric(own) else Symmetry.ASYMMETRIC
             found = estimator(stats, own.bits, replace(self.schema, symmetry=symmetry))
             low, high = float(f"{found.low:.6g}"), float(f"{found.high:.6g}")
@@ -199,8 +199,8 @@ def _is_symmetric(own: Quantizer) -> bool:
 
 def _wide(own: Quantizer) -> Quantizer:
     """The same range in 2^16 steps."""
-    step = float(own.scale) * (own.qmax - own.qmin) / (2**WIDE - 1)
-    zero = round(-own.low * float(own.scale) / step)
+    finer = (2**WIDE - 1) / (own.qmax - own.qmin)
+    step, zero = np.asarray(own.scale, np.float64) / finer, round(-own.low * finer)
     return replace(own, scale=np.asarray(step, np.float32), zero_point=zero, bits=WIDE, qmin=0, qmax=2**WIDE - 1)
 
 
