@@ -13,7 +13,7 @@ def api() -> str:
     import quantpipe
     from quantpipe import api as door
 
-    first = ("quantize", "Pipeline", "Result", "check", "lint", "verify", "explain", "explain_file")
+    first = ("quantize", "Pipeline", "Result", "check", "lint", "verify", "explain", "explain_file", "explain_strategy")
     public = [name for name in quantpipe.__all__ if not name.startswith("_")]
     behind = [name for name in door.__all__ if name not in public]
     parts = [

@@ -17,6 +17,7 @@ from quantpipe.api.look import (
     example_model,
     explain,
     explain_file,
+    explain_strategy,
     lint,
     verify,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "example_model",
     "explain",
     "explain_file",
+    "explain_strategy",
     "export_vectors",
     "identify",
     "lint",

@@ -7,7 +7,7 @@ certificate holds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from quantpipe.app.files import asset
 from quantpipe.check import Fit
 from quantpipe.lint import Findings
 from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.explain import explain_strategy as explain_decided
 from quantpipe.pipeline.explain_file import explain_file as explain_foreign
 from quantpipe.pipeline.explain_settings import ExplainSettings
 from quantpipe.report import explained, fit_tables, lint_table
@@ -236,6 +237,50 @@ def explain_file(
         culprits=culprits
     ))  # fmt: skip
     return ExplainResult(found)
+
+
+def explain_strategy(
+    strategy: str | PathLike[str],
+    model: Model,
+    samples: Any,
+    hardware: Hardware = "ort_cpu",
+    *,
+    culprits: int = 10,
+    folder: str | PathLike[str] | None = None,
+    progress: Listener | bool | None = None,
+    **options: Any,
+) -> ExplainResult:
+    """Say what is wrong with a strategy, and what would mend it, measured, where there is no run folder.
+
+    Args:
+        strategy: The strategy.json.
+        model: The float model: its path, its content as bytes, or an `onnx.ModelProto`.
+        samples: Samples, in any form that `quantize` takes.
+        hardware: The device: its name, its file, or its fields.
+        culprits: For how many of the places that cost most changes are measured.
+        folder: Where explain.json is written; None: nowhere that stays.
+        progress: As for `quantize`.
+        options: Those of `quantize`.
+
+    Returns:
+        What explain.json holds. As text, the tables of the command line.
+
+    Raises:
+        ArtifactError: The file holds no strategy, or one of another model.
+
+    Examples:
+        >>> import quantpipe
+        >>> from quantpipe.data import DigitsDataset
+        >>> model, samples = quantpipe.example_model(), DigitsDataset()
+        >>> result = quantpipe.quantize(model, samples, evaluate={"latency_runs": 1})
+        >>> file = result.folder / "search" / "strategy.json"
+        >>> quantpipe.explain_strategy(file, model, samples, culprits=1)["causes"][0]["alone"] > 0
+        True
+    """
+    workspace = Workspace(folder)
+    settings = settings_for(model_file(model, workspace.path), samples, hardware, workspace, options=options)
+    given = replace(settings, command="explain", strategy=Path(strategy).expanduser().absolute())
+    return ExplainResult(explain_decided(given, Listening(progress), shipped(), ExplainSettings(culprits=culprits)))
 
 
 def example_model() -> Path:

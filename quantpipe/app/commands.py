@@ -28,6 +28,7 @@ from quantpipe.pipeline.compare import found_in
 from quantpipe.pipeline.conform import FOLDER as VECTORS
 from quantpipe.pipeline.conform import compare_with_dump, export_vectors
 from quantpipe.pipeline.explain import explain as explain_run
+from quantpipe.pipeline.explain import explain_strategy
 from quantpipe.pipeline.explain_file import explain_file
 from quantpipe.pipeline.identify import identify_device
 from quantpipe.pipeline.run_folder import RunFolder
@@ -94,6 +95,8 @@ def explain(settings: Settings) -> int:
     try:
         if options.file is not None:
             found = explain_file(settings, options.file, console, options)
+        elif settings.strategy is not None:
+            found = explain_strategy(settings, console, shipped(), options)
         else:
             found = explain_run(settings_of_run(folder, plugins=plugins), console, shipped(), options)
     except KeyboardInterrupt:

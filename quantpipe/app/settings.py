@@ -157,8 +157,8 @@ def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
     """ConfigError for what `command=explain` would not heed: the run's own configuration is in its folder."""
     legal = ("command", "explain.", "check.format", "plugins", "verbosity", "hydra.")
     other = [text for text in overrides if not text.lstrip("+").startswith(legal)]
-    of_file = any(text.lstrip("+").startswith("explain.file=") for text in overrides)
-    if command == "explain" and other and not of_file:
+    elsewhere = any(text.lstrip("+").startswith(("explain.file=", "strategy=")) for text in overrides)
+    if command == "explain" and other and not elsewhere:
         raise ConfigError(
             "has no meaning with explain.run=FOLDER, as command=explain takes the configuration from the folder of the "
             "run; legal are explain.*, check.format and plugins",

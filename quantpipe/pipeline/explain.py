@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from quantpipe import __version__
 from quantpipe.data.subset import First
 from quantpipe.evaluate.evaluation import whole_batches
+from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import ExplainSettings, Shipped
 from quantpipe.pipeline.inputs import load
 from quantpipe.pipeline.inspection import Closeness, inspect
-from quantpipe.pipeline.replay import finished_run
+from quantpipe.pipeline.replay import finished_run, replayed_strategy
 from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.types import ExplainReport, Profile
 
@@ -37,6 +41,32 @@ def explain(settings: Settings, console: Console, shipped: Shipped, options: Exp
         profile = job.files.read_profile(job.calibrated) if job.files.stats.is_file() else None
         report = explained(job, found, profile, shipped=shipped, options=options)
         job.files.write_explained(report, job.origin("explain", job.fitted_on, ()))
+    return report
+
+
+def explain_strategy(settings: Settings, console: Console, shipped: Shipped, options: ExplainSettings) -> ExplainReport:
+    """Return what is wrong with the strategy in the file `settings.strategy`, and write it into `settings.folder`.
+
+    Model, samples and device are those of the settings; statistics are measured anew.
+
+    Args:
+        settings: Of the run that would replay it.
+        console: Where progress is told.
+        shipped: Options of the configuration that are tried for the whole run.
+        options: How closely is looked.
+
+    Raises:
+        ArtifactError: The file holds no strategy, or one of another model.
+    """
+    console.stage("model", str(settings.model))
+    replaying = RunContext.of(replace(settings, command="replay"), load(settings), console)
+    with replaying.files.lock(), TemporaryDirectory(prefix="quantpipe-") as folder:
+        found = replayed_strategy(replaying)
+        run = replace(settings, command="run", strategy=None, folder=Path(folder))
+        job = RunContext.of(run, replaying.inputs, console)
+        profile = calibrate(job, None, None)
+        report = explained(job, found, profile, shipped=shipped, options=options)
+        replaying.files.write_explained(report, replaying.origin("explain", replaying.fitted_on, ()))
     return report
 
 

@@ -343,20 +343,21 @@ class Settings:
             raise ConfigError("has no meaning with command=replay, which reads no statistics", where="profile.load")
         if self.command == "replay" and self.strategy is None:
             raise ConfigError("command=replay needs strategy=FILE, a strategy.json of an earlier run", where="strategy")
-        if self.command == "explain" and (self.explain.run is None) == (self.explain.file is None):
+        subjects = (self.explain.run, self.explain.file, self.strategy)
+        if self.command == "explain" and sum(one is not None for one in subjects) != 1:
             raise ConfigError(
-                "command=explain needs explain.run=FOLDER, that of a finished run, or explain.file=FILE, a quantized "
-                "model whose float one is model.path",
+                "command=explain needs one of explain.run=FOLDER, that of a finished run, explain.file=FILE, a "
+                "quantized model whose float one is model.path, and strategy=FILE, a strategy.json for model.path",
                 where="explain.run",
             )
-        if self.explain.file is not None and self.explain.apply:
-            raise ConfigError("goes with explain.run alone: a file is of another tool", where="explain.apply")
+        if self.explain.run is None and self.explain.apply:
+            raise ConfigError("goes with explain.run alone: there is no run to repeat", where="explain.apply")
 
     def _refuse_idle_keys(self) -> None:
         """ConfigError for keys that say something and would change nothing."""
         search, aim = self.search, self.objective
         idle = {
-            "strategy": (self.strategy is not None, "command=replay", self.command == "replay"),
+            "strategy": (self.strategy is not None, "command=replay or explain", self.command in ("replay", "explain")),
             "replay.trial": (self.replay.trial is not None, "command=replay", self.command == "replay"),
             "explain.run": (self.explain.run is not None, "command=explain", self.command == "explain"),
             "explain.file": (self.explain.file is not None, "command=explain", self.command == "explain"),

@@ -7,13 +7,13 @@ import json
 from tests.e2e.program import Program, read
 from tests.explain.test_files import made, prepared
 
+SET = ("experiment=vta_digits", "recover=none", "precision=none", "threshold=max_range")
 CLOSENESS = ("explain.culprits=1", "explain.samples=16")
 
 
 def test_a_run_is_explained_and_what_is_advised_is_run(program: Program) -> None:
     """experiment= is the word of other programs for experiments=."""
-    given = ("recover=none", "precision=none", "threshold=max_range", "evaluate.explain=auto")
-    first = program.run("experiment=vta_digits", *given)
+    first = program.run(*SET, "evaluate.explain=auto")
     assert first.code == 0 and first.report["run"]["hardware"] == "vta"
     last = first.out.split("files   ")[1]
     assert "lost    mostly at " in last and "recover=default" in last.split("mend    ")[1]
@@ -30,7 +30,11 @@ def test_a_run_is_explained_and_what_is_advised_is_run(program: Program) -> None
     assert promised["overrides"][0].partition("=")[0] in (folder / "experiments" / "explained.yaml").read_text()
     compared = read(folder / "compare.json")
     assert [run["label"] for run in compared["runs"]] == ["A", "B"] and compared["best"] == "B"
-    for arguments in ([], ["explain.run=away"], ["explain.run=run", "hardware=vta"]):
+    strategy = f"strategy={first.folder / 'search' / 'strategy.json'}"
+    alone = program.bare("command=explain", strategy, *SET, *CLOSENESS, f"hydra.run.dir={program.cwd / 'answer'}")
+    assert alone.code == 0, alone.err
+    assert read(program.cwd / "answer" / "explain.json")["causes"] == read(first.folder / "explain.json")["causes"]
+    for arguments in ([], [strategy, "explain.run=run"], ["explain.run=away"], ["explain.run=run", "hardware=vta"]):
         wrong = program.bare("command=explain", *arguments)
         assert wrong.code == 2 and wrong.err.startswith("error: "), wrong.out
         assert len(wrong.err.strip().splitlines()) == 1

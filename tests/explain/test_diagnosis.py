@@ -12,12 +12,12 @@ import pytest
 
 import quantpipe
 from quantpipe.data import SampleSets
-from quantpipe.errors import ConfigError, ModelError
+from quantpipe.errors import ArtifactError, ConfigError, ModelError
 from quantpipe.pipeline import diagnosis
 from quantpipe.report import diagnosed, render_html
-from tests.api.nets import QUICK
+from tests.api.nets import QUICK, images, small_net
 from tests.e2e.schemas import faults
-from tests.explain.planted import run
+from tests.explain.planted import QUIET, run
 from tests.ops.line import Net
 
 HIDDEN = "r"
@@ -91,3 +91,19 @@ def test_a_result_that_meets_its_objective_has_none(tmp_path: Path) -> None:
 def test_another_word_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluate\.explain.*auto and none"):
         result(tmp_path / "run", "always")
+
+
+@pytest.mark.grid
+@pytest.mark.filterwarnings("ignore::quantpipe.QuantpipeWarning")
+def test_a_strategy_without_its_folder_is_explained_as_its_run_is(tmp_path: Path) -> None:
+    found = result(tmp_path / "run", "none", **SPOILT)
+    of_run = quantpipe.explain(found.folder, samples(), culprits=1)
+    strategy = tmp_path / "strategy.json"
+    strategy.write_bytes((found.folder / "search" / "strategy.json").read_bytes())
+    given = {**QUIET, **SPOILT, "folder": tmp_path / "answer", "culprits": 1}
+    alone = quantpipe.explain_strategy(strategy, two_layers(), samples(), **given)
+    for key in ("loss", "causes", "accumulators", "advice", "shortfall"):
+        assert alone[key] == of_run[key], key
+    assert (tmp_path / "answer" / "explain.json").is_file()
+    with pytest.raises(ArtifactError, match="another model"):
+        quantpipe.explain_strategy(strategy, small_net(), images(16), culprits=1)

@@ -22,6 +22,7 @@ from quantpipe.data import DigitsDataset
 from quantpipe.errors import ConfigError, ModelError
 from tests.api.nets import small_net
 from tests.api.test_imported import SAMPLES
+from tests.explain.written_qdq import STYLES, written
 
 FORMS = {
     "qdq": (QuantFormat.QDQ, QuantType.QUInt8, QuantType.QInt8, True),
@@ -167,3 +168,19 @@ def test_what_is_no_file_of_this_model(tmp_path: Path) -> None:
     onnx.save(other, tmp_path / "trained.onnx")
     with pytest.raises(ModelError, match=r"its weights are .* dB from those of it"):
         quantpipe.explain_file(made("qdq"), tmp_path / "trained.onnx", DigitsDataset())
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("tool", list(STYLES))
+def test_files_as_other_tools_write_them(tool: str, tmp_path: Path) -> None:
+    model, pictures = small_net(), SAMPLES[0]
+    onnx.save(model, tmp_path / "float.onnx")
+    onnx.save(written(model, pictures, STYLES[tool]), tmp_path / f"{tool}.onnx")
+    answer = quantpipe.explain_file(tmp_path / f"{tool}.onnx", tmp_path / "float.onnx", pictures, culprits=1)
+    assert answer["doubts"] == []
+    assert answer["loss_by_scales"] == pytest.approx(answer["loss"], rel=0.2) and answer["loss"] > 0
+    kinds = [row["kind"] for row in answer["causes"]]
+    assert kinds.count("weight") == 3
+    assert kinds.count("tensor") >= 4
+    assert kinds.count("bias") == (3 if STYLES[tool].bias else 0)
+    assert answer["advice"]
