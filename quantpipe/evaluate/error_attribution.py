@@ -203,9 +203,12 @@ def node_of(graph: Graph, name: str, constants: Mapping[str, Exchanged]) -> str:
 
 
 def split_halves(rows: Mapping[str, CauseRow], tensors: Sequence[str], measure: AloneMeasure) -> None:
-    """Measure rounding and clipping of some tensors apart, and enter them into their rows."""
+    """Measure rounding and clipping of some tensors apart, and enter them into their rows.
+
+    Which of the two is more is told by the part of the samples that a heavy model is screened on.
+    """
     halves = [Wanted(name, clip=not half, round=half) for name in tensors for half in (True, False)]
-    for one, found in zip(halves, measure.measure(halves), strict=True):
+    for one, found in zip(halves, measure.measure(halves, batches=measure.screened), strict=True):
         rows[one.name]["rounding" if one.round else "clipping"] = found.loss
 
 

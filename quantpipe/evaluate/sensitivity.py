@@ -41,7 +41,7 @@ Array = NDArray[Any]
 HEAVY = 10**9
 """Multiply-accumulates of a pass over the samples: from here on a session costs less than what it saves."""
 
-SCREENED = 4
+SCREENED = 8
 """Of a heavy model everything is measured on this part of the samples first, and what costs most on all of them."""
 
 KEPT_BYTES = 1 << 29
@@ -142,13 +142,18 @@ class AloneMeasure:
             worst: So many are measured on all samples.
             show: Is told how far the work is.
         """
-        part = -(-len(self._states.at(0)) // SCREENED) if self._heavy else 0
+        part = self.screened
         found = {one.name: a for one, a in zip(wanted, self.measure(wanted, show, part), strict=True)}
         if part and part < len(self._states.at(0)):
             order = worst_first({name: one.loss for name, one in found.items()})[:worst]
             again = [Wanted(name) for name in order]
             found |= {one.name: a for one, a in zip(again, self.measure(again, show), strict=True)}
         return found
+
+    @property
+    def screened(self) -> int:
+        """Return how many batches a heavy model is screened on; 0 for a light one, of which everything runs on all."""
+        return -(-len(self._states.at(0)) // SCREENED) if self._heavy else 0
 
     def measure(
         self, wanted: Sequence[Wanted], show: Callable[[int, int, str], None] | None = None, batches: int = 0

@@ -43,7 +43,7 @@ def best_of_places(advice: Sequence[Any]) -> list[Any]:
 
 def name_of(row: Mapping[str, Any]) -> str:
     """Return a culprit's name, with its kind where it is no tensor."""
-    return str(row["tensor"]) if row["kind"] == "tensor" else f"{row['tensor']}, {row['kind']}"
+    return str(row["tensor"]) if row["kind"] == "tensor" else f"{row['kind']} {row['tensor']}"
 
 
 def mostly(row: Mapping[str, Any]) -> str:
