@@ -247,7 +247,6 @@ def explain_strategy(
     *,
     culprits: int = 10,
     folder: str | PathLike[str] | None = None,
-    progress: Listener | bool | None = None,
     **options: Any,
 ) -> ExplainResult:
     """Say what is wrong with a strategy, and what would mend it, measured, where there is no run folder.
@@ -259,7 +258,6 @@ def explain_strategy(
         hardware: The device: its name, its file, or its fields.
         culprits: For how many of the places that cost most changes are measured.
         folder: Where explain.json is written; None: nowhere that stays.
-        progress: As for `quantize`.
         options: Those of `quantize`.
 
     Returns:
@@ -267,20 +265,11 @@ def explain_strategy(
 
     Raises:
         ArtifactError: The file holds no strategy, or one of another model.
-
-    Examples:
-        >>> import quantpipe
-        >>> from quantpipe.data import DigitsDataset
-        >>> model, samples = quantpipe.example_model(), DigitsDataset()
-        >>> result = quantpipe.quantize(model, samples, evaluate={"latency_runs": 1})
-        >>> file = result.folder / "search" / "strategy.json"
-        >>> quantpipe.explain_strategy(file, model, samples, culprits=1)["causes"][0]["alone"] > 0
-        True
     """
     workspace = Workspace(folder)
     settings = settings_for(model_file(model, workspace.path), samples, hardware, workspace, options=options)
     given = replace(settings, command="explain", strategy=Path(strategy).expanduser().absolute())
-    return ExplainResult(explain_decided(given, Listening(progress), shipped(), ExplainSettings(culprits=culprits)))
+    return ExplainResult(explain_decided(given, Listening(None), shipped(), ExplainSettings(culprits=culprits)))
 
 
 def example_model() -> Path:
