@@ -15,17 +15,28 @@ from quantpipe.graph.external_weights import copied
 from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.patterns import join_patterns
 from quantpipe.graph.rewrites import DECLARED, Rewrite
+from quantpipe.graph.rewrites.finite_masks import adds_masks_in_16_bits, low_mask
 
 
 def joining(declared: Collection[str]) -> Callable[[ir.Model], ir.Model]:
     """Return the clean-up step that joins what the hardware file declares: patterns of packages, and functions."""
-    own = [DECLARED[op] for op in DECLARED if op in declared]
+    own, low = [DECLARED[op] for op in DECLARED if op in declared], adds_masks_in_16_bits(declared)
     patterns = [op for name, op in extend.ops().items() if op.pattern and name in declared]
 
     def patterns_of_plug_ins(model: ir.Model) -> ir.Model:
-        return join_patterns(_joined(model, own), patterns)
+        return join_patterns(_with_low_masks(_joined(model, own)) if low else _joined(model, own), patterns)
 
     return patterns_of_plug_ins
+
+
+def _with_low_masks(model: ir.Model) -> ir.Model:
+    """Bring the masks of a model to numbers beside which scores keep their steps; itself where it has none."""
+    copy = copied(model)
+    common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    before = set(copy.graph.initializers)
+    for node in list(copy.graph):
+        low_mask(copy.graph, node)
+    return copy if set(copy.graph.initializers) != before else model
 
 
 def _joined(model: ir.Model, rewrites: Iterable[tuple[Rewrite, int]]) -> ir.Model:

@@ -76,3 +76,30 @@ def test_one_table_is_nearer_than_two() -> None:
         (wanted,), (got,) = made.outputs().values(), made.outputs(made.realize(plan, "integer").model).values()
         found[name] = float(np.sqrt(np.mean((wanted - got) ** 2)))
     assert found["one"] < found["apart"]
+
+
+def masked(sentinel: float) -> Net:
+    """Scores, some of which a mask takes out of their Softmax, as exporters of encoders write it."""
+    net = Net(seed=7)
+    x = net.input(None, 6, 16)
+    scores = net.node("MatMul", x, net.floats(16, 6, scale=0.5), name="scores")
+    part = net.node("Slice", x, *(net.constant(np.int64([v])) for v in (0, 6, 2)))
+    keep = net.node("Greater", part, net.constant(np.float32(-0.5)))
+    mask = net.node("Where", keep, net.constant(np.float32(0)), net.constant(np.float32(sentinel)), name="mask")
+    weights = net.node("Softmax", net.node("Add", scores, mask, name="sum"), axis=-1)
+    net.output(net.node("MatMul", weights, net.floats(6, 5, scale=0.5), name="last"))
+    return net
+
+
+@pytest.mark.parametrize("sentinel", [-3.4e38, -np.inf, -1e4])
+def test_a_mask_leaves_scores_their_steps_where_a_device_adds_integers_alone(sentinel: float) -> None:
+    made = line(masked(sentinel), "npu_w8a16")
+    plan = made.plan(16)
+    assert made.agree(plan, "integer").differing == 0
+    (wanted,), (got,) = made.outputs().values(), made.outputs(made.realize(plan, "integer").model).values()
+    assert np.sqrt(np.mean((wanted - got) ** 2)) < 0.01 * np.std(wanted)
+    assert float(plan.quantizers["sum_out"].scale) < 0.01
+    for other in ("ort_cpu", "fpga_shift"):  # which may add in float, or in 8 bits: the mask stays what it is
+        real = line(masked(sentinel), other).graph
+        constants = [t for n in real.nodes if n.op == "Where" for t in n.inputs if real.is_constant(t)]
+        assert min(float(real.constant(t).min()) for t in constants) <= -1e4

@@ -1,11 +1,15 @@
-"""Masks of minus infinity in front of a Softmax become masks of -1e30: the same function, and every tensor is finite.
+"""Masks in front of a Softmax: of minus infinity they become ones of -1e30, so that every tensor is finite.
 
 Softmax gives exactly zero for either, in float32: exp(-1e30 - m) is zero for every m above -1e29. A tensor that holds
 infinities has no range, so a model with such a mask could not be calibrated.
+
+Where a device adds masks in 16 bits and no other way, -1e30 or -3.4e38 leave the scores beside them no step. There they
+become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +18,19 @@ from numpy.typing import NDArray
 
 from quantpipe.graph.rewrites.tools import constant, is_op, new_constant
 
+Array = NDArray[Any]
+
 SENTINEL = np.float32(-1e30)
 """So far below all scores that several of them may be added, and none is infinite."""
+
+LOW = np.float32(-64.0)
+"""So far below all scores that 16 bits hold it and them."""
+
+VERY_LOW = np.float32(-1e4)
+"""What is below is a sentinel."""
+
+MASKED, WIDE = ("Add", "Softmax"), 16
+"""What a mask goes through, and the bits that hold it beside scores."""
 
 PASSING = (
     "Add", "Where", "Reshape", "Expand", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Identity", "Tile", "Gather",
@@ -27,21 +42,48 @@ ENDS = ("Softmax", "LogSoftmax")
 
 def finite_mask(graph: ir.Graph, node: ir.Node) -> None:
     """Start at a node that reads a constant with minus infinity, and whose result goes to a Softmax only."""
+    _replace(graph, node, _is_mask, lambda a: np.where(np.isneginf(a), SENTINEL, a))
+
+
+def low_mask(graph: ir.Graph, node: ir.Node) -> None:
+    """Start at a node that reads a constant with sentinels, and whose result goes to a Softmax only."""
+    _replace(graph, node, _is_very_low, lambda a: np.where(a <= VERY_LOW, LOW, a))
+
+
+def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
+    """Return whether a device adds masks, and takes their Softmax, in integers of 16 bits and no other way.
+
+    With fewer bits not even -64 leaves scores enough steps; there a mask is better left to the host.
+    """
+    if not isinstance(declared, Mapping):
+        return False
+    rows = [signature for op in MASKED for signature in declared.get(op, ())]
+    return bool(rows) and all(s.is_integer and s.input(0).bits >= WIDE for s in rows) and declared.keys() >= {*MASKED}
+
+
+def _replace(
+    graph: ir.Graph, node: ir.Node, is_mask: Callable[[Array], bool], changed: Callable[[Array], Array]
+) -> None:
     if not is_op(node, *PASSING):
         return
     for port, value in enumerate(node.inputs):
         array = constant(value)
-        if array is None or not _is_mask(array) or not _ends(node, graph):
+        if value is None or array is None or not is_mask(array) or not _ends(node, graph):
             continue
-        assert value is not None  # noqa: S101  (it has a content)
-        finite = np.where(np.isneginf(array), SENTINEL, array).astype(np.float32)
-        node.replace_input_with(port, new_constant(graph, f"{value.name}_finite", finite))
+        found = changed(array).astype(np.float32)
+        node.replace_input_with(port, new_constant(graph, f"{value.name}_finite", found))
 
 
 def _is_mask(array: NDArray[Any]) -> bool:
     if array.dtype != np.float32:
         return False
     return bool(np.isneginf(array).any()) and not bool(np.isnan(array).any() or np.isposinf(array).any())
+
+
+def _is_very_low(array: Array) -> bool:
+    if array.dtype != np.float32 or not array.size or not np.isfinite(array).all():
+        return False
+    return bool(array.min() <= VERY_LOW and array.max() <= -VERY_LOW)
 
 
 def _ends(node: ir.Node, graph: ir.Graph) -> bool:
