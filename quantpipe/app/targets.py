@@ -10,7 +10,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -49,12 +51,24 @@ def refuse_plugins(plugins: Sequence[str], overrides: Sequence[str]) -> None:
                 "own that call it",
                 where="plugins",
             )
+        if not _can_be_imported(name):
+            raise ConfigError(
+                f"names {name!r}, which is not installed and does not lie in {Path.cwd()}; legal are packages that can "
+                "be imported",
+                where="plugins",
+            )
     if plugins and not any(text.lstrip("+").startswith("plugins") for text in overrides):
         raise ConfigError(
             f"is [{','.join(plugins)}] in a configuration file; which code may be run is said on the command line: "
             f"add plugins=[{','.join(plugins)}] there if you trust them",
             where="plugins",
         )
+
+
+def _can_be_imported(name: str) -> bool:
+    """Whether a package is installed or lies in the folder that one launches from. Nothing of it is run."""
+    top = name.split(".")[0]
+    return PathFinder.find_spec(top, [*sys.path, str(Path.cwd())]) is not None
 
 
 def refuse_other_packages(
