@@ -135,7 +135,7 @@ def test_the_terminal_shows_the_result_and_where_it_is(default_run: DefaultRun) 
         "top-1 accuracy",
         "KL divergence",
         "size",
-        "mean bits",
+        "bits, weights / activations",
         "bit operations",
         "latency",
         "elements differ",

@@ -87,7 +87,7 @@ def test_a_heavy_model_is_screened_on_a_part_of_the_samples(monkeypatch: pytest.
     found = heavy.first(wanted, 3, lambda done, total, note: None)
     assert heavy.passes - before < 0.6 * before
     order = by_cost(found)
-    assert [found[name].samples for name in order] == [12] * 3 + [4] * (len(order) - 3)
+    assert [found[name].samples for name in order] == [12] * 3 + [2] * (len(order) - 3)
     assert all(found[name].loss == pytest.approx(expected[name].loss, rel=1e-3) for name in order[:3])
 
 

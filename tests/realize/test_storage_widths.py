@@ -102,7 +102,7 @@ def test_fixed_point_takes_no_sums_beyond_int32() -> None:
         weights=BYTES,
     )
     made = line(graph_of("wide_sums"), spec)
-    with pytest.raises(HardwareError, match="a fixed-point multiplication takes int32 sums"):
+    with pytest.raises(HardwareError, match="its fixed-point multiplication takes int32 sums"):
         made.plan(16)
     assert made.agree(made.plan(8), "integer").differing == 0
 
