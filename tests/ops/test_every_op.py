@@ -90,7 +90,7 @@ def line_of(name: str, spec: str, schema: str) -> Line:
     return line(graph, spec, schema, samples=normal_samples(graph, 6))
 
 
-@pytest.mark.sliced(60)
+@pytest.mark.sliced(90)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_simulated_and_realized_hold_the_same_integers(name: str, target: str) -> None:
@@ -118,7 +118,7 @@ def islands(made: Line) -> bool:
     return any(o.tensor in outputs for k in made.topology.kernels for o in k.operands)
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize(
     "target", ["ort_cpu-qdq", "ort_cpu-qoperator", "ort_cpu-integer", "vta-integer", "hago_sample-integer"]
 )
@@ -165,7 +165,7 @@ def test_every_op_of_the_hardware_file_was_met_in_integers(target: str) -> None:
 FUNCTIONS = [op for op, rule in OP_RULES.items() if rule.family is Family.LOOKUP]
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_every_function_is_a_table(op: str, form: str) -> None:

@@ -50,7 +50,7 @@ def device(shipped: str, weight: str, granularity: str, bits: int = 8, data: str
     return hardware(shipped, **{k: given[k] for k in ("ops", "weights", "activations")})
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(10)
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize(("weight", "granularity"), [("uint8", "per_tensor"), ("int8", "per_channel")])
 @pytest.mark.parametrize("name", KERNELS)
