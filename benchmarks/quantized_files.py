@@ -49,7 +49,8 @@ def row(path: Path, device: str, data: Path, **given: Any) -> dict[str, Any]:
     """What one run says: of the import, and of the outputs beside the file's."""
     arrays = np.load(data)
     samples = (arrays["calibrate"][:SAMPLES], arrays["labels"][:SAMPLES])
-    options = {"recover": "none", "precision": "none", "executor": "serial", **given}
+    beside = {"baseline": "none", "explain": "none", "latency_runs": 1}  # nothing of it is asked for
+    options = {"recover": "none", "precision": "none", "executor": "serial", "evaluate": beside, **given}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -92,11 +93,10 @@ def measure(folder: Path) -> None:
         if (path.name, device) not in done:
             here = folder / "runs" / f"{path.stem}.{device}"
             shutil.rmtree(here, ignore_errors=True)
-            found = row(
-                path, device, folder / "data.npz", folder=here, **({} if device == HOME else {"realize": "qonnx"})
-            )
+            form = {"realize": "qonnx"} if device == WRITTEN else {}
+            found = row(path, device, folder / "data.npz", folder=here, **form)
             if device == WRITTEN and "error" not in found:
-                found["back"] = row(Path(found["model"]), HOME, folder / "data.npz")
+                found["back"] = row(Path(found["model"]).with_name("model.qonnx.onnx"), HOME, folder / "data.npz")
             shutil.rmtree(here, ignore_errors=True)
             with log.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"file": path.name, "device": device, **found}) + "\n")
