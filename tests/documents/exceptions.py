@@ -41,6 +41,7 @@ NOT_RUN = {
 """Parts of command lines of quantpipe that make them too much for a test; their overrides are composed all the same."""
 
 SHORTENED = {
+    "command=explain": ("explain.culprits=2", "explain.samples=16"),
     "experiments=estimators_digits": ("threshold=mse",),
     "dataset=digits_detect": (
         "dataset.samples.calibrate=32",
@@ -48,7 +49,7 @@ SHORTENED = {
         "dataset.samples.evaluate=32",
     ),
 }
-"""Parts of command lines -> overrides that leave less of a sweep, or fewer samples."""
+"""Parts of command lines -> overrides that leave less of a sweep, fewer samples or culprits."""
 
 PLACEHOLDERS = {
     "MODEL": "",
