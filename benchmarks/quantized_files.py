@@ -118,7 +118,7 @@ def text(folder: Path) -> str:
         "shift by 128); in brackets where onnxruntime does not approximate the file's Softmax. Changed: tensors and",
         "weights that the device cannot hold as they are given. SQNR: outputs beside the file's, in dB; *same*: to the",
         "bit. Back: what was written for vta in QONNX, imported for vta again: integers that differ from that file as\n"
-        "onnxruntime runs it, about one in eight. It is not known yet why; the import of Trunc nodes is to be looked at.\n",
+        "onnxruntime runs it, about one in eight. It is not known yet why; the import of Trunc nodes is suspected.\n",
         "| file | forms | tensors / weights | ort_cpu: weights | tensors | changed / lost | SQNR | "
         + " | ".join(f"{d}: changed | SQNR" + " | back" * (d == WRITTEN) for d in DEVICES)
         + " |",
