@@ -22,8 +22,6 @@ from tests.crash import Calls
 def serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure  # noqa: F401
     import mlflow  # noqa: F401
     import sklearn.datasets  # noqa: F401
 

@@ -51,13 +51,8 @@ def layer_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 def _spread(node: ir.Node) -> tuple[float, ir.Value | None]:
     """(ε, x) where a node is the root of variance(x) + ε, or one over it."""
-    powered = is_op(node, "Pow") and rows.number(node.inputs[1]) == -0.5
-    add = rows.producer(rows.bare(node.inputs[0])) if powered or is_op(node, "Sqrt") else None
-    if add is None or not is_op(add, "Add"):
-        return 0.0, None
-    for port in (0, 1):
-        epsilon, data = rows.number(add.inputs[1 - port]), rows.varied(add.inputs[port])
-        if epsilon is not None and epsilon >= 0 and data is not None:
+    for epsilon, variance in rows.under_root(node):
+        if (data := rows.varied(variance)) is not None:
             return epsilon, data
     return 0.0, None
 

@@ -40,15 +40,10 @@ def rms_norm(graph: ir.Graph, node: ir.Node) -> None:
 
 def _mean_square(node: ir.Node) -> tuple[float, ir.Value | None]:
     """(ε, x) where a node is the root of mean(x²) + ε, or one over it."""
-    powered = is_op(node, "Pow") and rows.number(node.inputs[1]) == -0.5
-    add = rows.producer(rows.bare(node.inputs[0])) if powered or is_op(node, "Sqrt") else None
-    if add is None or not is_op(add, "Add"):
-        return 0.0, None
-    for port in (0, 1):
-        epsilon, squares = rows.number(add.inputs[1 - port]), rows.averaged(add.inputs[port])
-        data = rows.squared(squares)
-        if epsilon is not None and epsilon >= 0 and data is not None and rows.centred(data) is None:
-            return epsilon, data  # of centred values it is a layer normalization
+    for epsilon, mean in rows.under_root(node):
+        data = rows.squared(rows.averaged(mean))
+        if data is not None and rows.centred(data) is None:  # of centred values it is a layer normalization
+            return epsilon, data
     return 0.0, None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -99,6 +99,18 @@ def _over_last(node: ir.Node) -> bool:
 def _width(value: ir.Value | None) -> int | None:
     size = value.shape[-1] if value is not None and value.shape is not None and len(value.shape) else None
     return size if isinstance(size, int) else None
+
+
+def under_root(node: ir.Node) -> Iterator[tuple[float, ir.Value | None]]:
+    """Yield (ε, value) where a node is the root of value + ε, or one over it; ε stands on either side."""
+    powered = is_op(node, "Pow") and number(node.inputs[1]) == -0.5
+    add = producer(bare(node.inputs[0])) if powered or is_op(node, "Sqrt") else None
+    if add is None or not is_op(add, "Add"):
+        return
+    for port in (0, 1):
+        epsilon = number(add.inputs[1 - port])
+        if epsilon is not None and epsilon >= 0:
+            yield epsilon, add.inputs[port]
 
 
 def squared(value: ir.Value | None) -> ir.Value | None:
