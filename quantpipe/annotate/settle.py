@@ -6,15 +6,15 @@ and begins anew where an edge does not agree. Kernels of a device that are patte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide
 from quantpipe.annotate.edges import accepted, misread
 from quantpipe.graph.view import Graph, Node
-from quantpipe.hardware.matching import placed, sites_of
+from quantpipe.hardware.matching import joins_of, pairs_of, placed, sites_of
 from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
+    AddInputs,
     DType,
     Form,
     HardwareSpec,
@@ -55,9 +55,9 @@ def settle(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure
     A kernel that is a pattern runs as a whole: where one of its nodes cannot, all of them run by themselves.
     """
     refused: dict[str, dict[OpSignature, str]] = {}
-    sites = sites_of(graph, spec) if spec.kernels else ()
+    sites, joined = sites_of(graph, spec), joins_of(graph, spec)
     while True:
-        own = replace(spec, placed=placed(sites, graph, spec), joined=_joined(sites, graph)) if sites else spec
+        own = replace(spec, placed=placed(sites, graph, spec), joined=joined | pairs_of(sites, graph))
         conditions = decide(graph, own, options, structure, refused=refused)
         swallowed = _swallow(graph, own, conditions)
         draft = Draft()
@@ -71,16 +71,6 @@ def settle(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure
             return Settled(own, sites, conditions, swallowed, kernels, draft)
         for name, signatures in wrong.items():  # each round takes a signature from some node, or a site, so it ends
             refused.setdefault(name, {}).update(signatures)
-
-
-def _joined(sites: Sequence[KernelSite], graph: Graph) -> frozenset[tuple[str, str]]:
-    """Pairs of nodes of one site, the second of which reads the first."""
-    found = set()
-    for site in sites:
-        for name in site.nodes:
-            readers = {reader.name for t in graph.by_name[name].outputs for reader, _ in graph.consumers.get(t, ())}
-            found |= {(name, reader) for reader in readers.intersection(site.nodes)}
-    return frozenset(found)
 
 
 def _kernels(
@@ -117,7 +107,7 @@ def _swallow(graph: Graph, spec: HardwareSpec, conditions: Conditions) -> dict[s
             kept = reason is not None and reason.kind is ReasonKind.KEPT
             if rule is None or rule.family is not Family.CLAMP or kept or rule.refuse(follower, graph):
                 break
-            if not spec.fuses(last.op, follower.op) and (last.name, follower.name) not in spec.joined:
+            if (last.name, follower.name) not in spec.joined:
                 break
             chain.append(follower.name)
             last = follower
@@ -153,7 +143,9 @@ def _fused_into_sums(
         follower_rule = rule_of(follower)
         is_sum = follower_rule is not None and follower_rule.family is Family.SUM
         treatment = conditions.treatment(follower.name, spec)
-        if is_sum and spec.hands_on(node.op, follower.op, treatment) and follower.name not in sums:
+        one = (node.name, follower.name) in spec.joined and node.name not in spec.placed  # else types of the kernel say
+        hands_on = one if treatment is None else treatment is AddInputs.RESIDUAL_ONLY
+        if is_sum and hands_on and follower.name not in sums:
             sums.add(follower.name)
             found.add(node.name)
     return found

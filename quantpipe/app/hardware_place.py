@@ -49,10 +49,10 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
 
 def _placed(spec: HardwareSpec, file: Path | None) -> HardwareSpec:
     """The device with the places of its patterns: where two of them meet is known with the model only."""
-    if file is None or not spec.kernels:
+    if file is None or not any(k.is_typed for k in spec.kernels):
         return spec
-    places = {k.name: place_of(f"kernels.{k.name}.pattern", file) or "" for k in spec.kernels}
-    return replace(spec, kernels=tuple(replace(k, place=places[k.name]) for k in spec.kernels))
+    places = {k.name: place_of(f"kernels.{k.name}.pattern", file) or "" for k in spec.kernels if k.is_typed}
+    return replace(spec, kernels=tuple(replace(k, place=places.get(k.name, "")) for k in spec.kernels))
 
 
 def place_of(field: str, file: Path) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
@@ -42,10 +41,6 @@ def refuse_contradictions(spec: HardwareSpec, reader: Reader) -> None:
         )
     if "float32" not in spec.cost.macs_per_cycle:
         raise reader.error("cost.macs_per_cycle", "needs a float32 entry for what stays in float")
-    for chain in spec.fuse:
-        for op in chain:
-            if op not in OP_RULES:
-                raise reader.error("fuse", f"names the unknown op {op!r}{nearest(op, OP_RULES)}")
 
 
 def _requantization(spec: HardwareSpec, reader: Reader) -> None:

@@ -6,13 +6,13 @@ Each is a mistake of the file and is reported as one.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import AddInputs, DType, FunctionKind, HardwareSpec, OpSignature
+from quantpipe.types.kernel import LogicalKernel
 
 KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
 NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
@@ -20,11 +20,12 @@ NARROWS = (Family.ACCUMULATE, Family.SUM, Family.PRODUCT, Family.AVERAGE)
 
 def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
     """Raise HardwareError for the first field that would have no effect, with what would have one."""
-    if not spec.ops and not spec.kernels:
+    if not spec.ops and not any(kernel.is_typed for kernel in spec.kernels):
         raise reader.error("ops", "is empty, so the device would run nothing; legal are ops with their signatures")
     _bits(spec, reader)
-    for chain in spec.fuse:
-        _chain(spec, reader, chain)
+    for kernel in spec.kernels:
+        if not kernel.is_typed:
+            _joins(spec, reader, kernel)
     refuse_idle_ops(spec, reader)
     for name in spec.cost.macs_per_cycle:
         if not name.startswith("int") and name != DType.FLOAT32:
@@ -56,7 +57,7 @@ def overruled(spec: HardwareSpec) -> Iterator[str]:
         if kind is not FunctionKind.FLOAT and op not in declared:
             yield f"hardware.functions.{op}={kind} has no effect, since {spec.name} runs no {op} in integers"
     handed_on = AddInputs.RESIDUAL_ONLY in (spec.add_inputs, *spec.add_variants)
-    for first, second in dict.fromkeys(pair for chain in spec.fuse for pair in itertools.pairwise(chain)):
+    for first, second in (kernel.chain for kernel in spec.kernels if kernel.chain):
         if first not in declared:
             yield f"hardware.fuse: [{first}, {second}] has no effect, since {spec.name} runs no {first} in integers"
         elif OP_RULES[second].family is Family.SUM and spec.add_inputs is not None and not handed_on:
@@ -94,26 +95,28 @@ def _bits(spec: HardwareSpec, reader: Reader) -> None:
             )
 
 
-def _chain(spec: HardwareSpec, reader: Reader, chain: tuple[str, ...]) -> None:
-    """Each op of a chain must take the next one in."""
-    named = f"has [{', '.join(chain)}]"
-    if len(chain) < 2:
-        raise reader.error("fuse", f"{named}, which fuses nothing; legal are chains of two ops and more")
-    for first, second in itertools.pairwise(chain):
+def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
+    """Each op of a kernel without types must take in what it reads of another one."""
+    field = "fuse" if kernel.chain else f"kernels.{kernel.name}.types"
+    untyped = "" if kernel.chain else "is missing, so it says which ops are one and no more: it "
+    if not kernel.joins:
+        raise reader.error(field, f"{untyped}has one op; legal are types, or a pattern of two ops and more")
+    for first, second in sorted(kernel.joins):
+        named = f"{untyped}has [{first}, {second}]"
         rows = [s for op, s in _integer(spec) if op == first]
         clamp = OP_RULES[second].family is Family.CLAMP
         summed = OP_RULES[second].family is Family.SUM and OP_RULES[first].family is Family.ACCUMULATE
         if not clamp and not summed:
             raise reader.error(
-                "fuse",
+                field,
                 f"{named}, but nothing takes {second} into {first}; legal are Relu and Clip behind an op that stores "
-                "its result, and Add or Sub behind Conv, ConvTranspose, Gemm or MatMul",
+                "its result, and Add or Sub behind Conv, ConvTranspose, Gemm or MatMul, or a kernel with types",
             )
         if clamp and rows and all(spec.is_wide(d) for s in rows for d in s.outputs):
             raise reader.error(
-                "fuse",
+                field,
                 f"{named}, but {first} hands on its accumulator, and a clamp acts on stored integers; legal are a "
-                f"stored type in ops.{first}.out, or fuse without it",
+                f"stored type in ops.{first}.out, or {'fuse' if kernel.chain else 'kernels'} without it",
             )
 
 

@@ -1,15 +1,20 @@
-"""Read the kernels of a hardware file that are patterns of ops (`kernels:`), and refuse what contradicts itself."""
+"""Read the kernels of a hardware file that are patterns of ops, and refuse what contradicts itself.
+
+`kernels:` names patterns. `fuse:` is a short form of them: each pair of a chain is a kernel of two steps and no more.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from quantpipe.errors import HardwareError
+from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.pattern import read_of, read_pattern
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.hardware.shorthand import choices, wildcards
+from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import Cost, DType, OpSignature
 from quantpipe.types.kernel import LogicalKernel, PatternStep
 
@@ -18,6 +23,8 @@ OWN = ("requantize", "functions", "accumulator", "fixed_scale")
 FIELDS = ("pattern", "types", "results", "when", *OWN, "limits", "cost")
 LIMITS = ("bits", "min", "max")
 COSTS = ("macs_per_cycle",)
+OF_TYPES = (*OWN, "limits", "cost")
+"""What a kernel says of its values, which it must give types for that."""
 
 
 def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ...]:
@@ -52,6 +59,43 @@ def read_kernels(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel,
     return tuple(found)
 
 
+def read_fuse(reader: Reader, data: Data, cost: Cost) -> tuple[LogicalKernel, ...]:
+    """Return the kernels that the chains of `fuse` are short for: one for each pair of ops, one behind the other.
+
+    Args:
+        reader: words the errors.
+        data: the file.
+        cost: what the device's nodes cost.
+
+    Returns:
+        The kernels in the order of the file.
+
+    Raises:
+        HardwareError: for what is no list of chains, and for unknown ops.
+    """
+    chains = reader.chains(data["fuse"])
+    for chain in chains:
+        for op in chain:
+            if op not in OP_RULES:
+                raise reader.error("fuse", f"names the unknown op {op!r}{nearest(op, OP_RULES)}")
+        if len(chain) < 2:
+            raise reader.error(
+                "fuse", f"has [{', '.join(chain)}], which fuses nothing; legal are chains of two ops and more"
+            )
+    pairs = dict.fromkeys(pair for chain in chains for pair in itertools.pairwise(chain))
+    return tuple(
+        replace(_kernel(reader, f"[{', '.join(pair)}]", {"pattern": _written_out(*pair)}, data, cost=cost), chain=pair)
+        for pair in pairs
+    )
+
+
+def _written_out(first: str, second: str) -> dict[str, str]:
+    """The pattern that a pair of `fuse` is short for; what an addition takes in may be either of its operands."""
+    last = f"{second}(y, ...)"
+    either = OP_RULES[second].family is Family.SUM
+    return {"y": f"{first}(...)", "z": f"{last} | {second}(x, y)" if either else last}
+
+
 def _alike(a: LogicalKernel, b: LogicalKernel) -> bool:
     """Whether two patterns are the same but for the names of values."""
     return _numbered(a) == _numbered(b)
@@ -64,7 +108,7 @@ def _numbered(kernel: LogicalKernel) -> object:
         return places.setdefault(argument, len(places)) if isinstance(argument, str) else argument
 
     return [
-        (sorted((c.op, tuple(map(place, c.arguments)), c.attributes) for c in s.calls), s.when, place(s.value))
+        (sorted((c.op, tuple(map(place, c.arguments)), c.attributes, c.open) for c in s.calls), s.when, place(s.value))
         for s in kernel.steps
     ]
 
@@ -73,9 +117,11 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) 
     field = f"kernels.{name}"
     given = reader.mapping(part, field, ", ".join(FIELDS))
     reader.keys(given, FIELDS, field)
-    for key in ("pattern", "types"):
-        if given.get(key) is None:
-            raise reader.error(f"{field}.{key}", f"is missing; legal fields are {', '.join(FIELDS)}")
+    if given.get("pattern") is None:
+        raise reader.error(f"{field}.pattern", f"is missing; legal fields are {', '.join(FIELDS)}")
+    for key in OF_TYPES:
+        if given.get("types") is None and given.get(key) is not None:
+            raise reader.error(f"{field}.types", f"is missing, and {key} needs them; legal is a type for every value")
     when = _by_value(reader, given, field, "when")
     steps = read_pattern(reader, given["pattern"], when, f"{field}.pattern")
     names = {step.value for step in steps}
@@ -85,7 +131,7 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) 
             legal = sorted(names if key != "limits" else values)
             if value not in legal:
                 raise reader.error(f"{field}.{key}.{value}", f"is no value here; legal are {', '.join(legal)}")
-    types = _types(reader, given, field, values)
+    types = _types(reader, given, field, values) if given.get("types") is not None else {}
     results = tuple(str(v) for v in listed(given.get("results") or steps[-1].value))
     for value in results:
         if value not in names:
@@ -99,7 +145,7 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) 
         name,
         steps,
         results,
-        {step.value: _signatures(reader, step, types, given, data=data, field=field) for step in steps},
+        {step.value: _signatures(reader, step, types, given, data=data, field=field) for step in steps if types},
         _bits(reader, given, field, types, names=wildcards(data, reader)),
         _cost(reader, given, field, cost),
     )

@@ -13,7 +13,7 @@ from quantpipe.errors import nearest
 from quantpipe.hardware.contradictions import refuse_contradictions
 from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
-from quantpipe.hardware.kernels import KernelReader, read_kernels
+from quantpipe.hardware.kernels import KernelReader, read_fuse, read_kernels
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.tables import read_tables
@@ -121,10 +121,9 @@ def load_hardware(data: Data) -> HardwareSpec:
         bias_scale=bias_scale,
         requantize=reader.requantize(data, ""),
         accumulator=reader.accumulator(data["accumulator"], "accumulator"),
-        fuse=reader.chains(data["fuse"]),
         cost=cost,
         first_last_bits=_first_last(reader, data),
-        kernels=read_kernels(reader, data, cost),
+        kernels=(*read_kernels(reader, data, cost), *read_fuse(reader, data, cost)),
         add_inputs=additions[0] if additions else None,
         add_variants=additions if len(additions) > 1 else (),
         isa=_optional(reader, Isa, data, "isa") or Isa.VNNI,
@@ -140,7 +139,7 @@ def load_hardware(data: Data) -> HardwareSpec:
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)
     refuse_idle(spec, reader)
-    for kernel in spec.kernels:
+    for kernel in (k for k in spec.kernels if k.is_typed):
         ops = replace(spec, ops={}, kernels=(kernel,)).declared
         alone, own = replace(spec, ops=ops, kernels=()), KernelReader(name, kernel.name)
         refuse_unformed(replace(alone, functions=spec.functions), own)

@@ -9,7 +9,7 @@ say which tensor each port is.)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,8 @@ from quantpipe.hardware.legality import refusal
 from quantpipe.oprules import rule_of
 from quantpipe.types import HardwareSpec, OpSignature
 from quantpipe.types.kernel import KernelSite, LogicalKernel, PatternCall, PatternStep
+
+Pairs = frozenset[tuple[str, str]]
 
 TOLERANCE = 1e-3
 """How far a constant may be from the pattern's number, relative: exporters round, half precision more."""
@@ -36,7 +38,7 @@ class _Bound:
 
 
 def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
-    """Return where the kernels of a device lie in a model, larger patterns first.
+    """Return where the kernels of a device that have types of their own lie in a model, larger patterns first.
 
     Raises:
         HardwareError: where two patterns of one size both match some node.
@@ -44,8 +46,9 @@ def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
     taken: dict[str, KernelSite] = {}
     found: list[KernelSite] = []
     size = {kernel.name: len(kernel.steps) for kernel in spec.kernels}
-    for kernel in sorted(spec.kernels, key=lambda k: -len(k.steps)):
-        for node in reversed(graph.nodes):
+    ends = _by_op(graph)
+    for kernel in sorted((k for k in spec.kernels if k.is_typed), key=lambda k: -len(k.steps)):
+        for node in reversed(_ends(kernel, ends)):
             bound = next(_matches(kernel, kernel.steps[-1], node, graph), None)
             if bound is None:
                 continue
@@ -69,6 +72,45 @@ def sites_of(graph: Graph, spec: HardwareSpec) -> tuple[KernelSite, ...]:
     return tuple(found)
 
 
+def joins_of(graph: Graph, spec: HardwareSpec) -> Pairs:
+    """Return which nodes are one by kernels without types, such as chains of `fuse`: pairs, the second reads the first.
+
+    These kernels say nothing else of their nodes, so a node may lie in several.
+    """
+    ends = _by_op(graph)
+    found = [
+        _site(kernel, bound, graph)
+        for kernel in spec.kernels
+        if not kernel.is_typed
+        for node in _ends(kernel, ends)
+        for bound in _matches(kernel, kernel.steps[-1], node, graph)
+    ]
+    return pairs_of(found, graph)
+
+
+def pairs_of(sites: Sequence[KernelSite], graph: Graph) -> Pairs:
+    """Return the pairs of nodes of one site, the second of which reads the first."""
+    found = set()
+    for site in sites:
+        for name in site.nodes:
+            readers = {reader.name for t in graph.by_name[name].outputs for reader, _ in graph.consumers.get(t, ())}
+            found |= {(name, reader) for reader in readers.intersection(site.nodes)}
+    return frozenset(found)
+
+
+def _by_op(graph: Graph) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        found.setdefault(node.op, []).append(node)
+    return found
+
+
+def _ends(kernel: LogicalKernel, by_op: Mapping[str, Sequence[Node]]) -> list[Node]:
+    """The nodes that a pattern may end in, in graph order."""
+    ops = dict.fromkeys(call.op for call in kernel.steps[-1].calls)
+    return [node for op in ops for node in by_op.get(op, ())]
+
+
 def placed(sites: Sequence[KernelSite], graph: Graph, spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
     """Return a mapping: node of some kernel -> the ways in which that kernel runs it."""
     kernels = {kernel.name: kernel for kernel in spec.kernels}
@@ -83,7 +125,9 @@ def unmatched(graph: Graph, spec: HardwareSpec) -> Iterator[str]:
     """Yield one sentence for each kernel whose pattern lies nowhere in a model."""
     there = {site.kernel for site in sites_of(graph, spec)} if spec.kernels else set()
     for kernel in spec.kernels:
-        if kernel.name not in there:
+        if not kernel.is_typed and joins_of(graph, replace(spec, kernels=(kernel,))):
+            continue
+        if kernel.name not in there and not kernel.chain:
             ops = " -> ".join("|".join(dict.fromkeys(c.op for c in step.calls)) for step in kernel.steps)
             yield f"hardware.kernels.{kernel.name} has no effect: its pattern ({ops}) lies nowhere in this model"
 
@@ -150,7 +194,8 @@ def _operands(
     """Operands one by one; those that the pattern does not name must be constants."""
     if len(given) < len(call.arguments):
         return
-    if any(tensor and not graph.is_constant(tensor) for tensor in given[len(call.arguments) :]):
+    rest = given[len(call.arguments) :]
+    if not call.open and any(tensor and not graph.is_constant(tensor) for tensor in rest):
         return
     ways = [bound]
     for argument, tensor in zip(call.arguments, given, strict=False):

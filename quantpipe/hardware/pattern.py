@@ -1,7 +1,8 @@
 """Read the pattern of a kernel: one line per value, `y: Conv(x, w)`, alternatives joined by `|`.
 
 The lines are expressions in Python's syntax and are read by its parser, so there is no grammar of our own: names are
-values, numbers are constants that an operand must be, keywords are attributes that the node must have.
+values, numbers are constants that an operand must be, keywords are attributes that the node must have, and `...` stands
+for further operands of any kind.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def _call(reader: Reader, node: ast.expr, field: str) -> PatternCall:
     if op not in OP_RULES:
         raise reader.error(field, f"names {op!r}, no op with a rule{nearest(op, OP_RULES)}")
     arguments: list[str | float] = []
-    for argument in node.args:
+    further = bool(node.args) and _literal(node.args[-1]) is Ellipsis
+    for argument in node.args[:-1] if further else node.args:
         number = _literal(argument)
         if isinstance(argument, ast.Name):
             arguments.append(argument.id)
@@ -85,7 +87,8 @@ def _call(reader: Reader, node: ast.expr, field: str) -> PatternCall:
             arguments.append(float(number))
         else:
             raise reader.error(
-                field, f"has the operand {ast.unparse(argument)!r}; legal are names of values, and numbers"
+                field,
+                f"has the operand {ast.unparse(argument)!r}; legal are names of values, numbers, and `...` behind them",
             )
     attributes = []
     for keyword in node.keywords:
@@ -93,7 +96,7 @@ def _call(reader: Reader, node: ast.expr, field: str) -> PatternCall:
         if keyword.arg is None or literal is None:
             raise reader.error(field, f"has the attribute {ast.unparse(keyword)!r}; legal are such as group=1")
         attributes.append((keyword.arg, tuple(literal) if isinstance(literal, list) else literal))
-    return PatternCall(op, tuple(arguments), tuple(attributes))
+    return PatternCall(op, tuple(arguments), tuple(attributes), further)
 
 
 def _literal(node: ast.expr) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -325,10 +324,9 @@ class HardwareSpec:
     bias: DType
     requantize: RequantizeSpec
     accumulator: Accumulator
-    fuse: tuple[tuple[str, ...], ...]
     cost: Cost
     add_inputs: AddInputs | None = None
-    """None: as `fuse` and the signatures of the addition say."""
+    """None: as `fuse`, kernels without types, and the signatures of the addition say."""
     add_variants: tuple[AddInputs, ...] = ()
     """Where the device can do it in several ways: all of them, `add_inputs` first."""
     bias_scale: BiasScale = BiasScale.PRODUCT
@@ -346,11 +344,11 @@ class HardwareSpec:
     first_last_bits: int | None = None
     """Bits of weights and inputs of the first and the last convolution or dense layer, where they are others."""
     kernels: tuple[LogicalKernel, ...] = ()
-    """Kernels that are patterns of ops."""
+    """Kernels that are patterns of ops, chains of `fuse` among them."""
     placed: Mapping[str, tuple[OpSignature, ...]] = field(default_factory=dict)
     """Node of one model that lies in such a kernel -> the ways in which the kernel runs it."""
     joined: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of nodes of one model, one behind the other, that lie in one such kernel."""
+    """Pairs of nodes of one model, the second of which reads the first, that lie in one such kernel."""
     loads: tuple[str, ...] = ()
     """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
     tables: TableLimits | None = None
@@ -390,5 +388,5 @@ class HardwareSpec:
         return treatment is AddInputs.RESIDUAL_ONLY
 
     def fuses(self, first: str, second: str) -> bool:
-        """Return whether some chain of `fuse` has the two ops one after the other."""
-        return any((first, second) in itertools.pairwise(chain) for chain in self.fuse)
+        """Return whether some kernel without types of its own, such as a chain of `fuse`, takes the second op in."""
+        return any((first, second) in kernel.joins for kernel in self.kernels if not kernel.is_typed)

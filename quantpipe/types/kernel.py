@@ -13,12 +13,13 @@ class PatternCall:
     """Describe one op of a pattern.
 
     `arguments`: names of values, or numbers that a constant operand must have. Inputs of the node that are not named
-    must be constants. `attributes`: what the node must say.
+    must be constants, but where `open` says that they may be anything. `attributes`: what the node must say.
     """
 
     op: str
     arguments: tuple[str | float, ...]
     attributes: tuple[tuple[str, object], ...] = ()
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class LogicalKernel:
 
     `steps` in the order of the file, the last one makes the result; `results`: every value that may be read outside.
     `signatures`: value -> op -> the ways to run the node that makes it. `bits`: value -> the most bits that it has.
-    `cost`: what its nodes cost where that differs from the device's others.
+    `cost`: what its nodes cost where that differs from the device's others. Without signatures its nodes run as `ops`
+    of the file says, and all that it says is which of them are one (`chain`: the pair of `fuse` that it stands for).
     """
 
     name: str
@@ -45,8 +47,27 @@ class LogicalKernel:
     signatures: Mapping[str, Mapping[str, tuple[OpSignature, ...]]]
     bits: Mapping[str, int] = field(default_factory=dict)
     cost: Cost | None = None
+    chain: tuple[str, ...] = ()
     place: str = field(default="", compare=False, repr=False)
     """`FILE, line N` of its pattern, where that is known."""
+
+    @property
+    def is_typed(self) -> bool:
+        """Return whether it runs its nodes in ways of its own, and not by those that the device has for their ops."""
+        return bool(self.signatures)
+
+    @property
+    def joins(self) -> frozenset[tuple[str, str]]:
+        """Return each pair of ops, one of which reads what the other makes inside of the kernel."""
+        makers = {step.value: {call.op for call in step.calls} for step in self.steps}
+        return frozenset(
+            (first, call.op)
+            for step in self.steps
+            for call in step.calls
+            for value in call.arguments
+            if isinstance(value, str)
+            for first in makers.get(value, ())
+        )
 
     @property
     def inputs(self) -> tuple[str, ...]:
