@@ -38,7 +38,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        # What two equal values may differ in (a place in a file) is no part of what they are.
+        named = [field.name for field in dataclasses.fields(value) if field.compare]
+        return {name: plain(getattr(value, name)) for name in named}
     if isinstance(value, Set):
         return sorted((plain(item) for item in value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):

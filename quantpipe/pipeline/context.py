@@ -16,10 +16,11 @@ from quantpipe.calibrate.ruled import percents_of, ruled
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.graph.view import Graph
 from quantpipe.pipeline.inputs import Inputs
+from quantpipe.pipeline.origin_parts import KINDS, part
 from quantpipe.pipeline.profile import digest_of_profile
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.pipeline.search_start import SearchStart, read_start
-from quantpipe.pipeline.settings import Console, EvaluateSettings, Settings
+from quantpipe.pipeline.settings import Console, Settings
 from quantpipe.pipeline.strategy_file import strategy_payload
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import rescale_channels
@@ -41,10 +42,9 @@ from quantpipe.types import (
 )
 
 ANNOTATE = ("hardware", "schema", "annotate")
-"""The configuration that the topology follows from."""
+"""The parts of the settings that the topology follows from."""
 
-
-SEARCH = ("choices", "threshold", "precision", "search", "objective", "detections", "pick", "seed")
+SEARCH = (KINDS, "choices", "threshold", "precision", "search", "objective", "detections", "pick", "seed")
 """What the strategy follows from besides."""
 
 
@@ -178,19 +178,12 @@ class RunContext:
     def origin(self, kind: str, inputs: Mapping[str, str], keys: tuple[str, ...]) -> Origin:
         """Return the origin of an artifact.
 
-        It is made from the model, from `inputs` (digests by name), and by the configuration at `keys`.
+        It is made from the model, from `inputs` (digests by name), and by the parts of the settings at `keys`.
         """
-        config = {key: self._configured(key) for key in keys}
+        config = {key: part(self.settings, key) for key in keys}
         if self.graph.imported is not None and "annotate" in keys:
             config["import"] = {"keep": self.settings.keep.value}
         return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
-
-    def _configured(self, key: str) -> Any:
-        """A part of the configuration, as far as it says anything: without rules it is that of earlier versions."""
-        found = self.settings.config.get(key)
-        if key == "threshold" and isinstance(found, Mapping) and not found.get("rules"):
-            return {name: value for name, value in found.items() if name != "rules"}
-        return found
 
     @property
     def annotated(self) -> Origin:
@@ -204,10 +197,7 @@ class RunContext:
         The threshold option may add choices to what the topology has, and the user may limit it.
         """
         keys = (*ANNOTATE, "threshold") if self.percents else ANNOTATE
-        # `annotate.choices=[auto]` offers other bits where the cost counts them.
-        asked = "auto" in (self.settings.config.get("annotate") or {}).get("choices", ())
-        counted = asked and "auto" not in self.settings.annotate.choices
-        return self.origin("annotate", {"bits": "all"} if counted else {}, (*keys, "choices"))
+        return self.origin("annotate", {}, (*keys, KINDS, "choices"))
 
     @property
     def calibrated(self) -> Origin:
@@ -219,10 +209,7 @@ class RunContext:
     def searched(self) -> Origin:
         """Return what the strategy is made from."""
         begin = {} if self.start is None else self.start.origin
-        found = self.origin("search", self.fitted_on | begin, (*ANNOTATE, *SEARCH))
-        # The file that a search begins with counts by what it holds, not by where it lies.
-        search = {k: v for k, v in (found.config["search"] or {}).items() if k != "start"}
-        return replace(found, config={**found.config, "search": search})
+        return self.origin("search", self.fitted_on | begin, (*ANNOTATE, *SEARCH))
 
     def recovered(self, strategy: str) -> Origin:
         """Return what the recovered weights are made from; `strategy` is a digest."""
@@ -230,7 +217,7 @@ class RunContext:
         own = {"metric": self._metric} if self.settings.value_of is not None else {}
         inputs = {"strategy": strategy} | self.fitted_on | start | self.judged_on | own
         # Steps that change channels estimate ranges anew.
-        ranges = {"threshold": digest_json(self._configured("threshold"))}
+        ranges = {"threshold": digest_json(part(self.settings, "threshold"))}
         ranges |= {"profile": self.profile} if self.profile else {}
         found = self.origin("recover", inputs | ranges, (*ANNOTATE, "recover", "seed"))
         # What it divides is named by the samples' digests; where it divides nothing it decides nothing.
@@ -259,12 +246,7 @@ class RunContext:
         made_from |= {"recovery": digest_json(recovery)} if recovery else {}
         # What the report compares losses by, and with: beside the strategy, which may be another search's.
         compared = {"search_data": self.inputs.search.digest, "metric": self._metric}
-        found = self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate", "detections"))
-        # An option that is not used says nothing: reports of versions that did not have it are the same.
-        newer = ("realized_samples", "warn_sqnr_db", "baseline", "explain")
-        usual = {name: getattr(EvaluateSettings, name) for name in newer}
-        options = {k: v for k, v in found.config["evaluate"].items() if k not in usual or v != usual[k]}
-        return replace(found, config={**found.config, "evaluate": options})
+        return self.origin("evaluate", made_from | compared, (*ANNOTATE, "realize", "evaluate", "detections"))
 
     @property
     def _metric(self) -> str:

@@ -20,6 +20,7 @@ from quantpipe.calibrate.ruled import place_of
 from quantpipe.errors import Interrupted
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
+from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
 from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves
@@ -32,7 +33,7 @@ from quantpipe.search.objective import LOSSES
 from quantpipe.types import PrecisionRecord, Profile, Score
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 
-PRECISION = ("choices", "threshold", "objective", "detections", "precision", "seed")
+PRECISION = (KINDS, "choices", "threshold", "objective", "detections", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
 
 

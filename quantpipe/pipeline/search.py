@@ -20,6 +20,7 @@ from quantpipe.pipeline.build_report import shortfall
 from quantpipe.pipeline.candidate_weights import candidate_layer, moments_of, rounding_origin
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
 from quantpipe.pipeline.log_run import file_trials
+from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.pareto import front_current, picked, write_front
 from quantpipe.pipeline.recover_if_missed import still_missed
 from quantpipe.pipeline.search_benefit import opening, weighed
@@ -116,7 +117,7 @@ def trial_log(job: RunContext, objective: Objective, path: Path, algorithm: str)
         settings.seed,
         model=job.graph.model_hash,
         **job.fitted_on,
-        **{key: digest_json(settings.config.get(key)) for key in ANNOTATE},
+        **{key: digest_json(part(settings, key)) for key in ANNOTATE},
         threshold=settings.estimation,
         algorithm=algorithm,
         **rounding_origin(settings),
@@ -130,7 +131,7 @@ def detections_origin(settings: Settings) -> dict[str, str]:
     """Return what scores follow from where detections are judged; nothing for any other objective."""
     if settings.objective["metric"] != Metric.DETECTIONS:
         return {}
-    return {"detections": digest_json(settings.config.get("detections"))}
+    return {"detections": digest_json(part(settings, "detections"))}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from quantpipe.errors import ArtifactError, nearest
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.candidate_weights import rounded, rounding_origin
 from quantpipe.pipeline.context import ANNOTATE, RunContext, SearchDecision
+from quantpipe.pipeline.origin_parts import part
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.search import LoggedTrial, find_trial
 from quantpipe.types import (
@@ -67,7 +68,7 @@ def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
 def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
     """Whether another model is forced upon it."""
     settings = job.settings
-    here = {key: digest_json(settings.config.get(key)) for key in ANNOTATE} | {
+    here = {key: digest_json(part(settings, key)) for key in ANNOTATE} | {
         "threshold": settings.estimation,
         "calibrate_data": job.inputs.calibrate.digest,
         "weights": rounding_origin(settings).get("weights"),

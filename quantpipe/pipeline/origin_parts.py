@@ -1,0 +1,104 @@
+"""What artifacts are made from, of a run's settings: typed values as plain data, whoever made the settings.
+
+Two ways to write one thing (an alias, a file that is `like` another one, `auto` and what it comes to) are one origin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from quantpipe.annotate.conditions import STRUCTURAL
+from quantpipe.artifacts import plain
+from quantpipe.pipeline.settings import EvaluateSettings, Settings
+
+KINDS = "annotate.choices"
+"""The part that names which kinds of choices are on offer: of them the topology follows from the structural ones."""
+
+_WORDS = ("description", "source")
+"""Of a device: what is said of it, and decides nothing."""
+_OF_ONE_MODEL = ("placed", "joined")
+"""Of a device: what annotation adds for the model at hand."""
+_LATER = ("realized_samples", "warn_sqnr_db", "baseline", "explain")
+"""Options of evaluate that say nothing where they have their defaults: reports without them are the same."""
+
+
+def part(settings: Settings, key: str) -> Any:
+    """Return a part of a run's settings as plain data, by the words of the configuration.
+
+    Args:
+        settings: The run.
+        key: A key of `PARTS`, or `seed` or `pick`.
+
+    Returns:
+        A JSON value. Where an object of a package cannot be told as one (it is no dataclass of plain fields), what the
+        configuration says of that part.
+    """
+    try:
+        return plain(PARTS[key](settings)) if key in PARTS else getattr(settings, key)
+    except TypeError:
+        return settings.config.get(key)
+
+
+def _hardware(settings: Settings) -> dict[str, Any]:
+    return _fields(settings.spec, without=(*_WORDS, *_OF_ONE_MODEL))
+
+
+def _annotate(settings: Settings) -> dict[str, Any]:
+    structural = [kind for kind in settings.annotate.choices if kind in STRUCTURAL]
+    return _fields(settings.annotate) | {"choices": structural}
+
+
+def _threshold(settings: Settings) -> dict[str, Any]:
+    rules = [_fields(rule) | {"estimator": _made(rule.estimator)} for rule in settings.rules]
+    found = {"activations": _made(settings.estimator), "weights": {"method": settings.weight_method}}
+    return found | ({"rules": rules} if rules else {})
+
+
+def _search(settings: Settings) -> dict[str, Any]:
+    """Without the file that it begins with, which counts by what it holds, not by where it lies."""
+    return _fields(settings.search, without=("start",)) | {"algorithm": _made(settings.search.algorithm)}
+
+
+def _evaluate(settings: Settings) -> dict[str, Any]:
+    given, usual = settings.evaluate, EvaluateSettings()
+    return _fields(given, without=[name for name in _LATER if getattr(given, name) == getattr(usual, name)])
+
+
+PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
+    {
+        "hardware": _hardware,
+        "schema": lambda settings: settings.schema,
+        "annotate": _annotate,
+        KINDS: lambda settings: settings.annotate.choices,
+        "choices": lambda settings: settings.limits,
+        "threshold": _threshold,
+        "precision": lambda settings: settings.precision,
+        "search": _search,
+        "objective": lambda settings: settings.objective,
+        "detections": lambda settings: settings.detections,
+        "recover": lambda settings: settings.recover,
+        "realize": lambda settings: {"backend": settings.backend, "forms": settings.forms},
+        "evaluate": _evaluate,
+    }
+)
+"""Part -> the typed value that it is."""
+
+
+def _fields(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
+    names = [field.name for field in dataclasses.fields(value) if field.name not in without]
+    return {name: getattr(value, name) for name in names}
+
+
+def _made(value: Any) -> Any:
+    """An object that the configuration chose the class of: the name of it, and its fields.
+
+    Raises:
+        TypeError: For one that is no dataclass.
+    """
+    if not dataclasses.is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is no dataclass")
+    inner = {name: _made(v) if dataclasses.is_dataclass(v) else v for name, v in _fields(value).items()}
+    return {"class": f"{type(value).__module__}.{type(value).__qualname__}", **inner}

@@ -1,0 +1,116 @@
+"""What artifacts are made from: typed settings, not how these were written."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quantpipe.artifacts import digest_json
+from quantpipe.calibrate.estimators import MSE, Percentile
+from quantpipe.pipeline.origin_parts import KINDS, PARTS, part
+from quantpipe.pipeline.settings import Settings
+from quantpipe.types.kernel import LogicalKernel
+from tests.app.configured import settings_of
+
+BASE = ("hardware=vta", "search=greedy", "threshold=kl")
+
+
+def digests(settings: Settings) -> dict[str, str]:
+    return {key: digest_json(part(settings, key)) for key in PARTS}
+
+
+def changed(settings: Settings, *other: str) -> set[str]:
+    before, after = digests(settings), digests(settings_of(*BASE, *other))
+    return {key for key in PARTS if before[key] != after[key]}
+
+
+@pytest.fixture(scope="module")
+def base() -> Settings:
+    return settings_of(*BASE)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("hardware.accumulator.overflow=saturate", {"hardware"}),
+        ("hardware.description=another", set()),
+        ("annotate.float_ops=[Add]", {"annotate"}),
+        ("annotate.choices=[auto,granularity]", {"annotate", KINDS}),
+        ("annotate.choices=[bits]", {KINDS}),
+        ("objective.cost=bits", {"objective", KINDS}),
+        ("objective.cost=cycles", set()),
+        ("objective.tolerance=0.5", {"objective"}),
+        ("choices.freeze=['bits:*']", {"choices"}),
+        ("threshold.weights.method=estimator", {"threshold"}),
+        ("threshold=mse", {"threshold"}),
+        ("threshold.rules=[{ops: Conv, use: max_range}]", {"threshold"}),
+        ("search=uniform", {"search"}),
+        ("search.max_evaluations=7", {"search"}),
+        ("search.start=somewhere.json", set()),
+        ("precision=none", {"precision"}),
+        ("detections.score_above=0.5", {"detections"}),
+        ("recover=none", {"recover"}),
+        ("realize=[integer,vta]", {"realize"}),
+        ("evaluate.agreement_samples=3", {"evaluate"}),
+        ("evaluate.baseline=none", {"evaluate"}),
+    ],
+)
+def test_a_setting_changes_the_parts_it_belongs_to(base: Settings, override: str, parts: set[str]) -> None:
+    """`objective.cost=cycles` is what auto comes to on vta; words about the device decide nothing."""
+    assert changed(base, override) == parts
+
+
+def test_every_field_of_a_device_but_words_counts(base: Settings) -> None:
+    held = part(base, "hardware")
+    names = {field.name for field in dataclasses.fields(base.spec)}
+    assert names - set(held) == {"description", "source", "placed", "joined"}
+
+
+def test_places_in_files_are_no_part(base: Settings) -> None:
+    """A kernel knows the line that it is described at, for what is said of it."""
+    here, there, other = (
+        replace(base.spec, kernels=(LogicalKernel(name, (), (), {}, place=place),))
+        for name, place in (("one", "a.yaml, line 3"), ("one", "b.yaml, line 4"), ("two", "a.yaml, line 3"))
+    )
+    first, moved, renamed = (part(replace(base, spec=spec), "hardware") for spec in (here, there, other))
+    assert first == moved != renamed
+
+
+def test_estimators_of_one_shape_are_told_apart(base: Settings) -> None:
+    assert part(replace(base, estimator=MSE()), "threshold") != part(replace(base, estimator=Percentile()), "threshold")
+
+
+class Plain:
+    """No dataclass: what it holds cannot be told from outside."""
+
+    needs_histogram = False
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def __call__(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A dataclass that holds what no artifact can."""
+
+    made: object
+    needs_histogram: bool = False
+
+
+@pytest.mark.parametrize("estimator", [Plain(0.5), Opaque(object())], ids=["plain", "opaque"])
+def test_what_cannot_be_told_is_told_as_it_was_configured(base: Settings, estimator: Any) -> None:
+    given = {"activations": {"_target_": "package.Plain", "share": 0.5}}
+    settings = replace(base, estimator=estimator, config={"threshold": given})
+    assert part(settings, "threshold") == given
+
+
+def test_no_part_needs_the_configuration(base: Settings) -> None:
+    without = replace(base, config={}, folder=Path("another"), changed={}, choices={})
+    assert digests(without) == digests(base)
