@@ -52,7 +52,9 @@ class Origin:
         parts = [("format", found.format, self.format), ("kind", found.kind, self.kind)]
         names = _union(found.inputs, self.inputs)
         parts += [(name, found.inputs.get(name, _ABSENT), self.inputs.get(name, _ABSENT)) for name in names]
-        old, new = dict(_leaves(found.config)), dict(_leaves(self.config))
+        # Another format tells the configuration in other words: that these differ says nothing.
+        same = found.format == self.format
+        old, new = (dict(_leaves(origin.config)) if same else {} for origin in (found, self))
         parts += [(f"config {key}", old.get(key, _ABSENT), new.get(key, _ABSENT)) for key in _union(old, new)]
         return [
             f"{name} is {_short(there)} in the file, {_short(here)} here"

@@ -41,6 +41,9 @@ from quantpipe.types import (
     Topology,
 )
 
+FORMAT = 2
+"""Of the origins of a run: 1 told the configuration as it was written, 2 tells the typed settings."""
+
 ANNOTATE = ("hardware", "schema", "annotate")
 """The parts of the settings that the topology follows from."""
 
@@ -183,7 +186,7 @@ class RunContext:
         config = {key: part(self.settings, key) for key in keys}
         if self.graph.imported is not None and "annotate" in keys:
             config["import"] = {"keep": self.settings.keep.value}
-        return Origin(kind, {"model": self.graph.model_hash, **inputs}, config)
+        return Origin(kind, {"model": self.graph.model_hash, **inputs}, config, FORMAT)
 
     @property
     def annotated(self) -> Origin:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import plain
-from quantpipe.pipeline.settings import EvaluateSettings, Settings
+from quantpipe.pipeline.settings import Settings
 
 KINDS = "annotate.choices"
 """The part that names which kinds of choices are on offer: of them the topology follows from the structural ones."""
@@ -21,8 +21,6 @@ _WORDS = ("description", "source")
 """Of a device: what is said of it, and decides nothing."""
 _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""
-_LATER = ("realized_samples", "warn_sqnr_db", "baseline", "explain")
-"""Options of evaluate that say nothing where they have their defaults: reports without them are the same."""
 
 
 def part(settings: Settings, key: str) -> Any:
@@ -62,11 +60,6 @@ def _search(settings: Settings) -> dict[str, Any]:
     return _fields(settings.search, without=("start",)) | {"algorithm": _made(settings.search.algorithm)}
 
 
-def _evaluate(settings: Settings) -> dict[str, Any]:
-    given, usual = settings.evaluate, EvaluateSettings()
-    return _fields(given, without=[name for name in _LATER if getattr(given, name) == getattr(usual, name)])
-
-
 PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
     {
         "hardware": _hardware,
@@ -81,7 +74,7 @@ PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
         "detections": lambda settings: settings.detections,
         "recover": lambda settings: settings.recover,
         "realize": lambda settings: {"backend": settings.backend, "forms": settings.forms},
-        "evaluate": _evaluate,
+        "evaluate": lambda settings: settings.evaluate,
     }
 )
 """Part -> the typed value that it is."""

@@ -209,8 +209,9 @@ class RunFolder:
         differing = origin.differences(found) if found is not None else ["the file carries no origin"]
         if differing:
             differing.sort(key=lambda text: ".name is " not in text)  # what it is called says more than its details
+            whose = "run" if found is None or found.format == origin.format else "version of quantpipe"
             raise ArtifactError(
-                f"this folder holds the work of another run: {'; '.join(differing[:4])}. Choose another folder "
+                f"this folder holds the work of another {whose}: {'; '.join(differing[:4])}. Choose another folder "
                 "(hydra.run.dir) or the settings it was made with",
                 stage=origin.kind,
                 where=str(path),
