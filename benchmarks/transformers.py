@@ -37,6 +37,7 @@ DEVICES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "w8a16: qnn_htp": ("qnn_htp", {}),
 }
 ENCODERS = {"traced (embed_ts)": "embed_ts", "exported (embed_dynamo)": "embed_dynamo"}
+SENTENCES = {"without padding": "full", "padded": "padded"}
 
 
 def device(name: str) -> dict[str, Any]:
@@ -88,15 +89,22 @@ def main() -> None:
     if folder is None:
         print("\nNo sentence encoder: QUANTPIPE_ENCODER names none.")
         return
-    cal, val = (dict(np.load(Path(folder) / f"full.{part}.npz")) for part in ("cal", "val"))
-    length = {k: [1, *v.shape[1:]] for k, v in cal.items()}
     for title, file in ENCODERS.items():
-        print(f"\n## A sentence encoder, {title}: {len(next(iter(val.values())))} sentences of 32 tokens\n")
-        print("| device | integer nodes | float nodes | cosine | SQNR | differing | behind float |")
-        print("|---|---|---|---|---|---|---|")
-        for name in ("w8a16: npu_w8a16", "w8a16: qnn_htp"):
-            sets = quantpipe.SampleSets(calibrate=cal, evaluate=val)
-            row(name, Path(folder) / f"{file}.onnx", sets, length)
+        for sentences, part in SENTENCES.items():
+            encoder(f"A sentence encoder, {title}, {sentences}", Path(folder) / f"{file}.onnx", part)
+
+
+def encoder(title: str, model: Path, part: str) -> None:
+    """Print a sentence encoder on sentences without padding, or with it."""
+    cal, val = (dict(np.load(model.parent / f"{part}.{split}.npz")) for split in ("cal", "val"))
+    mask = val["attention_mask"]
+    print(f"\n## {title}\n")
+    print(f"{len(mask)} sentences of {mask.shape[1]} tokens, {1 - mask.mean():.0%} of them masked.\n")
+    print("| device | integer nodes | float nodes | cosine | SQNR | differing | behind float |")
+    print("|---|---|---|---|---|---|---|")
+    for name in ("w8a16: npu_w8a16", "w8a16: qnn_htp"):
+        sets = quantpipe.SampleSets(calibrate=cal, evaluate=val)
+        row(name, model, sets, {k: [1, *v.shape[1:]] for k, v in cal.items()})
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def check_model(
             return next(iter(made[0].batches(raw.fixed_batch or 4))).inputs
 
         path = model_file(model, Path(folder))
-        graph = load_graph(path, example, least_opset=opset_for(spec), isolate=False, declared=spec.declared)
+        graph = load_graph(path, example, least_opset=opset_for(spec), isolate=False, declared=spec.reachable)
         return _checked(graph, spec, made[0], package=package, forms=tuple(forms or _forms(spec)))
 
 

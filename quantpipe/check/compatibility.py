@@ -24,6 +24,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
+from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
 from quantpipe.types import FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
@@ -162,7 +163,7 @@ def check_model(
     try:
         raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
         feeds = made_up(raw.graph.inputs, shapes)
-        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.declared, cells=loading.cells)
+        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.reachable, cells=loading.cells)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "
@@ -224,7 +225,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         cycles=spent,
         seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
         loads=loaded_forms(graph, topology, spec),
-        notes=(*graph.notes, *_weights_only(topology, spec), *_uncounted(graph), *decisions(graph, spec)),
+        notes=(*graph.notes, *_weights_only(topology, spec), *_uncounted(graph), *decisions(graph, spec), *unmatched(graph, spec)),
     )
 
 

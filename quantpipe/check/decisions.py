@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.idle import overruled
-from quantpipe.hardware.matching import unmatched
 from quantpipe.oprules.float_ops import FLOAT_OPS, QUANTIZED
 from quantpipe.types import HardwareSpec
 
@@ -18,7 +17,7 @@ NAMED = 6
 
 def decisions(graph: Graph, spec: HardwareSpec) -> tuple[str, ...]:
     """Return one sentence each, in a stable order."""
-    return (*overruled(spec), *unmatched(graph, spec), *_quantized_already(graph))
+    return (*overruled(spec), *_quantized_already(graph))
 
 
 def _quantized_already(graph: Graph) -> list[str]:

@@ -72,7 +72,7 @@ def load(settings: Settings) -> Inputs:
         feeds,
         least_opset=opset_for(settings.spec),
         isolate=settings.isolate,
-        declared=settings.spec.declared,
+        declared=settings.spec.reachable,
         cells=settings.cells,
     )
     graph = replace(graph, states=states)

@@ -91,15 +91,18 @@ def masked(sentinel: float) -> Net:
     return net
 
 
+@pytest.mark.parametrize("device", ["npu_w8a16", "qnn_htp"])
 @pytest.mark.parametrize("sentinel", [-3.4e38, -np.inf, -1e4])
-def test_a_mask_leaves_scores_their_steps_where_a_device_adds_integers_alone(sentinel: float) -> None:
-    made = line(masked(sentinel), "npu_w8a16")
+def test_a_mask_leaves_scores_their_steps_where_a_device_adds_integers_alone(sentinel: float, device: str) -> None:
+    """In 16 bits, whether it has 8 bits beside them or not."""
+    made = line(masked(sentinel), device)
     plan = made.plan(16)
     assert made.agree(plan, "integer").differing == 0
     (wanted,), (got,) = made.outputs().values(), made.outputs(made.realize(plan, "integer").model).values()
     assert np.sqrt(np.mean((wanted - got) ** 2)) < 0.01 * np.std(wanted)
     assert float(plan.quantizers["sum_out"].scale) < 0.01
-    for other in ("ort_cpu", "fpga_shift"):  # which may add in float, or in 8 bits: the mask stays what it is
+    narrow = hardware("qnn_htp", activations={**hardware_data("qnn_htp")["activations"], "bits": 8})
+    for other in ("ort_cpu", "fpga_shift", narrow):  # which may add in float, or in 8 bits: the mask stays what it is
         real = line(masked(sentinel), other).graph
         constants = [t for n in real.nodes if n.op == "Where" for t in n.inputs if real.is_constant(t)]
         assert min(float(real.constant(t).min()) for t in constants) <= -1e4

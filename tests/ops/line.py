@@ -325,5 +325,5 @@ def line(
 ) -> Line:
     """A line over a net; `options` are those of AnnotateOptions."""
     spec = hardware(spec) if isinstance(spec, str) else spec
-    graph = net if isinstance(net, Graph) else load(net, declared=spec.declared)
+    graph = net if isinstance(net, Graph) else load(net, declared=spec.reachable)
     return Line(graph, spec, schema_for(spec, schema), samples or normal_samples(graph), AnnotateOptions(**options))

@@ -3,7 +3,7 @@
 Softmax gives exactly zero for either, in float32: exp(-1e30 - m) is zero for every m above -1e29. A tensor that holds
 infinities has no range, so a model with such a mask could not be calibrated.
 
-Where a device adds masks in 16 bits and no other way, -1e30 or -3.4e38 leave the scores beside them no step. There they
+Where a device adds masks in 16 bits and never as real numbers, -1e30 or -3.4e38 leave the scores beside them no step. There they
 become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
 """
 
@@ -51,14 +51,16 @@ def low_mask(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
-    """Return whether a device adds masks, and takes their Softmax, in integers of 16 bits and no other way.
+    """Return whether a device adds masks, and takes their Softmax, in integers alone, and of up to 16 bits.
 
-    With fewer bits not even -64 leaves scores enough steps; there a mask is better left to the host.
+    With fewer bits not even -64 leaves scores enough steps; there a mask is better left to the host. A device that has
+    both widths begins with the wider one, if `activations.bits` allows it (`HardwareSpec.reachable`).
     """
     if not isinstance(declared, Mapping):
         return False
-    rows = [signature for op in MASKED for signature in declared.get(op, ())]
-    return bool(rows) and all(s.is_integer and s.input(0).bits >= WIDE for s in rows) and declared.keys() >= {*MASKED}
+    rows = [declared.get(op, ()) for op in MASKED]
+    whole = all(s.is_integer for signatures in rows for s in signatures)
+    return whole and all(any(s.input(0).bits >= WIDE for s in signatures) for signatures in rows)
 
 
 def _replace(
