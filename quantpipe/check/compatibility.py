@@ -225,7 +225,13 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
         cycles=spent,
         seconds=spent / spec.cost.clock_hz if spec.cost.clock_hz else None,
         loads=loaded_forms(graph, topology, spec),
-        notes=(*graph.notes, *_weights_only(topology, spec), *_uncounted(graph), *decisions(graph, spec), *unmatched(graph, spec)),
+        notes=(
+            *graph.notes,
+            *_weights_only(topology, spec),
+            *_uncounted(graph),
+            *decisions(graph, spec),
+            *unmatched(graph, spec),
+        ),
     )
 
 

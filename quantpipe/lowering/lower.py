@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
@@ -226,7 +227,7 @@ def render(
         if value.name in graph.input_names and value.name not in stored:
             context.set(value.name, Form.FLOAT, context.builder.adopt_input(value))
     entering = [i for i in graph.inputs if i.name in stored]
-    ports = [context.builder.input(f"{i.name}_stored", i.dtype, i.shape) for i in entering]
+    ports = [context.builder.input(f"{i.name}_stored", _held_in(plan, i.name), i.shape) for i in entering]
     for info, port in zip(entering, ports, strict=True):
         context.set(info.name, Form.QUANTIZED, dialect.enter(context, info.name, port))
     for node in graph.nodes:
@@ -253,7 +254,7 @@ def render(
         # What came in stored and leaves is an output of the whole model, which is real.
         if info.name in stored and info.name not in entered:
             value = dialect.leave(context, info.name, context.get(info.name, Form.QUANTIZED))
-            value.type, value.shape = ir.TensorType(ir_dtype(info.dtype)), ir.Shape(list(info.shape))
+            value.type, value.shape = ir.TensorType(ir_dtype(_held_in(plan, info.name))), ir.Shape(list(info.shape))
             outputs.append(value)
             continue
         value = context.get(info.name, Form.FLOAT)
@@ -263,6 +264,11 @@ def render(
     model = context.builder.build(outputs)
     carry(model, dialect.session_options(context))
     return Rendered(model, context.stored(), inexact=dialect.inexact)
+
+
+def _held_in(plan: QuantPlan, tensor: str) -> str:
+    """The NumPy type of a stored tensor, which is narrower than its group's where the plan gives it fewer bits."""
+    return np.dtype(plan.quantizers[tensor].dtype.numpy).name
 
 
 def _copy_float(context: Context, node: Node) -> None:

@@ -56,6 +56,16 @@ def island() -> Net:
     return net
 
 
+def layers() -> Net:
+    """Dense layers, which a device may store at each its own width."""
+    net = Net(3)
+    a = net.input(None, 12)
+    for _ in range(5):
+        a = net.node("Relu", net.dense(a, 12, 12))
+    net.output(net.dense(a, 12, 5))
+    return net
+
+
 NETS: dict[str, Callable[[], Net]] = {"residual": residual, "island": island}
 
 
@@ -120,6 +130,19 @@ def whole(r: CandidateRecipe, point: Point) -> Score:
 def test_sections_give_the_score_of_the_whole_model(net: str, spec: str) -> None:
     r = recipe(net, spec)
     asked = points(r, 6)
+    assert list(r.make()(asked)) == [whole(r, p) for p in asked]
+
+
+def test_what_passes_a_cut_has_the_type_that_the_plan_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 bits in one section and 16 in the next, on a device whose layers store either."""
+    monkeypatch.setitem(NETS, "layers", layers)
+    r = recipe("layers", "qnn_htp")
+    asked = points(r, 12)
+    widths = [
+        {q.dtype for q in r.make()._planner.plan(r.table.strategy(r.space.decode(p))).quantizers.values()}
+        for p in asked
+    ]
+    assert any(len(found) > 1 for found in widths), "some candidates store both"
     assert list(r.make()(asked)) == [whole(r, p) for p in asked]
 
 

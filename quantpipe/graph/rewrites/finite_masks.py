@@ -3,8 +3,8 @@
 Softmax gives exactly zero for either, in float32: exp(-1e30 - m) is zero for every m above -1e29. A tensor that holds
 infinities has no range, so a model with such a mask could not be calibrated.
 
-Where a device adds masks in 16 bits and never as real numbers, -1e30 or -3.4e38 leave the scores beside them no step. There they
-become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
+Where a device adds masks in 16 bits and never as real numbers, -1e30 or -3.4e38 leave the scores beside them no step.
+There they become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
 """
 
 from __future__ import annotations
