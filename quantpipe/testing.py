@@ -39,6 +39,7 @@ from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.extend import Array, Extension
 from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.lowering.lower import opset_for
@@ -155,7 +156,7 @@ def check_model(
             return next(iter(made[0].batches(raw.fixed_batch or 4))).inputs
 
         path = model_file(model, Path(folder))
-        graph = load_graph(path, example, least_opset=opset_for(spec), isolate=False, declared=spec.reachable)
+        graph = load_graph(path, example, least_opset=opset_for(spec), isolate=False, declared=reachable(spec))
         return _checked(graph, spec, made[0], package=package, forms=tuple(forms or _forms(spec)))
 
 

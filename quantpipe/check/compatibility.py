@@ -24,6 +24,7 @@ from quantpipe.graph.io import RESIDENT_MB
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import alignment, cycles, macs
+from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
@@ -163,7 +164,7 @@ def check_model(
     try:
         raw = read_graph(path, loading.resident_mb, loading.fixed, loading.keep)
         feeds = made_up(raw.graph.inputs, shapes)
-        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=spec.reachable, cells=loading.cells)
+        graph = clean_graph(raw, feeds, isolate=loading.isolate, declared=reachable(spec), cells=loading.cells)
     except ModelError as error:
         raise ModelError(
             f"{error}. If it is the made-up sample that does not fit, give the shapes of its inputs, such as "

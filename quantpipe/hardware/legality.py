@@ -27,6 +27,16 @@ WORDS: dict[str, tuple[str, ...]] = {
 """The words that a condition is made of; several are joined by `|`, but for a window."""
 
 
+def reachable(spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
+    """Return the signatures of each op, but for those of wider types than the most bits of an activation need."""
+    found = {}
+    for op, signatures in spec.declared.items():
+        widths = [s.input(0).bits for s in signatures if s.is_integer]
+        most = min((bits for bits in widths if bits >= spec.activations.bits), default=max(widths, default=0))
+        found[op] = tuple(s for s in signatures if not s.is_integer or s.input(0).bits <= most)
+    return found
+
+
 def refusal(signature: OpSignature, node: Node, graph: Graph, rule: OpRule) -> str | None:
     """Return why a signature does not take a node, or None where it does.
 

@@ -17,6 +17,7 @@ from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
 from quantpipe.graph.normalize import with_varying
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.legality import reachable
 from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
 from quantpipe.pipeline.compared import compared_by
@@ -72,7 +73,7 @@ def load(settings: Settings) -> Inputs:
         feeds,
         least_opset=opset_for(settings.spec),
         isolate=settings.isolate,
-        declared=settings.spec.reachable,
+        declared=reachable(settings.spec),
         cells=settings.cells,
     )
     graph = replace(graph, states=states)

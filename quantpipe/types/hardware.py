@@ -364,16 +364,6 @@ class HardwareSpec:
                     found[op] = (*found.get(op, ()), *signatures)
         return found
 
-    @property
-    def reachable(self) -> Mapping[str, tuple[OpSignature, ...]]:
-        """Return `declared` without signatures of wider types than the most bits of an activation need."""
-        found = {}
-        for op, signatures in self.declared.items():
-            enough = [s.input(0).bits for s in signatures if s.is_integer and s.input(0).bits >= self.activations.bits]
-            most = min(enough, default=None)
-            found[op] = tuple(s for s in signatures if most is None or not s.is_integer or s.input(0).bits <= most)
-        return found
-
     def signatures_of(self, node: str, op: str) -> tuple[OpSignature, ...]:
         """Return the ways to run a node: those of the kernel that it lies in, else those of its op."""
         return self.placed[node] if node in self.placed else self.ops.get(op, ())

@@ -32,6 +32,7 @@ from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.lowering import Rendered, render
@@ -325,5 +326,5 @@ def line(
 ) -> Line:
     """A line over a net; `options` are those of AnnotateOptions."""
     spec = hardware(spec) if isinstance(spec, str) else spec
-    graph = net if isinstance(net, Graph) else load(net, declared=spec.reachable)
+    graph = net if isinstance(net, Graph) else load(net, declared=reachable(spec))
     return Line(graph, spec, schema_for(spec, schema), samples or normal_samples(graph), AnnotateOptions(**options))

@@ -54,7 +54,7 @@ def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
     """Return whether a device adds masks, and takes their Softmax, in integers alone, and of up to 16 bits.
 
     With fewer bits not even -64 leaves scores enough steps; there a mask is better left to the host. A device that has
-    both widths begins with the wider one, if `activations.bits` allows it (`HardwareSpec.reachable`).
+    both widths begins with the wider one, if `activations.bits` allows it (`quantpipe.hardware.legality.reachable`).
     """
     if not isinstance(declared, Mapping):
         return False
