@@ -14,6 +14,8 @@ The realized model is run in several sessions, since what users run need not be 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -24,7 +26,8 @@ from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
 from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, value_names
 from quantpipe.evaluate.compared_tensors import Watched
-from quantpipe.graph.execute import Kernels, Session, pairs_saturate
+from quantpipe.graph.ahead import in_order
+from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
@@ -162,16 +165,19 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
             "run wrote: delete it, and the run writes it again",
             stage="evaluate",
         )
-    sides = [Realized(kind, simulated, realized) for kind in kinds]
+    # What is mapped from files is too large for several sessions to hold their tensors at once.
+    at_once, threads = (1, None) if is_outside(realized.model) else concurrency(len(kinds))
+    sides = [Realized(kind, simulated, realized, threads=threads) for kind in kinds]
     done = 0
-    for batch in samples.batches(
-        run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
-    ):
-        simulated.start(batch.inputs)
-        for side in sides:
-            if side.session is not None and (side.kind.samples is None or done < side.kind.samples):
-                side.add(batch.inputs, len(batch.indices))
-        done += len(batch.indices)
+    size = run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
+    with ThreadPoolExecutor(at_once) as pool:
+        for batch in samples.batches(size):
+            simulated.start(batch.inputs)
+            asked = [side for side in sides if side.takes(done)]
+            with closing(in_order(pool, partial(Realized.run, inputs=batch.inputs), asked, at_once)) as running:
+                for side, coming in running:
+                    side.compare(coming.result(), len(batch.indices))
+            done += len(batch.indices)
     return _summary(simulated.watched, sides, len(samples))
 
 

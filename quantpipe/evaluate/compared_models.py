@@ -129,7 +129,7 @@ class Simulated:
 class Realized:
     """The realized model in one kind of session, and what of it differs."""
 
-    def __init__(self, kind: Kind, simulated: Simulated, realized: Rendered) -> None:
+    def __init__(self, kind: Kind, simulated: Simulated, realized: Rendered, *, threads: int | None = None) -> None:
         self.kind, self._simulated = kind, simulated
         what = simulated.watched
         integers = (*what.integers, *what.entries) if kind.whole else what.entries
@@ -144,18 +144,24 @@ class Realized:
         self.samples = 0
         try:
             model = expose(realized.model, [*self._names.values(), *self._real.values()])
-            self.session = kind.open(model, where=f"realized model, {kind.name}")
+            self.session = kind.open(model, where=f"realized model, {kind.name}", threads=threads)
         except ModelError as error:
             if kind.decides:
                 raise
             self.refused = str(error)
 
-    def add(self, inputs: Values, samples: int) -> None:
-        """Compare one batch."""
-        if self.session is None:
-            return
+    def takes(self, done: int) -> bool:
+        """Return whether it is compared on a batch that comes behind so many samples."""
+        return self.session is not None and (self.kind.samples is None or done < self.kind.samples)
+
+    def run(self, inputs: Values) -> Values:
+        """Return what it computes, by the names of the realized model. Several may run at once."""
+        names = dict.fromkeys((*self._names.values(), *self._real.values()))
+        return self.session.run(inputs, list(names)) if self.session is not None else {}
+
+    def compare(self, found: Values, samples: int) -> None:
+        """Compare what it computed of one batch with the simulated model."""
         self.samples += samples
-        found = self.session.run(inputs, list(dict.fromkeys((*self._names.values(), *self._real.values()))))
         integers = {t: found[name] for t, name in self._names.items()}
         expected = self._simulated.run(integers)
         for tensor in integers:

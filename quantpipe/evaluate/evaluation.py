@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -21,7 +21,7 @@ from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
 from quantpipe.evaluate.progress import Course
 from quantpipe.evaluate.streaming import free_running
-from quantpipe.graph.execute import Session, release_memory
+from quantpipe.graph.execute import Session, concurrency, release_memory
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
@@ -164,18 +164,19 @@ def evaluate(
     samples, chosen_by, seen = data.judged, data.chosen_by, data.seen
     course = course or Course()
     course.phases = PHASES - (seen is not None) + (len(graph.outputs) > 1)
-    session = Session(graph.model, where=graph.source)
+    opened = _opener(graph, samples, course)
+    session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, size=graph.batch_size, names=names)
     reference = checked_reference(*run("float model", session, samples), data.compared)
     if seen is None:
         seen = checked_reference(*run("float model on search samples", session, chosen_by), data.compared)
     simulation = simulate(graph, topology, plan)
-    session = Session(bind(simulation.rendered.model, simulation.weights), where="simulated model")
+    session = opened(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)
     before, _ = run("simulated model on search samples", session, chosen_by, simulation.scalars)
     simulated = every[names[0]]
-    session = Session(model.realized.model, where="realized model")
+    session = opened(model.realized.model, where="realized model")
     few = samples if sizes.realized is None else First(samples, whole_batches(graph, sizes.realized))
     boxes = () if data.compared.detections is None else data.compared.detections.outputs
     outputs, _ = run("realized model", session, few, names=tuple(dict.fromkeys((names[0], *boxes))))
@@ -215,6 +216,17 @@ def evaluate(
             graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
         ),
     )
+
+
+def _opener(graph: Graph, samples: Samples, course: Course) -> Callable[..., Session]:
+    """Make sessions of which several batches run at once, a core for each: integer kernels share no layer well.
+
+    A model whose weights lie in files is too large for its tensors to be held twice.
+    """
+    if is_outside(graph.model):
+        return Session
+    course.concurrent, threads = concurrency(-(-len(samples) // graph.batch_size))
+    return partial(Session, threads=threads)
 
 
 def _every_output(graph: Graph, realized: Session, samples: Samples, course: Course) -> list[OutputRow]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.channels import ChannelSums, channel_axis
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.simulate.simulator import Simulation, bind
@@ -41,7 +42,8 @@ class Moments:
 
     def add(self, values: NDArray[Any]) -> None:
         """Include some values, float64 of any shape."""
-        known = values[np.isfinite(values)]
+        finite = np.isfinite(values)
+        known = values if finite.all() else values[finite]  # a copy of all takes as long as all the sums
         if known.size:
             self.minimum, self.maximum = min(self.minimum, float(known.min())), max(self.maximum, float(known.max()))
             self.total += float(known.sum())
@@ -113,14 +115,15 @@ def layer_sums(
         return {}
     made = [t for t in stored if t in graph.producers]
     model = bind(simulation.rendered.model, simulation.weights)
-    simulated = Session(expose(model, list(stored.values())), where="simulated model")
-    real = Session(expose(graph.model, made), where=graph.source)
+    simulated = Session(expose(model, list(stored.values())), spin=False, where="simulated model")
+    real = Session(expose(graph.model, made), spin=False, where=graph.source)
     sums = {t: layer_start(graph, plan.quantizers[t], t in by_channel) for t in stored}
-    for batch in samples.batches(run_size(graph, made)):
-        x = {**batch.inputs, **real.run(batch.inputs, made)}
-        q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
-        for tensor, name in stored.items():
-            add_layer(sums[tensor], x[tensor], q[name], plan.quantizers[tensor])
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for batch in samples.batches(run_size(graph, made)):
+            x = {**batch.inputs, **real.run(batch.inputs, made)}
+            q = simulated.run({**batch.inputs, **simulation.scalars}, list(stored.values()))
+            largest = sorted(stored, key=lambda tensor: -x[tensor].size)
+            list(pool.map(lambda t: add_layer(sums[t], x[t], q[stored[t]], plan.quantizers[t]), largest))  # noqa: B023
     return sums
 
 

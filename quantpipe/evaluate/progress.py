@@ -10,6 +10,8 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from typing import Any, TypeVar
@@ -18,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.artifacts import plain
+from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import joined
 from quantpipe.recover import Kept, NoCheckpoint
 from quantpipe.types import Batch, Outputs, Samples
@@ -70,12 +73,14 @@ class Course:
     """Tell how far an evaluation is, and keep its finished parts.
 
     `kept`: where finished parts lie between two runs of the program. `progress` opens a bar of a phase by its name;
-    `phases` is how many are to come, for that name. `clock` is for tests.
+    `phases` is how many are to come, for that name. `concurrent`: how many batches of a model run at once. `clock` is
+    for tests.
     """
 
     kept: Kept = field(default_factory=NoCheckpoint)
     progress: Callable[[str], Update] = _silent
     phases: int = 0
+    concurrent: int = 1
     seconds: float | None = None
     clock: Callable[[], float] = time.perf_counter
     _phase: int = 0
@@ -173,12 +178,16 @@ class Course:
         """Run the batches behind those in `rows`, and add them there."""
         known = kept = len(rows)
         begin = self.clock()
-        for batch in islice(batches, known, None):
-            rows.append((run(batch), batch.labels))
-            tell(_samples(rows))
-            if self.clock() - begin >= self._worth:
-                self._keep(key, kept, rows, last=False)
-                kept, begin = len(rows), self.clock()
+        with (
+            ThreadPoolExecutor(self.concurrent) as pool,
+            closing(in_order(pool, run, islice(batches, known, None), self.concurrent)) as running,
+        ):
+            for batch, coming in running:
+                rows.append((coming.result(), batch.labels))
+                tell(_samples(rows))
+                if self.clock() - begin >= self._worth:
+                    self._keep(key, kept, rows, last=False)
+                    kept, begin = len(rows), self.clock()
         if kept:
             self._keep(key, kept, rows, last=True)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +18,7 @@ from quantpipe.annotate.choices import bits_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
 from quantpipe.errors import HardwareError
+from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined
 from quantpipe.graph.io import external_tensors
 from quantpipe.graph.view import MAX_BATCH, Graph
@@ -175,7 +175,7 @@ class CandidateMeasure:
         if lost := given_up():
             return lost
         with closing(self._running(candidate, batches)) as running:
-            for coming in running:
+            for _, coming in running:
                 if lost := given_up():
                     return lost
                 outputs.append(coming.result())
@@ -189,23 +189,9 @@ class CandidateMeasure:
         found = {name: joined([batch[name] for batch in batches]) for name in batches[0]}
         return found if len(found) > 1 else next(iter(found.values()))
 
-    def _running(self, candidate: Candidate, batches: _Batches) -> Generator[Future[State], None, None]:
-        """Yield the batches' outputs in order, each while the next ones are under way.
-
-        A caller that stops early waits for those that have begun.
-        """
-        under_way: deque[Future[State]] = deque()
-        try:
-            for number in batches.numbers():
-                under_way.append(self._pool.submit(candidate.run, number, batches))
-                if len(under_way) == self._concurrent:
-                    yield under_way.popleft()
-            while under_way:
-                yield under_way.popleft()
-        finally:
-            for future in under_way:
-                future.cancel()
-            wait(under_way)
+    def _running(self, candidate: Candidate, batches: _Batches) -> Generator[tuple[int, Future[State]], None, None]:
+        """Yield the batches' outputs in order, each while the next ones are under way."""
+        return in_order(self._pool, lambda n: candidate.run(n, batches), batches.numbers(), self._concurrent)
 
     def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan | None:
         """All numbers of a point; None where the device cannot express the weights that recovery gave it."""

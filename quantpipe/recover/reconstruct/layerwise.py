@@ -6,9 +6,8 @@ simulated pass plus the layers' algebra, whatever the depth.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
 from quantpipe.plan import Overrides, Problem
@@ -183,7 +183,8 @@ class _Walk:
         share = rows / max(count, 1)
         quantizer = self.plan.quantizers.get(data)
 
-        def read(number: int, size: int) -> Read:
+        def read(batch: tuple[int, int]) -> Read:
+            number, size = batch
             stored = self.forward.integers(data, number, self.plan) if quantizer else self.forward.reached(data, number)
             rng = np.random.default_rng([self.effort.seed, len(self.layers), number])
             picked = layer.form.pick(layer.node, self.problem.graph, stored.shape, ceil(share * size), rng=rng)
@@ -200,7 +201,8 @@ class _Walk:
             error = picked.read_output(self.forward.error(tensor, number, self.plan))
             return stored, collector.seen(x, error * np.float32(sign))
 
-        for size, (stored, seen) in zip(sizes, _ahead(self.pool, read, list(enumerate(sizes))), strict=True):
+        for (_, size), coming in in_order(self.pool, read, enumerate(sizes), 2):
+            stored, seen = coming.result()
             collector.add(stored, seen, parts_of(size, count))
         return collector.finish()
 
@@ -246,18 +248,6 @@ class _Walk:
                 "uncertainty": float(found["uncertainty"]),
             }
         )
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, call: Callable[[int, int], Read], wanted: Sequence[tuple[int, int]]
-) -> Iterator[Read]:
-    """The results in order, while the next one is in the making."""
-    coming: deque[Future[Read]] = deque()
-    for arguments in wanted:
-        coming.append(pool.submit(call, *arguments))
-        if len(coming) > 1:
-            yield coming.popleft().result()
-    yield from (found.result() for found in coming)
 
 
 def _layer_data(part: Segment) -> list[str]:
