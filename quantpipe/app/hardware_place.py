@@ -27,7 +27,7 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
     Args:
         content: what the file says, with what it takes from others.
         file: the file; None where it is not known.
-        given: keys that were given on the command line, such as `hardware.weights.bits`.
+        given: keys that were given on the command line, such as `hardware` and `hardware.weights.bits`.
 
     Returns:
         The device.
@@ -39,7 +39,8 @@ def load_located(content: Mapping[str, Any], file: Path | None, given: Collectio
         return _placed(load_hardware(content), file)
     except HardwareError as error:
         key = f"{HARDWARE}.{error.field}"
-        if file is None or error.field is None or any(f"{key}.".startswith(f"{name}.") for name in given):
+        fields = [name for name in given if name != HARDWARE]  # which file it is says nothing of its fields
+        if file is None or error.field is None or any(f"{key}.".startswith(f"{name}.") for name in fields):
             raise
         place = place_of(error.field, file)
         if place is None:

@@ -30,7 +30,16 @@ from quantpipe.graph.isolated_process import Tell
 from quantpipe.graph.names import name_nodes, restore_names
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.opsets import lower_opset, raise_to
-from quantpipe.graph.rewrites import BRANCHES, FUNCTIONS, FUNCTIONS_OPSET, NORMS, NORMS_OPSET, REWRITES, Rewrite
+from quantpipe.graph.rewrites import (
+    BRANCHES,
+    FUNCTIONS,
+    FUNCTIONS_OPSET,
+    NORMS,
+    NORMS_OPSET,
+    NUMBERS,
+    REWRITES,
+    Rewrite,
+)
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.rewrites.recurrent import unrolled
@@ -138,6 +147,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (lower_opset,),
         (_slim, _slim_unshaped),
         (_take_branches,),
+        (_see_numbers,),
         (_join_functions,),
         (_join_norms,),
         (to_newer_opset,),
@@ -245,6 +255,12 @@ def _take_branches(model: ir.Model) -> ir.Model:
         name_nodes(copy)
         copy = _slim(copy)
     return copy
+
+
+def _see_numbers(model: ir.Model) -> ir.Model:
+    """Write constants in the place of what computes them; the model itself is returned where there are none."""
+    copy = copied(model)
+    return copy if _rewritten(copy, NUMBERS) else model
 
 
 def _join_functions(model: ir.Model) -> ir.Model:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from quantpipe.errors import HardwareError, nearest
 from quantpipe.hardware.pattern import read_of, read_pattern
@@ -22,6 +21,8 @@ OWN = ("requantize", "functions", "accumulator", "fixed_scale")
 """Fields with an entry for each value that is made in another way than elsewhere on the device."""
 FIELDS = ("pattern", "types", "results", "when", *OWN, "limits", "cost")
 LIMITS = ("bits", "min", "max")
+WIDEST = 16
+"""Bits of the widest type that activations are stored in."""
 COSTS = ("macs_per_cycle",)
 OF_TYPES = (*OWN, "limits", "cost")
 """What a kernel says of its values, which it must give types for that."""
@@ -146,7 +147,7 @@ def _kernel(reader: Reader, name: str, part: object, data: Data, *, cost: Cost) 
         steps,
         results,
         {step.value: _signatures(reader, step, types, given, data=data, field=field) for step in steps if types},
-        _bits(reader, given, field, types, names=wildcards(data, reader)),
+        _bits(reader, given, field, types, data=data),
         _cost(reader, given, field, cost),
     )
 
@@ -208,10 +209,10 @@ def _signatures(
 
 
 def _bits(
-    reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], *, names: Mapping[str, Any]
+    reader: Reader, given: Data, field: str, types: Mapping[str, tuple[str, ...]], *, data: Data
 ) -> dict[str, int]:
     """Value -> the most bits that it may have, from `bits`, or from the least and greatest integer."""
-    found = {}
+    found, names, fixed = {}, wildcards(data, reader), _by_value(reader, given, field, "fixed_scale")
     for value, limits in _by_value(reader, given, field, "limits").items():
         place = f"{field}.limits.{value}"
         reader.keys(limits, LIMITS, place)
@@ -220,11 +221,25 @@ def _bits(
         if len(said) != 1:
             raise reader.error(place, f"says {limits!r}; legal is bits, or min and max of so many bits")
         (bits,) = said
-        widest = max(DType(d).bits for t in types[value] for d in names.get(t, (t,)))
+        held = [reader.storable(d, f"{field}.types.{value}") for t in types[value] for d in names.get(t, (t,))]
+        widest = max(dtype.bits for dtype in held)
         if bits > widest:
             raise reader.error(place, f"has {bits} bits, and {field}.types.{value} holds {widest}")
+        if widest > WIDEST:
+            raise reader.error(place, f"limits what is not stored: {field}.types.{value} is {max(held, key=_width)}")
+        if value in fixed:
+            raise reader.error(place, f"contradicts {field}.fixed_scale.{value}, which has all the bits of its type")
+        if limits.get("min") is not None and any(dtype.signed != (limits["min"] < 0) for dtype in held):
+            signs = ", ".join(held)
+            raise reader.error(
+                place, f"has min {limits['min']}, and {field}.types.{value} is {signs}; legal is its sign"
+            )
         found[value] = bits
     return found
+
+
+def _width(dtype: DType) -> int:
+    return dtype.bits
 
 
 def _bits_of_range(reader: Reader, limits: Data, place: str) -> int:

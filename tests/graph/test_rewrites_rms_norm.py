@@ -48,6 +48,13 @@ def without_gain(net: Net, x: str) -> str:
     return net.node("Div", x, root(net, squares(net, x)), name="norm")
 
 
+def cast_epsilon(net: Net, x: str) -> str:
+    """As jax2onnx writes flax: ε in another type, cast like x."""
+    epsilon = net.node("CastLike", net.constant(np.float64(EPSILON)), x)
+    added = net.node("Add", mean(net, net.node("Mul", x, x)), epsilon)
+    return gained(net, net.node("Div", x, net.node("Sqrt", added)))
+
+
 def net_of(form: Callable[[Net, str], str], opset: int = 17) -> Net:
     net = Net(opset=opset)
     x = net.node("MatMul", net.input(1, 4, 6), net.floats(6, WIDTH))
@@ -55,7 +62,7 @@ def net_of(form: Callable[[Net, str], str], opset: int = 17) -> Net:
     return net
 
 
-@pytest.mark.parametrize("form", [torch_dynamo, torch_script, divided, power, gain_first, without_gain])
+@pytest.mark.parametrize("form", [torch_dynamo, torch_script, divided, power, gain_first, cast_epsilon, without_gain])
 def test_a_written_out_normalization_is_one_op(form: Callable[[Net, str], str]) -> None:
     graph = checked(net_of(form))
     assert ops(graph) == {"MatMul": 2, "RMSNormalization": 1}

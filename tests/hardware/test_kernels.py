@@ -37,7 +37,7 @@ OPS: dict[str, Any] = {
     "Add": {"in": "int8", "out": "int8"},
 }
 SWISH = {
-    "pattern": {"y": "Conv(x, w)", "z": "HardSwish(y) | Sigmoid(y) | PRelu(y)"},
+    "pattern": {"y": "Conv(x, w)", "z": "HardSwish(y) | Sigmoid(y) | PRelu(y) | LeakyRelu(y)"},
     "types": {"x": "int8", "w": "int8", "y": "int16", "z": "int8"},
 }
 ATTENTION = {
@@ -75,7 +75,7 @@ def kinds(made: Line) -> dict[str, list[str]]:
 
 
 @pytest.mark.sliced(3)
-@pytest.mark.parametrize("function", ["HardSwish", "Sigmoid", "PRelu"])
+@pytest.mark.parametrize("function", ["HardSwish", "Sigmoid", "PRelu", "LeakyRelu"])
 def test_a_convolution_with_its_function_is_one_kernel(function: str) -> None:
     """The value between keeps 16 bits, though the device stores 8 anywhere else; what runs is what is planned."""
     made = line(conv_net(function, ""), device({"swish": SWISH}))
@@ -131,7 +131,7 @@ def test_attention_as_a_whole_has_wide_values_inside_and_stored_bytes_outside() 
     assert not other.topology.sites, "the number is a part of the pattern"
 
 
-def test_a_layer_normalization_in_its_decomposition() -> None:
+def test_a_mean_and_a_variance_are_two_results_of_one_kernel() -> None:
     pattern = {
         "m": "ReduceMean(x)",
         "d": "Sub(x, m)",
@@ -150,6 +150,61 @@ def test_a_layer_normalization_in_its_decomposition() -> None:
     made = line(net, spec)
     assert kinds(made) == {"norm": ["mean", "centred", "square", "variance"]}
     assert made.agree(made.plan(16), "integer").differing == 0
+
+
+def normalization(net: Net, x: str, square: str) -> str:
+    """A LayerNormalization as exporters write it out, or the op itself."""
+    if square == "op":
+        return net.node("LayerNormalization", x, net.floats(16), net.floats(16), axis=-1, name="norm")
+    centred = net.node("Sub", x, net.node("ReduceMean", x, axes=[-1], keepdims=1))
+    powers = {"Pow": net.constant(np.float32(2)), "Mul": centred}
+    variance = net.node("ReduceMean", net.node(square, centred, powers[square]), axes=[-1], keepdims=1)
+    root = net.node("Sqrt", net.node("Add", variance, net.constant(np.float32(1e-5))))
+    gained = net.node("Mul", net.node("Div", centred, root), net.floats(16))
+    return net.node("Add", gained, net.floats(16), name="norm")
+
+
+@pytest.mark.parametrize("square", ["Pow", "Mul", "op"])
+def test_a_sum_and_a_layer_normalization_in_any_decomposition_are_one_kernel(square: str) -> None:
+    """The clean-up has made one node of it, which is what the pattern names."""
+    kernel = {
+        "pattern": {"r": "Add(x, y)", "n": "LayerNormalization(r)"},
+        "types": {"x": "int8", "y": "int8", "r": "int16", "n": "int8"},
+        "functions": {"n": "integer_sqrt"},
+    }
+    net = Net(seed=2)
+    x, y = net.input(None, 4, 16), net.input(None, 4, 16, name="y")
+    net.output(normalization(net, net.node("Add", x, y, name="sum"), square))
+    made = line(net, device({"norm": kernel}, ops={"Conv": OPS["Conv"]}))
+    assert kinds(made) == {"norm": ["sum", "norm"]} and not made.topology.float_nodes
+    assert made.topology.group_of["sum_out"].dtype is DType.INT16
+    plan = made.plan(16)
+    check(made, plan, "integer")
+    assert made.agree(plan, "integer").differing == 0
+
+
+@pytest.mark.parametrize("kind", ["polynomial", "shift", "table"])
+def test_a_product_with_its_bias_and_gelu_is_one_kernel(kind: str) -> None:
+    """MatMul, Add and the Erf form of Gelu, which the clean-up makes a Gemm and a Gelu of."""
+    kernel = {
+        "pattern": {"y": "Gemm(x, w) | MatMul(x, w)", "z": "Gelu(y)"},
+        "types": {"x": "int8", "w": "int8", "y": "int16" if kind == "table" else "int8", "z": "int8"},
+        "functions": {"z": kind},
+    }
+    net = Net(seed=3)
+    y = net.node(
+        "Add", net.node("MatMul", net.input(None, 8), net.floats(8, 8, scale=0.3), name="dense"), net.floats(8)
+    )
+    erf = net.node("Erf", net.node("Div", y, net.constant(np.float32(np.sqrt(2)))))
+    gated = net.node("Mul", y, net.node("Add", erf, net.constant(np.float32(1))))
+    net.output(net.node("Mul", gated, net.constant(np.float32(0.5)), name="gelu"))
+    bits = 16 if kind == "table" else 8
+    spec = device({"dense": kernel}, ops={"Conv": OPS["Conv"]}, activations={"symmetric": True, "bits": bits})
+    made = line(net, spec)
+    assert kinds(made) == {"dense": ["dense", "gelu"]} and not made.topology.float_nodes
+    plan = made.plan(bits)
+    check(made, plan, "integer")
+    assert made.agree(plan, "integer").differing == 0
 
 
 def test_a_result_that_nothing_in_the_pattern_reads_is_found_forwards() -> None:
@@ -250,6 +305,18 @@ BAD = {
     "limits": ({"limits": {"y": {"bits": 8, "min": -64, "max": 63}}}, "limits.y says {'bits': 8, 'min': -64,"),
     "range": ({"limits": {"y": {"min": -5, "max": 9}}}, "limits.y has min -5 and max 9"),
     "wide limit": ({"limits": {"x": {"bits": 12}}}, "limits.x has 12 bits, and kernels.swish.types.x holds 8"),
+    "limit of a fixed scale": (
+        {"limits": {"z": {"bits": 4}}, "fixed_scale": {"z": "1/64"}},
+        "limits.z contradicts kernels.swish.fixed_scale.z, which has all the bits of its type",
+    ),
+    "limit of an accumulator": (
+        {"limits": {"y": {"bits": 12}}, "types": {**SWISH["types"], "y": "int32"}},
+        "limits.y limits what is not stored: kernels.swish.types.y is int32",
+    ),
+    "limit of another sign": (
+        {"limits": {"x": {"min": 0, "max": 127}}},
+        "limits.x has min 0, and kernels.swish.types.x is int8; legal is its sign",
+    ),
     "result": ({"results": ["q"]}, "results names 'q', which no step makes"),
     "requantize": ({"requantize": {"z": "float_multiplier"}}, "requantize has no effect, since"),
     "field": ({"patern": {}}, "kernels.swish.patern is not a field (did you mean 'pattern'?)"),
@@ -265,7 +332,7 @@ def test_what_a_kernel_may_not_say(name: str) -> None:
 
 
 def test_the_same_pattern_twice_and_bad_short_forms() -> None:
-    renamed = {"pattern": {"a": "Conv(b, c)", "d": "HardSwish(a) | PRelu(a) | Sigmoid(a)"},
+    renamed = {"pattern": {"a": "Conv(b, c)", "d": "HardSwish(a) | PRelu(a) | Sigmoid(a) | LeakyRelu(a)"},
                "types": {"b": "int8", "c": "int8", "a": "int8", "d": "int8"}}  # fmt: skip
     with pytest.raises(HardwareError, match=r"kernels.b.pattern is that of kernels.swish"):
         device({"swish": SWISH, "b": renamed})
@@ -284,7 +351,7 @@ def test_an_error_in_a_kernel_names_file_and_line(tmp_path: Path) -> None:
         "      z: HardSwish(q)\n    types: {x: int8, w: int8, y: int8, z: int8, q: int8}\n"
     )
     with pytest.raises(HardwareError, match=r"kernels.swish.pattern.y has nothing to do with z.*mine.yaml, line 7\)"):
-        load_located(compose.read_hardware(path), path)
+        load_located(compose.read_hardware(path), path, {"hardware": "mine"})
     merged = compose.whole_hardware({"name": "n", "source": "s", "like": "tflite_int8", "kernels": {"swish": SWISH}})
     assert yaml.safe_dump(merged["kernels"]) == yaml.safe_dump({"swish": SWISH})
 

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ ROOT = Path(__file__).parents[2]
 
 TESTS: Mapping[str, tuple[str, ...]] = {
     "quantpipe/intmath.py": ("intmath", "plan", "simulate", "verify"),
+    "quantpipe/plan/formulas.py": ("functions",),
+    "quantpipe/plan/programs": ("functions",),
     "quantpipe/plan": ("plan", "golden", "simulate", "realize"),
     "quantpipe/lowering": ("realize", "simulate", "golden", "ops"),
     "quantpipe/evaluate": ("evaluate", "mutation", "simulate"),
@@ -57,15 +59,15 @@ def sources(root: Path, place: str) -> Iterator[Path]:
     yield from (f for f in files if place != "quantpipe/evaluate" or f.stem.startswith("agreement"))
 
 
-def sample(root: Path, seed: int, count: int = COUNT) -> list[Fault]:
+def sample(root: Path, seed: int, count: int = COUNT, within: Sequence[str] = tuple(TESTS)) -> list[Fault]:
     """Faults of all kinds and of all places in turn; which one of its kind and place, the seed says."""
     drawn = random.Random(seed)
     pools: dict[tuple[str, str], list[Fault]] = {}
-    for place in TESTS:
+    for place in within:
         for path in sources(root, place):
             for fault in faults(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")):
                 pools.setdefault((place, fault.kind), []).append(fault)
-    places, kinds = list(TESTS), sorted({kind for _, kind in pools})
+    places, kinds = list(within), sorted({kind for _, kind in pools})
     chosen: list[Fault] = []
     for turn in range(count):
         place, first = places[turn % len(places)], turn % len(places) + turn // len(places)
@@ -175,12 +177,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--only", type=int, nargs="*", help="numbers from 1; 0 is the unchanged tree")
+    parser.add_argument("--within", nargs="*", default=list(TESTS), choices=list(TESTS), help="places of the faults")
+    parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--tiers", nargs="*", default=list(TIERS), choices=list(TIERS))
     parser.add_argument("--timeout", type=float, default=600, help="seconds for each tier; beyond them it is killed")
     parser.add_argument("--old", help="a revision in which the survivors are planted, too")
     parser.add_argument("--table", type=Path)
     arguments = parser.parse_args()
-    chosen, results = sample(ROOT, arguments.seed), read(arguments.log)
+    chosen = sample(ROOT, arguments.seed, arguments.count, arguments.within)
+    results = read(arguments.log)
     if arguments.table:
         heading = f"`python -m tests.mutation.source --seed {arguments.seed}`."
         arguments.table.write_text(table(chosen, results, heading), encoding="utf-8")

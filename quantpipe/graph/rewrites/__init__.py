@@ -28,6 +28,9 @@ Rewrite = Callable[[ir.Graph, ir.Node], None]
 BRANCHES: tuple[Rewrite, ...] = (inline_known_branch,)
 """Run before everything else: what they bring up is cleaned with the rest."""
 
+NUMBERS: tuple[Rewrite, ...] = (cast_like,)
+"""Run before patterns are looked for, which read the numbers."""
+
 FUNCTIONS: tuple[Rewrite, ...] = (gelu,)
 """Into ops of FUNCTIONS_OPSET."""
 
@@ -42,7 +45,6 @@ NORMS: tuple[Rewrite, ...] = (rms_norm,)
 NORMS_OPSET = 23
 
 REWRITES: tuple[Rewrite, ...] = (
-    cast_like,
     split_to_slices,
     einsum_to_matmul,
     fold_to_pairs,
@@ -64,6 +66,7 @@ __all__ = [
     "FUNCTIONS_OPSET",
     "NORMS",
     "NORMS_OPSET",
+    "NUMBERS",
     "REWRITES",
     "Rewrite",
 ]
