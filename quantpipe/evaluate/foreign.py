@@ -20,7 +20,7 @@ from quantpipe.evaluate.paired import Pairing, paired
 from quantpipe.evaluate.sensitivity import Exchanged, Numbers
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
-from quantpipe.graph.session_options import INT8_KERNELS
+from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.graph.view import Graph, Node
 from quantpipe.types import AccumulatorRow, DType, GivenWeight, Grid, Imported, Quantizer
 
@@ -121,7 +121,8 @@ class ForeignRun:
         self._outputs = dict(zip([o.name for o in original.outputs], [o.name for o in other.outputs], strict=True))
         model = expose(given.runnable, list(self._inner.values()))
         kernels = Kernels.AS_WRITTEN if as_written else Kernels.EXACT
-        self._session = Session(model, kernels=kernels, options=INT8_KERNELS, where=other.source)
+        asked = {**INT8_KERNELS, **carried(given.runnable)}
+        self._session = Session(model, kernels=kernels, options=asked, where=other.source)
 
     def run(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return (outputs, inner values) of a batch, both by the original's names; outputs are real."""

@@ -180,7 +180,8 @@ def _compare(run: _Run, samples: Samples) -> None:
         if name in held
     }
     ours = {t: model.realized.integers[t] for t in pairs}
-    theirs = Session(expose(given.runnable, list(pairs.values())), options=INT8_KERNELS, where="imported model")
+    asked = {**INT8_KERNELS, **carried(given.runnable)}
+    theirs = Session(expose(given.runnable, list(pairs.values())), options=asked, where="imported model")
     here = Session(expose(model.realized.model, list(ours.values())), options=carried(model.realized.model))
     ports = {p.name for p in model.graph.inputs}
     plain = Session(given.runnable, where="imported model")

@@ -21,6 +21,9 @@ INT8_KERNELS = {"session.qdqisint8allowed": "1"}
 REAL_ACTIVATIONS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 """Multiply real numbers by weights in blocks as they are: the default (level 4) quantizes them to 8 bits first."""
 
+AS_REAL_NUMBERS = {"session.disable_quant_qdq": "1"}
+"""Run Q/DQ pairs as they are written: the runtime would put integer kernels, with integer biases, in their place."""
+
 EXACT_PAIRS = {"session.x64quantprecision": "1"}
 """Kernels that add products of uint8 and int8 in 32 bits on x86 CPUs without VNNI, too."""
 

@@ -33,6 +33,7 @@ from quantpipe.graph.quantized.tables import (
     TO_FLOAT,
 )
 from quantpipe.graph.quantized.walk import Restored, Walk
+from quantpipe.graph.session_options import AS_REAL_NUMBERS, carried, carry
 from quantpipe.types import GivenTensor, GivenWeight
 
 Step = Callable[[Walk, ir.Node], None]
@@ -61,9 +62,15 @@ def is_quantized(model: ir.Model) -> bool:
 
 
 def runnable(model: ir.Model) -> ir.Model:
-    """Return the model as onnxruntime runs it: QONNX's nodes, which it does not have, are written in ONNX's own."""
+    """Return the model as onnxruntime runs it: QONNX's nodes, which it does not have, are written in ONNX's own.
+
+    They are functions of real numbers, biases included, whatever integers the runtime would make of these.
+    """
     copy = copied(model)
-    return copy if as_qdq(copy, exact=True) else model
+    if not as_qdq(copy, exact=True):
+        return model
+    carry(copy, {**carried(copy), **AS_REAL_NUMBERS})
+    return copy
 
 
 def restore(model: ir.Model) -> Restored:
