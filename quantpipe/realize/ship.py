@@ -8,10 +8,8 @@ from typing import Any
 
 from quantpipe.graph.view import Graph
 from quantpipe.realize.provenance import Provenance, port_numbers
+from quantpipe.realize.ship_samples import IDENTITY, feeds
 from quantpipe.types import QuantPlan, TensorInfo
-
-IDENTITY: Mapping[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "size": None}
-BATCH = 1
 
 
 @dataclass(frozen=True)
@@ -113,36 +111,13 @@ def _list(values: Any) -> str:
 
 def _python(graph: Graph, given: Mapping[str, Any], form: Shipped) -> list[str]:
     """Code that loads the file with its options, prepares one sample of zeros, and runs it."""
-    feeds = ", ".join(f'"{i.name}": {_made(i, graph, given)}' for i in graph.inputs)
     return [
         "```python",
         "import numpy as np, onnxruntime as ort",
         "options = ort.SessionOptions()",
         *(f'options.add_session_config_entry("{k}", "{v}")' for k, v in form.options.items()),
         f'session = ort.InferenceSession("{form.files[0]}", options)',
-        f"feeds = {{{feeds}}}  # zeros stand for a raw sample",
+        feeds(graph, given),
         "outputs = session.run(None, feeds)",
         "```",
     ]
-
-
-def _made(port: TensorInfo, graph: Graph, given: Mapping[str, Any]) -> str:
-    """An expression for one prepared sample."""
-    measured = graph.shapes.get(port.name, (1,) * len(port.shape))
-    sizes = [size or (measured[axis] if axis else BATCH) for axis, size in enumerate(port.shape)]
-    kind = port.given or port.dtype
-    plain = f"np.zeros({tuple(sizes)}, np.{kind})"
-    changed = any(given.get(key, value) != value for key, value in IDENTITY.items() if key != "size")
-    if not changed or not kind.startswith("float"):
-        return plain
-    axis = 1 if len(sizes) == 4 and given.get("layout", "NCHW") == "NCHW" else len(sizes) - 1
-    mean, std = (_array(given[name], len(sizes) - 1 - axis) for name in ("mean", "std"))
-    return f"((np.zeros({tuple(sizes)}) * {given['scale']:.17g} - {mean}) / {std}).astype(np.{kind})"
-
-
-def _array(values: Any, behind: int) -> str:
-    """Numbers per channel as they broadcast in front of `behind` further axes."""
-    found = [float(v) for v in values]
-    if len(set(found)) == 1:
-        return f"{found[0]:.17g}"
-    return f"np.reshape([{', '.join(f'{v:.17g}' for v in found)}], {(-1, *[1] * behind)})"

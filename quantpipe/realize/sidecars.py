@@ -29,6 +29,7 @@ from quantpipe.lowering import fragments as fr
 from quantpipe.plan.tables import real_rows
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp
+from quantpipe.realize.ship_samples import feeds
 from quantpipe.types import Accumulate, DType, Quantizer, QuantPlan, Topology, WeightTensor
 
 FLOAT, CACHE, ENCODINGS, OVERRIDES = (
@@ -42,8 +43,23 @@ and biases lie on the plan's grid already.
 - TensorRT: give `tensorrt.cache` to your `IInt8EntropyCalibrator2` in `read_calibration_cache`.
 - QNN: `qnn-onnx-converter --input_network model.float.onnx --quantization_overrides encodings.json`; AIMET:
   `sim.load_encodings("encodings.json")`.
-- onnxruntime: `quantize_static("model.float.onnx", …, extra_options={"TensorQuantOverrides": overrides})`, with
-  `overrides` from `tensor_quant_overrides.json`, each `quant_type` made by `QuantType.from_string`."""
+- onnxruntime takes `tensor_quant_overrides.json` beside samples (here one, of zeros), which nothing is chosen by:
+
+```python
+import json, types, numpy as np
+from onnx.helper import tensor_dtype_to_np_dtype
+from onnxruntime.quantization import QuantType, quantize_static
+overrides = json.load(open("tensor_quant_overrides.json"))
+for entry in (entry for row in overrides.values() for entry in row):
+    kind = QuantType.from_string(entry["quant_type"])
+    zero = np.array(entry["zero_point"], tensor_dtype_to_np_dtype(kind.tensor_type))
+    entry.update(quant_type=kind, scale=np.array(entry["scale"], np.float32), zero_point=zero)
+{feeds}
+samples = types.SimpleNamespace(get_next=iter([feeds, None]).__next__)
+options = {{"TensorQuantOverrides": overrides, "ForceQuantizeNoInputCheck": True}}
+quantize_static("{FLOAT}", "model.ort.onnx", samples, per_channel=True, extra_options=options)
+```
+"""
 
 
 class Sidecars:
@@ -75,7 +91,8 @@ class Sidecars:
         files |= {} if cache is None else {CACHE: cache.encode()}
         files[ENCODINGS] = (json.dumps(encodings(plan), indent=1) + "\n").encode()
         files[OVERRIDES] = (json.dumps(tensor_quant_overrides(plan), indent=1) + "\n").encode()
-        return WrittenForm(files, {"files": len(files)}, HOWTO)
+        said = HOWTO.format(feeds=feeds(graph, made.preprocessing), FLOAT=FLOAT)
+        return WrittenForm(files, {"files": len(files)}, said)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Raise HardwareError: nothing executes them."""

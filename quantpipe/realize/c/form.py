@@ -63,7 +63,7 @@ class CForm:
             "memory_bytes": sum(width * count for width, count in sizes.items()),
             "arithmetic": "float32 in the narrowing" if walk.source.real else "integers only",
         }
-        return WrittenForm({self.file: text.encode()}, facts, howto(self.file, walk))
+        return WrittenForm({self.file: text.encode()}, facts, howto(self.file, walk, made.preprocessing))
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return what runs the file in a folder, compiled anew."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from quantpipe.realize.c.memory import Buffer
 from quantpipe.realize.c.nest import axis_strides, collapsed, index, loops, strides_of
 from quantpipe.realize.c.walk import Walk
+from quantpipe.realize.ship_samples import RAW, stored
 from quantpipe.types import Form
 
 FLAGS = "-std=c99 -O2"
@@ -91,19 +95,28 @@ int main(int argc, char **argv)
 """
 
 
-def howto(file: str, walk: Walk) -> str:
-    """Return how the file is used, as Markdown."""
+def howto(file: str, walk: Walk, given: Mapping[str, Any]) -> str:
+    """Return how the file is used, as Markdown; `given` is the preprocessing."""
     inputs = ", ".join(f"const {b.ctype} in{n}[{b.count}]" for n, b in enumerate(walk.inputs))
     outputs = ", ".join(f"{b.ctype} out{n}[{b.count}]" for n, b in enumerate(walk.outputs))
+    ports = {port.name: port for port in walk.graph.inputs}
+    samples = ", ".join(stored(ports[name], walk.graph, given, walk.plan) for name in entering(walk))
+    fields = [
+        (info.name, f"<{'i' if b.dtype.signed else 'u'}{b.width}", tuple(b.shape))
+        for info, b in zip(walk.graph.outputs, walk.outputs, strict=True)
+    ]
     return f"""Compile `{file}` into your program and call it with the integers of one prepared sample (row-major, axes
 as the model has them); it allocates nothing and keeps its tensors in static memory, so one call at a time:
 
     void quantpipe_run({inputs}, {outputs});
 
 `-DQUANTPIPE_FLOAT_API` adds `quantpipe_quantizeN(float *, …)` and `quantpipe_dequantizeN(…, float *)` for input and
-output N. A program that reads samples and writes results:
+output N. With `-DQUANTPIPE_MAIN` it is a program that reads samples and writes results:
 
-```sh
-cc {FLAGS} -DQUANTPIPE_MAIN -o model {file} -lm
-./model < inputs.bin > outputs.bin
+```python
+import subprocess, numpy as np
+sample = b"".join(np.ascontiguousarray(x).tobytes() for x in [{samples}]){RAW}
+subprocess.run("cc {FLAGS} -DQUANTPIPE_MAIN -o model {file} -lm", shell=True, check=True)
+written = subprocess.run("./model", input=sample, stdout=subprocess.PIPE, check=True).stdout
+outputs = np.frombuffer(written, {fields})[0]
 ```"""

@@ -16,11 +16,23 @@ from quantpipe.realize.provenance import Provenance, stamp
 from quantpipe.realize.qonnx.dialect import Qonnx
 from quantpipe.realize.qonnx.nodes import DOMAIN, VERSION
 from quantpipe.realize.qonnx.run import QonnxRunner
+from quantpipe.realize.ship_samples import feeds
 from quantpipe.types import QuantPlan, Topology
 
 EXTRA = "qonnx"
 HOWTO = """FINN and hls4ml read `model.qonnx.onnx`. Its tensors are real numbers: where integers are stored there is a
-node `Quant`, whose result is `scale * (integer - zero point)`.
+node `Quant`, whose result is `scale * (integer - zero point)`. The package qonnx runs it:
+
+```python
+import numpy as np
+from qonnx.core.modelwrapper import ModelWrapper
+from qonnx.core.onnx_exec import execute_onnx
+from qonnx.transformation.infer_shapes import InferShapes
+{feeds}
+model = ModelWrapper("model.qonnx.onnx")
+[model.set_tensor_shape(name, value.shape) for name, value in feeds.items()]
+outputs = execute_onnx(model.transform(InferShapes()), feeds)
+```
 
 - FINN: `ModelWrapper("model.qonnx.onnx")`, then `ConvertQONNXtoFINN()`. It takes zero points of 0 only.
 - hls4ml: `hls4ml.converters.convert_from_onnx_model(onnx.load("model.qonnx.onnx"), …)`, behind `qonnx-cleanup` and
@@ -54,7 +66,8 @@ class QonnxForm:
         stamp(rendered.model, made.entries(graph, plan, self.name), made.version)
         nodes = [node.op_type for node in rendered.model.graph if node.domain == DOMAIN]
         facts = {op: nodes.count(op) for op in dict.fromkeys(nodes)}
-        return WrittenForm({self.file: model_bytes(rendered.model)}, facts, HOWTO, inexact=rendered.inexact)
+        said = HOWTO.format(feeds=feeds(graph, made.preprocessing))
+        return WrittenForm({self.file: model_bytes(rendered.model)}, facts, said, inexact=rendered.inexact)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return what runs the file in a folder."""

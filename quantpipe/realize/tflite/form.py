@@ -45,7 +45,16 @@ class TfliteForm:
         written = write_model(
             graph, topology, plan, whole=self._whole, provenance=_plain(made.entries(graph, plan, self.name))
         )
-        return WrittenForm({self.file: written.content}, _facts(written), howto(self.file, written, whole=self._whole))
+        said = howto(
+            self.file,
+            written,
+            whole=self._whole,
+            graph=graph,
+            plan=plan,
+            given=made.preprocessing,
+            kernels=kernels_of(plan),
+        )
+        return WrittenForm({self.file: written.content}, _facts(written), said)
 
     def open(self, folder: Path, graph: Graph, topology: Topology, plan: QuantPlan) -> Runner:
         """Return what runs the file in a folder; the other kernels stand beside it, and decide nothing."""

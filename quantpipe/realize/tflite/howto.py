@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from quantpipe.graph.view import Graph
+from quantpipe.realize.ship_samples import RAW, real, stored
+from quantpipe.realize.tflite.run import Kernels
 from quantpipe.realize.tflite.write import Written
+from quantpipe.types import QuantPlan
+
+ROUNDING = {
+    Kernels.REFERENCE: "The integers are those of LiteRT's reference kernels; XNNPACK, which LiteRT takes by default, "
+    "rounds otherwise\nhere and there.",
+    Kernels.XNNPACK: "The integers are those of XNNPACK, which LiteRT takes by default; its reference kernels round "
+    "otherwise here and\nthere.",
+}
 
 
-def howto(file: str, written: Written, *, whole: bool) -> str:
+def howto(
+    file: str,
+    written: Written,
+    *,
+    whole: bool,
+    graph: Graph,
+    plan: QuantPlan,
+    given: Mapping[str, Any],
+    kernels: Kernels,
+) -> str:
     """Return the section as Markdown.
 
     Args:
-        file: the name of the file.
-        written: what is in it.
-        whole: whether its inputs and outputs are the stored integers.
+        file: The name of the file.
+        written: What is in it.
+        whole: Whether its inputs and outputs are the stored integers.
+        graph: The clean model.
+        plan: Every number of it.
+        given: The preprocessing.
+        kernels: Those that compute what the plan says.
     """
-    name, port = next(iter(written.inputs.items()))
-    feed = f"samples: {name}, axes in the order {port.layout}"
     kind = "the stored integers (scale and zero point: `get_input_details`)" if whole else "real numbers, preprocessed"
+    name, first = next(iter(written.inputs.items()))
+    feeds = []
+    for port in graph.inputs:
+        made = stored(port, graph, given, plan) if whole else real(port, graph, given)
+        order = written.inputs[port.name].order
+        moved = made if order == tuple(range(len(order))) else f"np.transpose({made}, {order})"
+        feeds.append(f'"{port.name}": {moved}')
     return f"""The file has the plan's own integers and scales; LiteRT quantizes nothing. Its inputs and outputs are
 {kind}.
-Axes of maps lie as TFLite has them, channels last: `{name}` is {port.layout} here. The integers are those of LiteRT's
-reference kernels; XNNPACK, which LiteRT takes by default, rounds otherwise here and there.
+Axes of maps lie as TFLite has them, channels last: `{name}` is {first.layout} here. {ROUNDING[kernels]}
 
 ```python
+import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-interpreter = Interpreter("{file}", experimental_op_resolver_type=OpResolverType.BUILTIN_REF)
-run = interpreter.get_signature_runner()
-print(run(**{{"{name}": samples}}))  # {feed}
+interpreter = Interpreter("{file}", experimental_op_resolver_type=OpResolverType.{kernels.value})
+feeds = {{{", ".join(feeds)}}}{RAW}
+outputs = interpreter.get_signature_runner()(**feeds)
 ```
 """

@@ -139,4 +139,13 @@ begins, where its tensors lie (vectors of 16 channels, rows, columns), and what 
 memory at `constants.address`, the packed operands of a layer at their addresses (in elements of 16 bytes, from the
 beginning of that memory), run its instructions, and read the result at its address. Accumulators that leave whole
 (`raw`) are four planes of bytes, the lowest first.
+
+```python
+import json, numpy as np
+model = json.load(open("{FILE}"))
+memory = np.zeros(model["memory_bytes"], np.uint8)
+constants = np.fromfile("{CONSTANTS}", np.uint8)
+memory[model["constants"]["address"] :][: constants.size] = constants
+instructions = np.fromfile("{STREAM}", "<u8").reshape(-1, 2)  # opcode: instructions[:, 0] & 7
+```
 """

@@ -1,0 +1,60 @@
+"""Python expressions that make one sample of a model's inputs, for the code in SHIP.md: zeros stand for a raw one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from quantpipe.graph.view import Graph
+from quantpipe.types import QuantPlan, TensorInfo
+
+IDENTITY: Mapping[str, Any] = MappingProxyType({"scale": 1.0, "mean": (0.0,), "std": (1.0,), "size": None})
+"""Preprocessing that changes nothing."""
+BATCH = 1
+RAW = "  # zeros stand for a raw sample"
+
+
+def feeds(graph: Graph, given: Mapping[str, Any]) -> str:
+    """Return the line that makes the feeds of a model with real inputs.
+
+    Args:
+        graph: The clean model.
+        given: The preprocessing.
+
+    Returns:
+        `feeds = {…}`.
+    """
+    made = ", ".join(f'"{i.name}": {real(i, graph, given)}' for i in graph.inputs)
+    return f"feeds = {{{made}}}{RAW}"
+
+
+def real(port: TensorInfo, graph: Graph, given: Mapping[str, Any]) -> str:
+    """Return an expression for one prepared sample of an input, in the model's own layout and type."""
+    measured = graph.shapes.get(port.name, (1,) * len(port.shape))
+    sizes = [size or (measured[axis] if axis else BATCH) for axis, size in enumerate(port.shape)]
+    kind = port.given or port.dtype
+    plain = f"np.zeros({tuple(sizes)}, np.{kind})"
+    changed = any(given.get(key, value) != value for key, value in IDENTITY.items() if key != "size")
+    if not changed or not kind.startswith("float"):
+        return plain
+    axis = 1 if len(sizes) == 4 and given.get("layout", "NCHW") == "NCHW" else len(sizes) - 1
+    mean, std = (_array(given[name], len(sizes) - 1 - axis) for name in ("mean", "std"))
+    return f"((np.zeros({tuple(sizes)}) * {given['scale']:.17g} - {mean}) / {std}).astype(np.{kind})"
+
+
+def stored(port: TensorInfo, graph: Graph, given: Mapping[str, Any], plan: QuantPlan) -> str:
+    """Return an expression for the integers of one prepared sample; for its real values where it has none."""
+    expression, q = real(port, graph, given), plan.quantizers.get(port.name)
+    if q is None:
+        return expression
+    steps = f"np.rint({expression} / np.float32({float(q.scale):.17g})) + {q.zero_point}"
+    return f"np.clip({steps}, {q.qmin}, {q.qmax}).astype(np.{q.dtype})"
+
+
+def _array(values: Sequence[Any], behind: int) -> str:
+    """Numbers per channel as they broadcast in front of `behind` further axes."""
+    found = [float(v) for v in values]
+    if len(set(found)) == 1:
+        return f"{found[0]:.17g}"
+    return f"np.reshape([{', '.join(f'{v:.17g}' for v in found)}], {(-1, *[1] * behind)})"
