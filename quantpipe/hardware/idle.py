@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
-from quantpipe.oprules import OP_RULES, Family
+from quantpipe.oprules import OP_RULES, Family, OpRule
 from quantpipe.types import AddInputs, DType, FunctionKind, HardwareSpec, OpSignature
 from quantpipe.types.kernel import LogicalKernel
 
@@ -120,10 +120,15 @@ def _joins(spec: HardwareSpec, reader: Reader, kernel: LogicalKernel) -> None:
             )
 
 
+def _is_narrowed(rule: OpRule) -> bool:
+    """Whether its result comes of an accumulator; sums over axes have one, as programs of one step."""
+    return rule.family in NARROWS or FunctionKind.SUM in rule.kinds
+
+
 def _narrows(op: str, signature: OpSignature, reader: Reader) -> None:
     """A way of narrowing of an op that has no accumulator."""
-    if signature.requantize is not None and OP_RULES[op].family not in NARROWS:
-        ops = ", ".join(name for name, rule in OP_RULES.items() if rule.family in NARROWS)
+    if signature.requantize is not None and not _is_narrowed(OP_RULES[op]):
+        ops = ", ".join(name for name, rule in OP_RULES.items() if _is_narrowed(rule))
         raise reader.error(
             f"ops.{op}.requantize", f"has no effect, since {op} has no accumulator to narrow; legal of {ops}"
         )

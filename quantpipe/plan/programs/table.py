@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
-from quantpipe.plan.requantize import refuse_wide_products, requantize
+from quantpipe.plan.requantize import real_of, refuse_wide_products, requantize, shared_among
 from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Scales
 
 MEAN_BITS = 12
@@ -48,6 +49,11 @@ def plan_program(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Program:
     result, scale = PROGRAMS[kernel.op, kind](builder, kernel, writer)
     out = builder.quantizers[kernel.output]
     output = None if scale is None else requantize(builder, kernel, np.asarray(scale, np.float64), out)
+    if output is not None and output.fixed is not None and _is_shared(builder, kernel):
+        # As of any other average: the multiplier of one element is divided, and what is left over is dropped.
+        one = np.float64(read[0].scale) / np.float64(out.scale)
+        fixed = shared_among(builder, kernel, one, row_count(builder.graph.by_name[kernel.node], builder.graph))
+        output = replace(output, fixed=fixed, multiplier=real_of(fixed))
     refuse_wide_products(kernel, output, max(-result.low, result.high))
     own = np.asarray(out.scale if scale is None else scale, np.float32)
     return Program(kernel.node, kind, len(read), tuple(writer.steps), own, result.peak, output)
@@ -98,12 +104,19 @@ def _sum(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
     if total.peak > DType.INT32.qmax:
         raise writer.refused(f"its sums over {count} elements may reach {total.peak}, beyond int32")
     scale = float(data.scale) / (count if is_mean(node) else 1)
-    if builder.spec.scales is Scales.POWER_OF_TWO and is_mean(node) and count & (count - 1):
+    if is_mean(node) and not _is_shared(builder, kernel):
         # A shift divides by no such count: the sum, with bits of fraction, is divided before it is narrowed.
         fraction = max(0, min(MEAN_BITS, 30 - total.peak.bit_length()))
         total = writer.div(writer.mul(total, 1 << fraction), count)
         scale = math.ldexp(float(data.scale), -fraction)
     return total if node.attr("keepdims", 1) else writer.squeeze(total, axes), scale
+
+
+def _is_shared(builder: PlanBuilder, kernel: Kernel) -> bool:
+    """Whether it is a mean whose count can sit in the multiplier or the shift."""
+    node = builder.graph.by_name[kernel.node]
+    count = row_count(node, builder.graph) if is_mean(node) else 0
+    return is_mean(node) and not (builder.spec.scales is Scales.POWER_OF_TWO and count & (count - 1))
 
 
 PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {

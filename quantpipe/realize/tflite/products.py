@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
+from quantpipe.oprules.rows import row_axes
 from quantpipe.realize.tflite.clamps import clamped
 from quantpipe.realize.tflite.container import Grid
-from quantpipe.realize.tflite.layout import channels_last, plain
+from quantpipe.realize.tflite.layout import channels_last, place, plain
 from quantpipe.realize.tflite.walk import Walk, Writer
 from quantpipe.realize.tflite.windows import Window, as_map, padded, window_of
-from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Quantizer, Requantize, WeightTensor
+from quantpipe.types import Accumulate, Average, Contract, DType, Kernel, Program, Quantizer, Requantize, WeightTensor
 
 
 def accumulator(walk: Walk, kernel: Kernel) -> tuple[Accumulate, Requantize, WeightTensor]:
@@ -249,6 +250,28 @@ def average(walk: Walk, node: Node, kernel: Kernel) -> None:
     clamped(walk, kernel, plan.output, order, write=write)
 
 
+def reduced_sum(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write a mean or a sum over some axes as MEAN or SUM."""
+    plan, source = walk.plan.kernels[kernel.node], kernel.operands[0].tensor
+    assert isinstance(plan, Program) and plan.output is not None  # noqa: S101
+    keep, axes = bool(node.attr("keepdims", 1)), row_axes(node, walk.graph)
+    own, made = (walk.plan.quantizers[t] for t in (source, kernel.output))
+    if SUMS[node.op] == "SUM" and (float(own.scale), own.zero_point) == (float(made.scale), made.zero_point):
+        raise walk.refused("LiteRT adds up integers in their own type where a sum has the scale of its operand")
+    rank = len(walk.graph.shapes[source])
+    order = walk.common_order(kernel, source) if keep else plain(rank)
+    value = walk.operand(kernel.operands[0], order)
+    number = walk.numbers(f"{node.name}/axes", [place(a, order) for a in axes])
+
+    def write(result: int, activation: int) -> None:
+        walk.file.operator(SUMS[node.op], [value, number], [result], 2, kind="ReducerOptions", keepDims=keep)
+
+    target = order if keep else plain(len(walk.graph.shapes[kernel.output]))
+    clamped(walk, kernel, plan.output, target, write=write, fuses=False)
+
+
+SUMS: Mapping[str, str] = {"ReduceMean": "MEAN", "ReduceSum": "SUM"}
+
 WRITERS: Mapping[str, Writer] = {
     "Conv": convolution,
     "ConvTranspose": transposed,
@@ -256,4 +279,5 @@ WRITERS: Mapping[str, Writer] = {
     "MatMul": dense,
     "GlobalAveragePool": average,
     "AveragePool": average,
+    **dict.fromkeys(SUMS, reduced_sum),
 }

@@ -81,6 +81,30 @@ def concat(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, order, result)
 
 
+REDUCTIONS: Mapping[str, str] = {
+    "ReduceMean": "MEAN", "ReduceSum": "SUM", "ReduceMax": "REDUCE_MAX", "ReduceMin": "REDUCE_MIN",
+}  # fmt: skip
+
+
+def reduced(walk: Walk, node: Node) -> None:
+    """Write a mean, a sum or an extreme over some axes."""
+    source, output = node.inputs[0], node.outputs[0]
+    rank, keep = len(walk.graph.shapes[source]), bool(node.attr("keepdims", 1))
+    given = moves.numbers_of(walk, node, 1, "axes")
+    axes = [a % rank for a in given] if given is not None else list(range(rank))
+    if walk.free and 0 in axes:
+        raise walk.refused("it reduces over the samples of a batch")
+    order = next((o for o in walk.orders(source) if keep), plain(rank))
+    value, number = (
+        walk.get(source, order, Form.FLOAT),
+        walk.numbers(f"{node.name}/axes", [order.index(a) for a in axes]),
+    )
+    made = order if keep else plain(len(walk.graph.shapes[output]))
+    result = walk.make(output, made, Form.FLOAT)
+    walk.file.operator(REDUCTIONS[node.op], [value, number], [result], 2, kind="ReducerOptions", keepDims=keep)
+    walk.keep(output, Form.FLOAT, made, result)
+
+
 def _in_float(write: Callable[[Walk, Node, Kernel, Form], None]) -> RealWriter:
     return lambda walk, node: write(walk, node, NO_KERNEL, Form.FLOAT)
 
@@ -92,4 +116,5 @@ WRITERS: Mapping[str, RealWriter] = {
     "Identity": _in_float(moves.same),
     "Softmax": softmax,
     "Concat": concat,
+    **dict.fromkeys(REDUCTIONS, reduced),
 }
