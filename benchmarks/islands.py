@@ -1,6 +1,6 @@
 """Float islands of transformers on onnxruntime's CPU provider: which of the ways that the device has is the fastest.
 
-    QUANTPIPE_ENCODER=FOLDER python benchmarks/islands.py > benchmarks/results/islands.md    # without it, digits_vit alone
+    QUANTPIPE_ENCODER=FOLDER python benchmarks/islands.py > benchmarks/results/islands.md    # else digits_vit alone
 
 Each row is the realized model of a whole run, timed in turns with the one of `hardware=ort_cpu` as it is, one thread;
 the ratio is the median of the turns. What is faster in float is declared so in conf/hardware/ort_cpu.yaml.
