@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from quantpipe.conform.describe import Change, Described
 from quantpipe.conform.faults import NONE, Fault
 from quantpipe.conform.kernels import Site
-from quantpipe.hardware.reader import ROUNDINGS
+from quantpipe.hardware.reader import LEAST_MULTIPLIER, ROUNDINGS
 from quantpipe.types import (
     MULTIPLIER_BITS,
     DType,
@@ -30,7 +30,9 @@ from quantpipe.types import (
 
 Array = NDArray[Any]
 WIDTHS = (8, 10, 12, 15, 16, 18, 24)
-"""Bits of fixed-point multipliers that are tried beside 31."""
+"""Bits of fixed-point multipliers that are tried first beside 31."""
+ALL_WIDTHS = range(LEAST_MULTIPLIER, MULTIPLIER_BITS)
+"""Every number of them that a hardware file may say, but 31."""
 DTYPES = (DType.INT16, DType.INT32)
 
 
@@ -106,7 +108,7 @@ def _widths(described: Described, own: Site) -> Iterator[Alternative]:
     output = own.output
     if output is None or output.fixed is None or output.rounding not in ROUNDINGS[RequantizeKind.FIXED_POINT]:
         return
-    for bits in (*WIDTHS, MULTIPLIER_BITS):
+    for bits in (*ALL_WIDTHS, MULTIPLIER_BITS):
         how = {"kind": str(output.kind), "rounding": str(output.rounding), "multiplier_bits": bits}
         change = {f"ops.{own.kernel.op}.requantize": how}
         site = described.site(own.kernel, change, narrows=own.narrows)

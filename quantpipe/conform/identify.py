@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.conform.alternatives import limits, narrowings
+from quantpipe.conform.alternatives import ALL_WIDTHS, WIDTHS, limits, narrowings
 from quantpipe.conform.describe import Change
 from quantpipe.conform.dump import Dump
 from quantpipe.conform.faults import Fault
@@ -111,8 +112,8 @@ def variables(spec: HardwareSpec, ops: Sequence[str]) -> dict[str, list[Value]]:
     return found
 
 
-def _ways() -> Iterator[Value]:
-    for how in narrowings():
+def _ways(widths: Sequence[int] = WIDTHS) -> Iterator[Value]:
+    for how in narrowings(widths):
         free = {"unify": "free"} if how["kind"] != RequantizeKind.SHIFT else {}
         width = f"{WIDTH}{how['multiplier_bits']}" if "multiplier_bits" in how else ""
         yield Value(f"{how['kind']}, rounding {how['rounding']}{width}", {"requantize": how, **free})
@@ -136,21 +137,63 @@ def identify(spec: HardwareSpec, held: Sequence[Held]) -> Identified:
     ops = list(dict.fromkeys(h.probe.kernel.op for h in held))
     known = _without_twins(variables(spec, ops), held)
     asked = [(h, _relevant(h, known)) for h in held]
-    told = {h.probe.recipe.name: (names, _agreeing(h, names, known)) for h, names in asked if h.found is not None}
+    left, unexplained = _left(asked, known)
+    wider = {name: _with_all_widths(name, values, known[name], held) for name, values in left.items()}
+    if any(len(wider[name]) > len(values) for name, values in left.items()):
+        left, unexplained = _left(asked, wider)
+    every = {name: [*values, *(v for v in wider[name] if v not in values)] for name, values in known.items()}
+    fields = [_field(name, every[name], [v.label for v in left[name]], held=asked) for name in known]
+    return Identified(fields, unexplained)
+
+
+Known = Mapping[str, Sequence[Value]]
+
+
+def _left(asked: Sequence[tuple[Held, list[str]]], known: Known) -> tuple[dict[str, list[Value]], list[str]]:
+    """The values of each field that agree with every probe, and the probes that none agree with."""
+    left = {name: list(values) for name, values in known.items()}
+    told: dict[str, tuple[list[str], list[Assignment]]] = {}
+
+    def keep(names: Sequence[str], agreeing: Sequence[Assignment]) -> None:
+        for name in names if agreeing else ():
+            labels = {assignment[name] for assignment in agreeing}
+            left[name] = [value for value in left[name] if value.label in labels]
+
+    # Probes of few fields first: what they rule out need not be tried together with the fields of others.
+    for h, names in sorted(asked, key=lambda one: prod(len(known[name]) for name in one[1])):
+        if h.found is not None:
+            told[h.probe.recipe.name] = names, _agreeing(h, names, left)
+            keep(*told[h.probe.recipe.name])
     unexplained = [name for name, (_, agreeing) in told.items() if not agreeing]
-    left = {name: [v.label for v in values] for name, values in known.items()}
     before = None
     while before != left:  # a value that no assignment of some probe has is none of any other probe's, either
-        before = {name: list(labels) for name, labels in left.items()}
+        before = {name: list(values) for name, values in left.items()}
         for probe, (names, agreeing) in told.items():
-            kept = [a for a in agreeing if all(a[n] in left[n] for n in names)]
+            labels = {name: {value.label for value in left[name]} for name in names}
+            kept = [a for a in agreeing if all(a[n] in labels[n] for n in names)]
             if agreeing and not kept:
                 unexplained.append(probe)
             told[probe] = names, kept
-            for name in names if kept else ():
-                left[name] = [label for label in left[name] if any(a[name] == label for a in kept)]
-    fields = [_field(name, known[name], left[name], held=asked) for name in known]
-    return Identified(fields, unexplained)
+            keep(names, kept)
+    return left, unexplained
+
+
+def _with_all_widths(name: str, left: Sequence[Value], known: Sequence[Value], held: Sequence[Held]) -> list[Value]:
+    """What is left of a narrowing, and the same with multipliers of every other width, where it multiplies by such.
+
+    Where none of the widths that were tried agrees with a probe, all values are left, and so are all roundings.
+    """
+    mine = [h for h in held if h.narrowing == name]
+    labels, roundings = {value.label for value in known}, {_rounding(value) for value in left}
+    more = [v for v in _ways(ALL_WIDTHS) if v.label not in labels and _rounding(v) in roundings] if mine else []
+    place = {value.label: number for number, value in enumerate(_ways(ALL_WIDTHS))}
+    found = [*left, *(v for v in more if any(h.predicted([v]) is not None for h in mine))]
+    return sorted(found, key=lambda value: place.get(value.label, -1))
+
+
+def _rounding(value: Value) -> str:
+    """The way of a narrowing without the width of its multiplier."""
+    return value.label.partition(WIDTH)[0]
 
 
 def _without_twins(known: dict[str, list[Value]], held: Sequence[Held]) -> dict[str, list[Value]]:
@@ -188,7 +231,7 @@ def _relevant(held: Held, known: Mapping[str, Sequence[Value]]) -> list[str]:
     return found
 
 
-def _agreeing(held: Held, names: Sequence[str], known: Mapping[str, Sequence[Value]]) -> list[Assignment]:
+def _agreeing(held: Held, names: Sequence[str], known: Known) -> list[Assignment]:
     found: list[Assignment] = []
     for values in itertools.product(*(known[name] for name in names)):
         made = held.predicted(values)
