@@ -35,6 +35,8 @@ from quantpipe.types.choice_key import ChoiceKind, choice_key
 
 PRECISION = (KINDS, "choices", "threshold", "objective", "detections", "precision", "seed")
 """The configuration that the decisions follow from, beside the topology's."""
+DECIDED = (FindingKind.MASK, FindingKind.CONSTANT, FindingKind.APART)
+"""What ranges say of nodes that float mends; outliers are mended by other units of channels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +111,7 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
         start = (loss_of(first, aim.objective.metric), first.cost)
         said = _said(job, profile, floats_of(job, _hosted(job)))
         least = _aim(job) if job.variants.tail else job.settings.precision.loss_above
-        floats = floats_of(job, _alike(job, nodes_of(said, *FindingKind) & _hosted(job)))
+        floats = floats_of(job, _alike(job, nodes_of(said, *DECIDED) & _hosted(job)))
         if floats and (start[0] > least or _certain(said)):
             opened.close()
             job.console.stage("precision", why(start[0], _certain(said)))

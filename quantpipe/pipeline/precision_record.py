@@ -65,6 +65,7 @@ def record_of(
             *_tail_rows(job, tail),
             *(_role(move, said) for move in moves_of(job.graph, frozenset(floats) - tail)),
             *wider,
+            *(_outlier_row(job, finding) for finding in said if first.loss > selection.above and _is_outlier(finding)),
         ],
         "findings": [cast("FindingRow", asdict(finding)) for finding in said],
         "trials": [cast("PrecisionTrialRow", {**asdict(t), "nodes": len(t.nodes)}) for t in selection.tried],
@@ -92,6 +93,22 @@ def _role(move: Move, said: Sequence[Finding]) -> RoleRow:
     kinds = dict.fromkeys(str(finding.kind) for finding in said if finding.node in move.nodes)
     reason = ", ".join(kinds) or "measured"
     return {"role": f"{named(move)} in float", "nodes": len(move.nodes), "share": move.share, "why": reason}
+
+
+def _is_outlier(finding: Finding) -> bool:
+    return finding.kind is FindingKind.OUTLIERS
+
+
+def _outlier_row(job: RunContext, finding: Finding) -> RoleRow:
+    """A tensor with outliers: nothing is decided of it here, as other units cost the device nothing, and float does."""
+    later = any("equalize" in str(step) for step in job.settings.recover.steps)
+    mends = "equalize (recovery) puts channels that lie far apart into other units"
+    return {
+        "role": f"none yet: outliers in {finding.tensor}",
+        "nodes": 0,
+        "share": None,
+        "why": f"{finding.note}; {mends}{'' if later else ', as recover=auto does'}",
+    }
 
 
 def _notes(said: Sequence[Finding], floats: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What calibrated ranges alone say against integers: masks, tensors that never varied, and parts that lie far apart.
+"""What calibrated ranges alone say against integers: masks, outliers, tensors that never varied, parts far apart.
 
 A scale serves all values of a tensor. Where a mask of -3.4e38 is added to attention scores, or a Concat joins boxes of
 several hundred with probabilities, the step of the common scale is greater than every value that matters. A tensor that
@@ -26,12 +26,19 @@ APART_RATIO = 100.0
 """Parts of a Concat whose ranges differ by more leave the smaller one two levels of 255, or fewer."""
 
 
+OUTLIER_RATIO = 64.0
+"""The greatest value over what nine in ten do not reach: of 8 bits it leaves these two steps to each side."""
+MOST = 0.9
+"""The share of values that lie below outliers, at least."""
+
+
 class FindingKind(StrEnum):
     """Name what a range says."""
 
     MASK = "mask"
     CONSTANT = "constant in calibration"
     APART = "ranges far apart"
+    OUTLIERS = "outliers"
 
 
 @dataclass(frozen=True)
@@ -45,13 +52,13 @@ class Finding:
 
 
 def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[Finding, ...]:
-    """Return what the ranges of operands say, in execution order.
+    """Return what the ranges of operands say, in execution order, outliers behind the rest.
 
     Args:
         graph: The clean model.
         topology: The kernels whose operands are looked at.
         profile: Statistics of activations; tensors without any are passed over.
-        nodes: The kernels of the topology that could run in float.
+        nodes: The kernels of the topology that could run in float; outliers are looked for in front of all weights.
     """
     found: list[Finding] = []
     for kernel in topology.kernels:
@@ -63,6 +70,11 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
             found += _mask(graph, node, kernel, profile.tensors)
         if node.op in JOINING:
             found += _apart(node, kernel, profile.tensors)
+    named = {finding.tensor for finding in found}
+    readers = {k.operands[0].tensor: k.node for k in reversed(topology.kernels) if k.weight is not None}
+    for tensor, node_name in reversed(readers.items()):
+        if tensor in profile.tensors and tensor not in named:
+            found += _outliers(node_name, profile.tensors[tensor])
     return tuple(found)
 
 
@@ -78,6 +90,19 @@ def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, Tens
         for tensor in dict.fromkeys(o.tensor for o in kernel.operands)
         if tensor in stats and _never_varied(stats[tensor]) and depends_on_values(graph, tensor)
     ]
+
+
+def _outliers(node: str, stats: TensorStats) -> list[Finding]:
+    """Find a tensor of which few values are so large that one scale leaves the others next to nothing."""
+    if not stats.full or stats.nonfinite or not stats.limit > 0:
+        return []
+    half = len(stats.histogram) // 2
+    sizes = np.cumsum(stats.histogram[half:] + stats.histogram[half - 1 :: -1])
+    below = (int(np.searchsorted(sizes, MOST * sizes[-1])) + 1) * stats.limit / half
+    if not sizes[-1] or stats.absolute_maximum < OUTLIER_RATIO * below:
+        return []
+    note = f"{stats.name} reaches {stats.absolute_maximum:.3g}, and nine in ten of its values are below {below:.3g}"
+    return [Finding(FindingKind.OUTLIERS, node, stats.name, note)]
 
 
 def _never_varied(stats: TensorStats) -> bool:

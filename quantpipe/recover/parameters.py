@@ -18,6 +18,9 @@ def at_least(name: str, value: float, least: float) -> None:
         raise ConfigError(f"has {name}={value!r}; legal is {least:g} and above", where=KEY)
 
 
+AUTO = "auto"
+
+
 def whole(name: str, value: int, least: int) -> None:
     """Refuse a parameter that is not a whole number of at least `least`, by ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -40,3 +43,9 @@ def flag(name: str, value: object) -> None:
     """Refuse a parameter that is neither true nor false, by ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"has {name}={value!r}; legal are true and false", where=KEY)
+
+
+def flag_or_auto(name: str, value: object) -> None:
+    """Refuse a parameter that is none of true, false and auto, by ConfigError."""
+    if not isinstance(value, bool) and value != AUTO:
+        raise ConfigError(f"has {name}={value!r}; legal are true, false and {AUTO}", where=KEY)

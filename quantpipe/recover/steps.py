@@ -11,7 +11,7 @@ from quantpipe.recover.ranges import Ranges, chosen_ranges
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.threads import one_thread_each
 from quantpipe.recover.rescale.absorb import Absorption, absorbed
-from quantpipe.recover.rescale.equalize import Equalization, equalized
+from quantpipe.recover.rescale.equalize import APART, Equalization, equalized, far_apart
 from quantpipe.recover.rescale.rotate import Rotation, rotations
 from quantpipe.recover.rescale.smooth import Smoothing, smoothed
 from quantpipe.recover.work import NotApplicable, State, Work
@@ -87,9 +87,15 @@ def _equalize(work: Work, state: State, options: Equalization) -> State:
     pairs = [link for link in layer_pairs.values() if not link.affine]
     if not pairs:
         raise NotApplicable(_why("no two layers follow one another", reasons))
-    if work.schema.weights.granularity is Granularity.PER_CHANNEL and not options.per_channel:
-        raise NotApplicable("weights have a scale per channel, so the range of one row costs the others nothing")
+    alone = work.schema.weights.granularity is Granularity.PER_CHANNEL and options.per_channel is not True
+    costs_nothing = "weights have a scale per channel, so the range of one row costs the others nothing"
+    if alone and options.per_channel is False:
+        raise NotApplicable(costs_nothing)
     extremes = work.extremes(state, pairs, moments=False)
+    if alone:  # the tensor has one scale still, which channels far apart pay for
+        pairs = [link for link in pairs if far_apart(extremes[link.tensor])]
+    if not pairs:
+        raise NotApplicable(f"{costs_nothing}, and no tensor's channels lie {APART:g} times apart")
     changes = equalized(
         state.graph, state.topology, pairs, extremes, channel_bounds=work.spec.channel_bounds, options=options
     )

@@ -102,3 +102,18 @@ def test_what_depends_on_a_shape_depends_on_no_value() -> None:
     if "size" in graph.producers:  # a batch that is free keeps the shape in the graph
         assert not depends_on_values(graph, "size")
     assert depends_on_values(graph, "y")
+
+
+def spread(large: float) -> Net:
+    """Two layers with a tensor of 16 channels between them, of which one is `large` times as large as the others."""
+    net = Net(seed=5)
+    x = net.node("Relu", net.dense(net.input(None, 8), 8, 16, bias=False, name="first"))
+    grown = net.node("Mul", x, net.constant(np.where(np.arange(16) == 3, large, 1.0).astype(np.float32)))
+    net.output(net.dense(grown, 16, 4, name="second"))
+    return net
+
+
+def test_outliers_are_named_by_the_tensor_that_has_them() -> None:
+    found = said(spread(1000.0), x=SCORES)
+    assert found["second"][0] is FindingKind.OUTLIERS
+    assert not any(kind is FindingKind.OUTLIERS for kind, _ in said(spread(8.0), x=SCORES).values())

@@ -11,6 +11,7 @@ import pytest
 
 from quantpipe.calibrate.estimators import MaxRange
 from quantpipe.calibrate.measure import measure
+from quantpipe.errors import ConfigError
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
 from quantpipe.graph.view import Graph
@@ -349,6 +350,32 @@ def test_scales_per_channel_leave_nothing_to_equalize() -> None:
     made = line(uneven(), "ort_cpu")
     first, second = climbed(made, ["equalize", {"name": "equalize", "per_channel": True}]).steps
     assert "scale per channel" in first["reason"] and second["kl_after"] is not None
+
+
+@pytest.mark.parametrize(("large", "found"), [(1000.0, True), (8.0, False)])
+def test_channels_far_apart_are_equalized_beside_scales_per_channel(large: float, found: bool) -> None:
+    """The tensor between has one scale still: a channel a thousand times the others leaves these no steps."""
+    net = Net(seed=6)
+    sizes = np.where(np.arange(8) == 3, large, 1.0)
+    x = net.input(None, 3, 6, 6)
+    first = net.constant((net.rng.standard_normal((8, 3, 1, 1)) * sizes[:, None, None, None]).astype(np.float32))
+    second = net.constant((net.rng.standard_normal((8, 8, 1, 1)) / sizes[None, :, None, None]).astype(np.float32))
+    x = net.node("Relu", net.node("Conv", x, first, kernel_shape=[1, 1], name="first"))
+    x = net.node("Conv", x, second, kernel_shape=[1, 1], name="second")
+    net.output(net.dense(net.node("Flatten", net.node("GlobalAveragePool", x)), 8, 4))
+    made = line(net, "ort_cpu")
+    result = climbed(made, ["equalize"])
+    (step,) = result.steps
+    if found:
+        assert step["kept"] and step["kl_after"] < 0.05 * step["kl_before"] and step["on"] == "1 of 1 pairs"
+        agrees(made, result, backend="qdq")
+    else:
+        assert not step["kept"] and "64 times apart" in step["reason"]
+
+
+def test_a_word_that_is_none_of_equalizes_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="per_channel='maybe'; legal are true, false and auto"):
+        RecoverOptions(({"name": "equalize", "per_channel": "maybe"},))
 
 
 def test_what_cannot_apply_says_why() -> None:

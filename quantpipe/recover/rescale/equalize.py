@@ -21,7 +21,7 @@ from quantpipe.graph.view import Graph
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.channels import COLUMNS, along
 from quantpipe.plan import ChannelChange
-from quantpipe.recover.parameters import flag, one_of, share, whole
+from quantpipe.recover.parameters import AUTO, flag_or_auto, one_of, share, whole
 from quantpipe.recover.rescale.channel_regions import LayerPair
 from quantpipe.recover.rescale.channel_stats import ChannelExtremes
 from quantpipe.recover.rescale.rescale_channels import clamp_limits
@@ -30,6 +30,9 @@ from quantpipe.types import Topology
 Floats = NDArray[np.float64]
 POWER_OF_TWO = "power_of_two"
 FACTORS = ("real", POWER_OF_TWO)
+APART = 64.0
+"""The greatest channel over the middle one, from which on channels lie far apart: of 8 bits it leaves half of them four
+steps or fewer."""
 STILL = 1e-3
 """Pairs are at rest when no factor differs from 1 by more."""
 
@@ -40,19 +43,20 @@ class Equalization:
 
     `iterations`: most rounds over all pairs. `factors`: `real`, or `power_of_two` for factors 2^k only. `margin`: how
     far below a clamp that cannot move the channels that it must not meet stay, as a share of its limit. `per_channel`:
-    also where weights have scales per channel.
+    whether this is done where weights have scales per channel, too, so that the range of one row costs the others
+    nothing; `auto`: there for tensors whose channels lie far apart, as they share one scale.
     """
 
     iterations: int = 20
     factors: str = "real"
     margin: float = 0.1
-    per_channel: bool = False
+    per_channel: bool | str = AUTO
 
     def __post_init__(self) -> None:
         whole("iterations", self.iterations, 1)
         one_of("factors", self.factors, FACTORS)
         share("margin", self.margin)
-        flag("per_channel", self.per_channel)
+        flag_or_auto("per_channel", self.per_channel)
 
 
 def equalized(
@@ -85,6 +89,13 @@ def equalized(
         if max(moved, default=0.0) <= STILL:
             break
     return {p.link.tensor: p.change() for p in pairs if np.any(p.factor != 1.0)}
+
+
+def far_apart(found: ChannelExtremes) -> bool:
+    """Return whether the channels of a tensor have ranges so different that one scale leaves most of them few steps."""
+    sizes = np.maximum(np.abs(found.minimum), np.abs(found.maximum))
+    alive = sizes[np.isfinite(sizes) & (sizes > 0)]
+    return bool(alive.size and alive.max() >= APART * np.median(alive))
 
 
 class _Pair:
