@@ -168,9 +168,10 @@ def evaluate(
     session = opened(graph.model, where=graph.source)
     names = data.compared.names(session.outputs)
     run = partial(_outputs, course=course, size=graph.batch_size, names=names)
-    reference = checked_reference(*run("float model", session, samples), data.compared)
+    reference = checked_reference(*run("float model", session, samples), data.compared, samples=len(samples))
     if seen is None:
-        seen = checked_reference(*run("float model on search samples", session, chosen_by), data.compared)
+        again = run("float model on search samples", session, chosen_by)
+        seen = checked_reference(*again, data.compared, samples=len(chosen_by))
     simulation = simulate(graph, topology, plan)
     session = opened(bind(simulation.rendered.model, simulation.weights), where="simulated model")
     every, _ = run("simulated model", session, samples, simulation.scalars)

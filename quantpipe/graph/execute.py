@@ -312,11 +312,12 @@ def joined(found: Sequence[NDArray[Any]]) -> Outputs:
     """Return the outputs of batches as one.
 
     Args:
-        found: the batches, `[n, ...]` each.
+        found: the batches, `[n, ...]` each; a single number `()` is one row.
 
     Returns:
         `[N, ...]`, or N arrays where shapes differ.
     """
+    found = [np.atleast_1d(array) for array in found]
     if len({array.shape[1:] for array in found}) <= 1:
         return np.concatenate(found)
     return tuple(row for array in found for row in array)

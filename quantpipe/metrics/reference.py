@@ -177,16 +177,18 @@ def reference_of(
     names = compared.names(session.outputs)
     parts: list[Mapping[str, NDArray[Any]]] = []
     known = []
+    count = 0
     for batch in samples.batches(size):
         parts.append(session.run(batch.inputs, list(names)))
         known.append(batch.labels)
+        count += len(batch.indices)
     labels = [part for part in known if part is not None]
     outputs = {name: joined([part[name] for part in parts]) for name in names}
-    return checked_reference(outputs, np.concatenate(labels) if labels else None, compared)
+    return checked_reference(outputs, np.concatenate(labels) if labels else None, compared, samples=count)
 
 
 def checked_reference(
-    outputs: Mapping[str, Outputs], labels: NDArray[np.int64] | None, compared: Compared
+    outputs: Mapping[str, Outputs], labels: NDArray[np.int64] | None, compared: Compared, *, samples: int
 ) -> Reference:
     """Return the reference that the float model's outputs make; the first of them is that of the metrics.
 
@@ -196,20 +198,23 @@ def checked_reference(
         outputs: name -> `[N, ...]`, or N arrays.
         labels: class per sample `[N]`, or None.
         compared: what is compared.
+        samples: how many samples they are of.
 
     Returns:
         The reference.
 
     Raises:
-        DataError: where an output has no row per sample, or holds what is not finite.
+        DataError: where an output has no rows per sample, or holds what is not finite.
     """
     main, *more = outputs
     exact = {main, *(loss.output for loss in compared.losses if loss.kind is LossKind.KL)}
     for name, found in outputs.items():
-        if len(found) != len(outputs[main]):
+        if len(found) % samples or (name != main and len(found) != len(outputs[main])):
+            remedy = "legal is a model that gives each sample rows of its own, as many for every sample"
+            remedy = remedy if name == main else f"objective.outputs={{{name}: 0}} leaves it out"
             raise DataError(
-                f"the model's output {name} has no row per sample ({len(found)} rows for {len(outputs[main])} "
-                f"samples), so it cannot be compared sample by sample; objective.outputs={{{name}: 0}} leaves it out",
+                f"the model's output {name} has no row per sample ({len(found)} rows for {samples} samples), so it "
+                f"cannot be compared sample by sample; {remedy}",
                 stage="evaluate",
             )
         if name in exact and not all_finite(found):

@@ -17,7 +17,7 @@ from quantpipe.metrics.losses import LossKind, OutputLoss, differing, joint_loss
 from quantpipe.metrics.reference import Compared, checked_reference, loss_of, metric_of, output_metrics, reference_of
 from quantpipe.scoring.holdout import HoldoutScorer
 from quantpipe.scoring.sections import sections
-from tests.ops.line import ArraySamples, Line, Net, line
+from tests.ops.line import ArraySamples, Line, Net, line, load, normal_samples
 
 KL, MSE, DIFFERING = LossKind.KL, LossKind.MSE, LossKind.DIFFERING
 
@@ -176,12 +176,25 @@ def test_outputs_that_cannot_be_compared_are_named() -> None:
     compared = Compared("a", (OutputLoss("a", KL), OutputLoss("b", MSE)))
     rows = np.zeros((4, 2), np.float32)
     with pytest.raises(DataError, match=r"output b has no row per sample.*objective.outputs=\{b: 0\}"):
-        checked_reference({"a": rows, "b": rows[:1]}, None, compared)
+        checked_reference({"a": rows, "b": rows[:1]}, None, compared, samples=4)
     bad = rows.copy()
     bad[2, 0] = np.inf
-    assert checked_reference({"a": rows, "b": bad}, None, compared).names == ("a", "b")
+    assert checked_reference({"a": rows, "b": bad}, None, compared, samples=4).names == ("a", "b")
     with pytest.raises(DataError, match="not finite for sample 2"):
-        checked_reference({"a": bad, "b": rows}, None, compared)
+        checked_reference({"a": bad, "b": rows}, None, compared, samples=4)
+
+
+@pytest.mark.parametrize(("op", "attributes"), [("ArgMax", {"axis": 0}), ("ReduceSum", {"keepdims": 0})])
+def test_an_output_without_an_axis_of_samples_is_named(op: str, attributes: dict[str, int]) -> None:
+    """A model that reduces over its samples: rows of a batch, or a single number, cannot be told apart by sample."""
+    net = Net()
+    net.output(net.node(op, net.dense(net.input(None, 6), 6, 4), **attributes))
+    graph = load(net)
+    samples = normal_samples(graph, 12)
+    with pytest.raises(DataError, match=rf"{op.lower()}1_out has no row per sample \(\d+ rows for 12 samples\)"):
+        reference_of(Session(graph.model), samples, 4)
+    alone = reference_of(Session(graph.model), samples, 1)  # each a batch of its own: a row for each
+    assert len(alone.outputs) == 12
 
 
 def test_a_function_gets_every_output_by_name() -> None:
@@ -192,6 +205,6 @@ def test_a_function_gets_every_output_by_name() -> None:
         return float(np.mean(own["b"]) - np.mean(other["b"]))
 
     rows = np.ones((3, 2), np.float32)
-    reference = checked_reference({"a": rows, "b": 2 * rows}, None, Compared("a", (), both, named=True))
+    reference = checked_reference({"a": rows, "b": 2 * rows}, None, Compared("a", (), both, named=True), samples=3)
     assert metric_of("callable", reference, {"a": rows, "b": rows}) == 1.0
     assert seen == [(["a", "b"], ["a", "b"], None)]
