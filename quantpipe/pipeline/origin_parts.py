@@ -13,6 +13,7 @@ from typing import Any
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import plain
 from quantpipe.pipeline.settings import Settings
+from quantpipe.types import HardwareSpec
 
 KINDS = "annotate.choices"
 """The part that names which kinds of choices are on offer: of them the topology follows from the structural ones."""
@@ -40,8 +41,9 @@ def part(settings: Settings, key: str) -> Any:
         return settings.config.get(key)
 
 
-def _hardware(settings: Settings) -> dict[str, Any]:
-    return _fields(settings.spec, without=(*_WORDS, *_OF_ONE_MODEL))
+def device_part(spec: HardwareSpec) -> dict[str, Any]:
+    """Return what artifacts are made from, of a device: everything but words, and what one model adds."""
+    return _fields(spec, without=(*_WORDS, *_OF_ONE_MODEL))
 
 
 def _annotate(settings: Settings) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def _search(settings: Settings) -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
     {
-        "hardware": _hardware,
+        "hardware": lambda settings: device_part(settings.spec),
         "schema": lambda settings: settings.schema,
         "annotate": _annotate,
         KINDS: lambda settings: settings.annotate.choices,

@@ -21,6 +21,21 @@ Array = NDArray[Any]
 Ints = NDArray[np.int64]
 
 
+ZERO = {True: "first", False: "last"}
+"""Where a zero point is added, as a plan has it and as a hardware file has it."""
+
+
+def _zero(requantize: Mapping[str, Any]) -> str | None:
+    word = requantize.get("zero", ZERO.get(requantize.get("zero_first")))  # type: ignore[arg-type]
+    return None if word is None else str(word)
+
+
+def _kernels(device: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The device's kernels of several ops: a list, by name in folders whose origins have format 1."""
+    found = device.get("kernels") or []
+    return list(found.values() if isinstance(found, Mapping) else found)
+
+
 class Pieces(Written):
     """Hold a kernel with the checks that several kinds of it share."""
 
@@ -35,21 +50,26 @@ class Pieces(Written):
         found: Mapping[str, Any] = self.numbers.plan["origin"]["config"]["hardware"]
         return found
 
+    def _ways(self) -> list[Mapping[str, Any]]:
+        """The device's signatures of this op, those inside its kernels of several ops behind its own."""
+        device, op = self._hardware(), self.plan["op"]
+        ways = device.get("ops", {}).get(op, [])
+        inside = [of for kernel in _kernels(device) for of in kernel.get("signatures", {}).values()]
+        return [*([ways] if isinstance(ways, Mapping) else ways), *(way for of in inside for way in of.get(op, ()))]
+
     def _accumulators(self) -> list[Mapping[str, Any] | str]:
-        """What the hardware file lets this op hold its sums in: as some signature or kernel says, or as the device."""
-        rows = self._hardware().get("ops", {}).get(self.plan["op"], [])
-        own = [row.get("accumulator") for row in ([rows] if isinstance(rows, Mapping) else rows)]
-        for kernel in (self._hardware().get("kernels") or {}).values():
+        """What the device lets this op hold its sums in: as some signature or kernel says, or as the device."""
+        own = [way.get("accumulator") for way in self._ways()]
+        for kernel in _kernels(self._hardware()):  # of a folder whose origins have format 1: by value
             own += list((kernel.get("accumulator") or {}).values())
         return [*(a for a in own if a is not None), self._hardware().get("accumulator", {})]
 
     def _zero_said(self) -> str | None:
-        """Where the hardware file has this op's zero point added, if it says so; the op's own word goes first."""
-        rows = self._hardware().get("ops", {}).get(self.plan["op"], [])
-        places = [row.get("requantize") for row in ([rows] if isinstance(rows, Mapping) else rows)]
+        """Where the device adds this op's zero point, if that is said; the op's own word goes first."""
+        places = [way.get("requantize") for way in self._ways()]
         own = [place for place in places if place is not None] or [self._hardware().get("requantize")]
-        found = [place["zero"] for place in own if isinstance(place, Mapping) and place.get("zero") is not None]
-        return str(found[0]) if found else None
+        found = [word for place in own if isinstance(place, Mapping) and (word := _zero(place)) is not None]
+        return found[0] if found else None
 
     def _unscaled(self) -> None:
         """The parts of a `requantize` entry that do not depend on scales."""

@@ -18,9 +18,10 @@ from quantpipe.artifacts.digest import digest_file, digest_json
 from quantpipe.certify import certificate
 from quantpipe.graph.load import load_graph
 from quantpipe.graph.view import Graph
+from quantpipe.pipeline.origin_parts import device_part
 from quantpipe.pipeline.run_folder import RunFolder
 from quantpipe.types import QuantPlan
-from tests.ops.line import CONF, ArraySamples, Line, hardware, hardware_data, line
+from tests.ops.line import CONF, ArraySamples, Line, hardware, line
 
 FORMS = ("qdq", "qoperator", "integer")
 DIGITS = CONF.parent / "quantpipe" / "assets" / "digits.onnx"
@@ -50,7 +51,7 @@ def write(made: Line, plan: QuantPlan, form: str, root: Path, **config: Any) -> 
     """A folder as the realize stage leaves it. HardwareError where the form cannot express the plan."""
     realized = made.realize(plan, form)
     claims = certificate(made.graph, made.topology, plan, made.spec, realized=realized, form=form)
-    written = hardware_data(made.spec.name) | config
+    written = device_part(made.spec) | config
     origin = Origin("realize", {"model": made.graph.model_hash, "strategy": "sha256:0"}, {"hardware": written})
     RunFolder(root).write_realized(plan, made.topology, realized, claims, origin=origin)
     return root
