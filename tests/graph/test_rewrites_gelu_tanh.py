@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.graph.test_rewrites import checked, number, ops
+from tests.graph.test_rewrites import checked, number, ops, with_gelu
 from tests.ops.line import Net, line
 
 SLOPE, CUBIC = float(np.sqrt(2 / np.pi)), 0.044715
@@ -61,7 +61,7 @@ def test_a_written_out_tanh_gelu_is_one_op(form: Callable[[Net, str], str], opse
 
 
 def test_it_runs_as_one_table() -> None:
-    made = line(checked(written(torchscript)))
+    made = line(checked(written(torchscript)), with_gelu())
     assert not made.topology.float_nodes
     for form in ("qdq", "qoperator", "integer"):
         assert made.agree(made.plan(), form).differing == 0
