@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +74,20 @@ LAUNCHERS = {
 PLUGIN = {"submitit_local": "hydra_submitit_launcher"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param(name, marks=pytest.mark.slow if name == "ray" else pytest.mark.program) for name in LAUNCHERS],
+)
 def test_jobs_in_processes_share_the_parent(launcher: str, program: Program) -> None:
     plugin = PLUGIN.get(launcher, f"hydra_{launcher}_launcher")
-    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"the launcher {launcher} is not installed")
-    result = program.bare(*SWEEP, f"hydra/launcher={launcher}", *LAUNCHERS[launcher])
+    try:
+        importlib.import_module(f"hydra_plugins.{plugin}")
+    except ImportError:
+        assert os.environ.get("CI") != "true" or launcher == "ray", f"the launcher {launcher} is not installed"
+        pytest.skip(f"the launcher {launcher} is not installed")
+    result = program.bare("-m", "hardware=ort_cpu,vta", *QUICK, f"hydra/launcher={launcher}", *LAUNCHERS[launcher])
     assert result.code == 0, result.err
     parent, children, _ = runs_of(program.cwd)
     assert {parent.info.status, *(c.info.status for c in children)} == {"FINISHED"}
-    assert len(children) == 4
-    assert len(list(program.cwd.glob("outputs/*/*/[0-3]/evaluate/report.json"))) == 4
+    assert len(children) == 2
+    assert len(list(program.cwd.glob("outputs/*/*/[0-1]/evaluate/report.json"))) == 2
