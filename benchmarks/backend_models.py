@@ -1,6 +1,6 @@
 """The onnx package's own backend test models, each taken from the file to the report: through, refused, or crashed.
 
-    python benchmarks/backend_models.py FOLDER --measure [--set node] [--seconds 160]    # goes on where it was
+    python benchmarks/backend_models.py FOLDER --measure [--set node] [--shard 0/2] [--seconds 160]   # goes on
     python benchmarks/backend_models.py FOLDER > benchmarks/results/backend_models.md      # the table
 
 A case needs an input of real numbers with an axis; the first such input is drawn from the test's own values, and every
@@ -33,8 +33,8 @@ from onnx.backend.test.loader import load_model_tests
 import quantpipe
 
 Array = np.ndarray[Any, Any]
-SETS = ("node", "simple", "light", "pytorch-converted", "pytorch-operator")
-"""`real` is left out: its models are addresses of files, not files."""
+SETS = ("node", "simple", "pytorch-converted", "pytorch-operator")
+"""Left out: `real`, whose models are addresses, and `light`, networks whose weights are all alike."""
 COPIES = 32
 DEVICE = "ort_cpu"
 
@@ -84,19 +84,7 @@ def cases(kind: str) -> Iterator[Case]:
         model = onnx.load(folder / "model.onnx")
         weights = {tensor.name for tensor in model.graph.initializer}
         names = [value.name for value in model.graph.input if value.name not in weights]
-        yield Case(kind, test.name, model, stored(folder, names) or drawn_inputs(model, names))
-
-
-def drawn_inputs(model: onnx.ModelProto, names: list[str]) -> dict[str, Array]:
-    """Return drawn values for models that come without: those of `light` are whole networks."""
-    rng = np.random.default_rng(0)
-    found = {}
-    for value in model.graph.input:
-        kind = value.type.tensor_type
-        if value.name in names and kind.elem_type == TensorProto.FLOAT:
-            shape = [dim.dim_value or 1 for dim in kind.shape.dim]
-            found[value.name] = rng.standard_normal(shape).astype(np.float32)
-    return found
+        yield Case(kind, test.name, model, stored(folder, names))
 
 
 def between_products(case: Case) -> onnx.ModelProto:
@@ -152,14 +140,14 @@ def row(case: Case) -> dict[str, Any]:
     return found | {"figures": {k: nodes.get(k) for k in ("sqnr_db", "cosine")}}
 
 
-def measure(folder: Path, kinds: list[str], seconds: float) -> None:
-    """Append a line to FOLDER/rows.jsonl for each case that has none, until the time is up."""
+def measure(folder: Path, kinds: list[str], seconds: float, shard: tuple[int, int]) -> None:
+    """Append a line to FOLDER/rows.jsonl for each case of a shard that has none, until the time is up."""
     folder.mkdir(parents=True, exist_ok=True)
     log, end = folder / "rows.jsonl", time.monotonic() + seconds
     done = {(r["set"], r["name"]) for r in map(json.loads, log.read_text("utf-8").splitlines())} if log.exists() else ()
     for kind in kinds:
-        for case in cases(kind):
-            if (kind, case.name) in done:
+        for number, case in enumerate(cases(kind)):
+            if (kind, case.name) in done or number % shard[1] != shard[0]:
                 continue
             if time.monotonic() > end:
                 return
@@ -178,21 +166,28 @@ def reason(text: str) -> str:
     return re.sub(r"\d+", "n", text)[:160].replace("|", "/")
 
 
+def cells(counts: Counter[str], results: tuple[str, ...]) -> str:
+    """Return the counts of a row."""
+    return " | ".join(str(counts[result]) for result in results)
+
+
 def text(folder: Path) -> str:
     """Return the tables."""
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf-8").splitlines()]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for found in rows:
         counts[found["set"]][found["result"]] += 1
+    totals = {kind: sum(1 for _ in cases(kind)) for kind in SETS}
+    counts |= {kind: Counter() for kind in SETS if kind not in counts}
     results = ("through", "refused", "crashed", "no real input")
     through = [r for r in rows if r["result"] == "through"]
     lines = [
         "# The onnx package's backend models\n",
         f"`python benchmarks/backend_models.py FOLDER`; onnx {onnx.__version__}, onnxruntime {ort.__version__}, device",
         f"{DEVICE}. Each model from the file to the report; models of single ops stand between two MatMuls.\n",
-        "| set | models | " + " | ".join(results) + " |",
-        "|---|---|" + "---|" * len(results),
-        *(f"| {k} | {sum(c.values())} | " + " | ".join(str(c[r]) for r in results) + " |" for k, c in counts.items()),
+        "| set | models | not measured | " + " | ".join(results) + " |",
+        "|---|---|---|" + "---|" * len(results),
+        *(f"| {k} | {totals[k]} | {totals[k] - sum(c.values())} | {cells(c, results)} |" for k, c in counts.items()),
         f"\n{sum(r['differing'] for r in through)} of {sum(r['elements'] for r in through):,} integers differ between",
         "simulated and realized models.\n",
         "## Opsets\n",
@@ -220,10 +215,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--measure", action="store_true")
     parser.add_argument("--set", action="append", choices=SETS)
+    parser.add_argument("--shard", default="0/1", help="K/N: every N-th case from the K-th, beside other processes")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     given = parser.parse_args()
     if given.measure:
-        measure(given.folder, given.set or list(SETS), given.seconds)
+        first, count = map(int, given.shard.split("/"))
+        measure(given.folder, given.set or list(SETS), given.seconds, (first, count))
     else:
         print(text(given.folder))
 
