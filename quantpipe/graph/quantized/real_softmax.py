@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from quantpipe.graph.external_weights import copied
-from quantpipe.graph.quantized.tables import APPROXIMATED, DEQUANTIZE, MAX
+from quantpipe.graph.quantized.tables import APPROXIMATED, DEQUANTIZE, DOMAINS, MAX
 from quantpipe.graph.rewrites.tools import is_op, new_constant, new_node
 
 
@@ -31,4 +31,4 @@ def with_real_softmax(model: ir.Model) -> ir.Model | None:
 
 def _is_replaced(node: ir.Node) -> bool:
     source = node.inputs[0].producer() if is_op(node, *APPROXIMATED) and node.inputs[0] is not None else None
-    return is_op(source, DEQUANTIZE)
+    return source is not None and source.op_type == DEQUANTIZE and source.domain in DOMAINS
