@@ -221,8 +221,7 @@ def nearest_step(
     zero point. `out` saves an allocation.
     """
     whole = np.rint(steps, out=out)
-    np.maximum(whole, least, out=whole)
-    return np.asarray(np.minimum(whole, greatest, out=whole))
+    return np.asarray(np.clip(whole, least, greatest, out=whole))  # one pass over the array: half the time of two
 
 
 def dequantize(
