@@ -29,14 +29,14 @@ def part(settings: Settings, key: str) -> Any:
 
     Args:
         settings: The run.
-        key: A key of `PARTS`, or `seed` or `pick`.
+        key: A key of `PARTS`, or a field of the settings.
 
     Returns:
-        A JSON value. Where an object of a package cannot be told as one (it is no dataclass of plain fields), what the
-        configuration says of that part.
+        A JSON value. Where an object cannot be told as one (it is no dataclass of plain fields, or one of them is a
+        function), what the configuration says of that part.
     """
     try:
-        return plain(PARTS[key](settings)) if key in PARTS else getattr(settings, key)
+        return plain(PARTS[key](settings) if key in PARTS else getattr(settings, key))
     except TypeError:
         return settings.config.get(key)
 

@@ -114,3 +114,18 @@ def test_what_cannot_be_told_is_told_as_it_was_configured(base: Settings, estima
 def test_no_part_needs_the_configuration(base: Settings) -> None:
     without = replace(base, config={}, folder=Path("another"), changed={}, choices={})
     assert digests(without) == digests(base)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A data set that holds what a package's key names."""
+
+    target: Any
+
+
+def test_a_function_of_the_user_is_told_as_it_was_configured(base: Settings) -> None:
+    """A data set holds the function itself, which no artifact can."""
+    configured = {"target": "mydata:rows"}
+    settings = replace(base, config={**base.config, "dataset": configured})
+    assert part(replace(settings, dataset=Held(len)), "dataset") == configured
+    assert part(replace(settings, dataset=Held(3)), "dataset") == {"target": 3}
