@@ -12,6 +12,8 @@ from quantpipe.tracking.address import check_reachable, resolve
 from quantpipe.tracking.setup import brief, make_client
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
+_UNKNOWN = ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND")
+_CLOSED = ("UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED", "PERMISSION_DENIED")
 _WANTED = ("config.yaml", "data.json", "main.log", "evaluate/report.json", "evaluate/samples.npz")
 
 
@@ -25,19 +27,37 @@ def fetch_runs(uri: str | None, launch_folder: Path, run_id: str, into: Path) ->
         into: A folder for what is fetched.
 
     Raises:
-        ConfigError: The store cannot be reached, or has no such run.
+        ConfigError: The store cannot be reached, lets nobody in without a login, or has no such run.
     """
     store = resolve(uri, launch_folder)
     check_reachable(store)
     client = make_client(store.uri)
     try:
-        run = client.get_run(run_id)
+        children = _children(client, client.get_run(run_id))
+        return [(child, _fetched(client, child, into / child)) for child in (children or [run_id])]
+    except ConfigError:
+        raise
     except Exception as error:
-        raise ConfigError(
-            f"{store.shown} has no run {run_id} ({brief(error)}); legal are ids of its runs, and folders", where="runs"
-        ) from error
-    children = _children(client, run)
-    return [(child, _fetched(client, child, into / child)) for child in (children or [run_id])]
+        raise _refused(store.shown, run_id, error) from error
+
+
+def _refused(shown: str, run_id: str, error: Exception) -> ConfigError:
+    """Tell an id that the store does not know from a login that is missing, and from a store that fails."""
+    code = getattr(error, "error_code", None)
+    if code in _UNKNOWN:
+        said = f"{shown} has no run {run_id} ({brief(error)}); legal are ids of its runs, and folders"
+    elif code in _CLOSED:
+        said = (
+            f"{shown} does not let us in to run {run_id} ({brief(error)}); give MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, of somebody who may read it, or the run's folder"
+        )
+    else:
+        said = (
+            f"run {run_id} could not be asked for at {shown} ({brief(error)}): whether it is there is not known. "
+            "Try again when the server answers, see to it that tracking.uri is an MLflow server, or give the "
+            "run's folder"
+        )
+    return ConfigError(said, where="runs")
 
 
 def _children(client: Any, run: Any) -> list[str]:
