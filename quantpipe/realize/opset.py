@@ -2,7 +2,7 @@
 
 A definition of an op holds from its `since_version` to the next one, so a model may name any opset from the greatest
 `since_version` of its nodes on. Where a later definition differs from the one before it in nothing but the types that
-it allows, and the node has none of the added ones, the earlier one will do.
+it allows, and in attributes and inputs that it adds, and the node has none of the added ones, the earlier one will do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,44 @@ KNOWN = ("", "ai.onnx", "com.microsoft")
 
 FLOOR = 13
 """QuantizeLinear with an axis; onnxruntime's fusions know no earlier definitions of some ops."""
+
+ADDED: Mapping[str, frozenset[str]] = {
+    op: frozenset(names.split())
+    for op, names in {
+        "Cast": "saturate round_mode",
+        "CastLike": "saturate round_mode",
+        "DequantizeLinear": "block_size output_dtype",
+        "Pad": "axes",
+        "QuantizeLinear": "saturate block_size output_dtype precision",
+        "Reshape": "allowzero",
+        "ScatterElements": "reduction",
+        "ScatterND": "reduction",
+        "Shape": "start end",
+        "Split": "num_outputs",
+    }.items()
+}
+"""Op -> attributes and inputs that later definitions added, without which a node means what it meant before."""
+
+VALUES: Mapping[tuple[str, str], tuple[int, frozenset[str]]] = {
+    ("Pad", "mode"): (19, frozenset({"wrap"})),
+    ("Resize", "coordinate_transformation_mode"): (19, frozenset({"half_pixel_symmetric"})),
+    ("ScatterElements", "reduction"): (18, frozenset({"max", "min"})),
+    ("ScatterND", "reduction"): (18, frozenset({"max", "min"})),
+}
+"""(op, attribute) -> the opset that gave it more values, and these: no list of types or attributes says so."""
+
+LIKE: Mapping[str, int] = {
+    "BipolarQuant": 1,
+    "MatMulIntegerToFloat": 2,
+    "MatMulNBits": 2,
+    "QGemm": 8,
+    "QLinearAdd": 7,
+    "QLinearGlobalAveragePool": 4,
+    "QLinearMul": 7,
+    "Quant": 1,
+    "Trunc": 1,
+}
+"""Op of onnxruntime's and QONNX's that forms write -> the constant among its inputs whose type its result has."""
 
 
 def with_least_opset(model: ir.Model, *, kernels: Collection[str] = ()) -> ir.Model:
@@ -55,22 +93,42 @@ def _least(node: ir.Node, opset: int, kinds: Mapping[str, str]) -> int | None:
             earlier = onnx.defs.get_schema(node.op_type, max_inclusive_version=schema.since_version - 1, domain="")
         except onnx.defs.SchemaError:
             break
-        if _shape_of(earlier) != _shape_of(schema) or not _allows(earlier, node, kinds):
+        if not _says(earlier, schema, node) or not _allows(earlier, node, kinds):
             break
         schema = earlier
     return max(int(schema.since_version), 1)
 
 
-def _shape_of(schema: onnx.defs.OpSchema) -> tuple[object, ...]:
-    """What of a definition is more than types: its attributes with their defaults, its inputs and outputs."""
-    attributes = tuple(
-        sorted(
-            (name, str(a.type), a.required, str(getattr(a.default_value, "SerializeToString", bytes)()))
-            for name, a in schema.attributes.items()
-        )
-    )
-    ports = tuple((str(port.option), port.is_homogeneous, port.min_arity) for port in (*schema.inputs, *schema.outputs))
-    return attributes, len(schema.inputs), ports
+def _says(earlier: onnx.defs.OpSchema, later: onnx.defs.OpSchema, node: ir.Node) -> bool:
+    """Whether a node means the same by an earlier definition, types apart."""
+    for (op, name), (since, values) in VALUES.items():
+        crossed = op == node.op_type and later.since_version >= since > earlier.since_version
+        if crossed and name in node.attributes and node.attributes[name].as_string() in values:
+            return False
+    known, given = ADDED.get(node.op_type, frozenset()), {*node.attributes, *_read(later, node)}
+    before, now = _parts(earlier), _parts(later)
+    added = now.keys() - before.keys()
+    return added <= known - given and all(now.get(name) == part for name, part in before.items())
+
+
+def _parts(schema: onnx.defs.OpSchema) -> dict[str, object]:
+    """What of a definition is more than types, by name: attributes with their defaults, inputs and outputs in order."""
+    found: dict[str, object] = {
+        name: (str(a.type), a.required, str(getattr(a.default_value, "SerializeToString", bytes)()))
+        for name, a in schema.attributes.items()
+    }
+    for ports, kind in ((schema.inputs, "input"), (schema.outputs, "output")):
+        for place, port in enumerate(ports):
+            name = port.name if port.name in ADDED.get(schema.name, ()) else f"{kind} {place}"
+            found[name] = (kind, place, str(port.option), port.is_homogeneous, port.min_arity)
+    return found
+
+
+def _read(schema: onnx.defs.OpSchema, node: ir.Node) -> Iterator[str]:
+    """The names, in a definition, of the inputs that a node has."""
+    for port, value in zip(schema.inputs, node.inputs, strict=False):
+        if value is not None:
+            yield port.name
 
 
 def _allows(schema: onnx.defs.OpSchema, node: ir.Node, kinds: Mapping[str, str]) -> bool:
@@ -91,8 +149,15 @@ def _repeated(ports: Sequence[onnx.defs.OpSchema.FormalParameter]) -> Iterator[o
 
 def _types(model: ir.Model) -> dict[str, str]:
     """Value -> its type as definitions write it, such as `tensor(int8)`."""
+    proto = model_proto(model)
+    constants = {tensor.name: tensor.data_type for tensor in proto.graph.initializer}
+    for node in proto.graph.node:  # what ONNX's inference knows nothing of
+        place = LIKE.get(node.op_type) if node.domain not in ("", "ai.onnx") else None
+        if place is not None and len(node.input) > place and node.input[place] in constants:
+            kind = constants[node.input[place]]
+            proto.graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], kind, None))
     try:
-        graph = onnx.shape_inference.infer_shapes(model_proto(model)).graph
+        graph = onnx.shape_inference.infer_shapes(proto).graph
     except Exception:  # the inference raises many types for ops it does not know; then nothing is lowered
         return {}
     found = {}

@@ -27,6 +27,7 @@ from quantpipe.graph.io import model_bytes
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import fragments as fr
 from quantpipe.plan.tables import real_rows
+from quantpipe.realize.opset import with_least_opset
 from quantpipe.realize.protocol import Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance, stamp
 from quantpipe.realize.ship_samples import feeds
@@ -84,7 +85,7 @@ class Sidecars:
                 "(model.resident_mb); legal is a larger model.resident_mb, or another realize",
                 stage="realize",
             )
-        model = on_grid(graph, plan)
+        model = with_least_opset(on_grid(graph, plan))
         stamp(model, made.entries(graph, plan, self.name), made.version)
         files = {FLOAT: model_bytes(model)}
         cache = calibration_cache(plan)
