@@ -13,6 +13,7 @@ from math import ceil, prod
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.gain import rate
 from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
+from quantpipe.hardware.vectors import vector_steps
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
 from quantpipe.types import Form, HardwareSpec, Kernel, Topology, WeightSite
@@ -141,7 +142,8 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
 
     They are the MACs over the rate of the operands' width, what is loaded (weights in the types that they are stored
     in, 32 bits in float, and `scale_bytes` for each of their scales) over the bandwidth, and `launch_cycles` for every
-    kernel and every float node that computes real numbers (swallowed clamps start nothing).
+    kernel and every float node that computes real numbers (swallowed clamps start nothing), and what a unit for
+    vectors of channels adds, narrows and compares (`vector_steps`), where the file says that it takes steps.
 
     Channels are padded to `channel_block`; a width without a rate of its own runs at the next wider one. An operand
     counts by its bits, or by its type where its kernel has it in a wider one than they need.
@@ -163,6 +165,8 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
         for n in graph.nodes
         if n.name not in inside and graph.dtypes.get(n.outputs[0], "float32") == "float32"
     }
+    for name, steps in vector_steps(topology, graph, spec).items():
+        total[name] = total.get(name, 0.0) + steps
     device, costs = spec, _costs_of_sites(topology, spec)
     for node in graph.nodes:
         work = macs(node, graph)

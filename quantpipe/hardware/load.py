@@ -17,6 +17,7 @@ from quantpipe.hardware.kernels import KernelReader, read_fuse, read_kernels
 from quantpipe.hardware.reader import Data, Reader, listed
 from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.tables import read_tables
+from quantpipe.hardware.vectors import VECTOR_STEPS
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.types import (
     ActivationLimits,
@@ -173,9 +174,12 @@ def _form_for(spec: HardwareSpec) -> str:
 
 def _cost(reader: Reader, data: Data) -> Cost:
     """What running costs. `align.channels` is the name that `cost.channel_block` had."""
-    part = reader.part(
-        data, "cost", ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
-    )
+    known = ("macs_per_cycle", "bytes_per_cycle", "channel_block", "clock_hz", "launch_cycles", "scale_bytes")
+    part = reader.part(data, "cost", (*known, "vector_steps"))
+    label, given = "cost.vector_steps", part.get("vector_steps") or {}
+    given = reader.mapping(given, label, ", ".join(VECTOR_STEPS))
+    reader.keys(given, VECTOR_STEPS, label)
+    steps = {name: reader.optional_number(given, label, name, 0.0, default=0.0) or 0.0 for name in given}
     block = part.get("channel_block")
     align = data.get("align")
     if align is not None:
@@ -194,6 +198,7 @@ def _cost(reader: Reader, data: Data) -> Cost:
         reader.optional_number(part, "cost", "clock_hz", 1.0, default=None),
         reader.optional_number(part, "cost", "launch_cycles", 0.0, default=0.0) or 0.0,
         reader.optional_number(part, "cost", "scale_bytes", 0.0, default=0.0) or 0.0,
+        steps,
     )
 
 

@@ -305,6 +305,8 @@ class Cost:
     launch_cycles: float = 0.0
     scale_bytes: float = 0.0
     """What each scale of a weight adds to what the device loads."""
+    vector_steps: Mapping[str, float] = field(default_factory=dict)
+    """What adding, narrowing and comparing take per vector of a result; empty: nothing."""
 
 
 @dataclass(frozen=True)

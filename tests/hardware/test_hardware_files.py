@@ -149,6 +149,8 @@ BAD = {
         ["both", "residual_only"],
         "add_inputs lists residual_only beside others, but realize is qdq",
     ),
+    "vector steps": ("vta", "cost/vector_steps/narrow", -1, "cost.vector_steps.narrow is -1; legal are numbers from 0"),
+    "no vector step": ("vta", "cost/vector_steps/narow", 1, "narow"),
     "scale bytes": ("vta", "cost/scale_bytes", -1, "cost.scale_bytes is -1; legal are numbers from 0"),
     "isa": ("ort_cpu", "isa", "avx", "isa is 'avx' (did you mean 'avx2'?); legal are vnni, avx2"),
     "narrowing": ("vta", "narrowing", "clip", "narrowing is 'clip'; legal are saturate, wrap"),

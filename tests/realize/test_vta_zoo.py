@@ -8,7 +8,7 @@ import pytest
 from quantpipe.graph.load import load_graph
 from tests.ops.line import ArraySamples, line
 from tests.ops.test_zoo_agreement import line_of
-from tests.realize.test_vta_form import run_vta
+from tests.realize.test_vta_form import run_vta, unpriced
 from tests.zoo import requires_zoo, zoo
 
 pytestmark = requires_zoo
@@ -22,6 +22,7 @@ def test_networks_of_the_zoo(name: str) -> None:
     plan = made.plan((8, 7), seed=1)
     found = run_vta(made, plan)
     assert found["differing"] == 0 and found["elements"], found
+    assert unpriced(made, plan) == {}, "the cost of a layer is what is written"
 
 
 @pytest.mark.slow
