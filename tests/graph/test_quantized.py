@@ -264,3 +264,42 @@ def test_a_number_that_the_clean_up_folds_away_is_lost_and_said(tmp_path: Path) 
     onnx.save(model, tmp_path / "m.onnx")
     given = load_graph(tmp_path / "m.onnx", lambda raw: {"x": samples()}, isolate=False).imported
     assert given is not None and len(given.lost) == 1 and "do not follow" in next(iter(given.lost.values()))
+
+
+def _three_ops(tensor: str, zero: float | None, scale: float) -> onnx.ModelProto:
+    """The model of which one tensor is read by Cast, Sub and Mul in place of a DequantizeLinear."""
+    model = qdq()
+    place, node = next((i, n) for i, n in enumerate(model.graph.node) if n.output[0] == f"{tensor}_dq")
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.float32(v), n) for n, v in (("three_zero", zero or 0), ("three_scale", scale))
+    )
+    made = [helper.make_node("Cast", [node.input[0]], ["three_real"], name="cast", to=1)]
+    if zero is not None:
+        made.append(helper.make_node("Sub", ["three_real", "three_zero"], ["three_centred"], name="centre"))
+    made.append(helper.make_node("Mul", ["three_scale", made[-1].output[0]], [f"{tensor}_dq"], name="scale"))
+    del model.graph.node[place]
+    for other in reversed(made):
+        model.graph.node.insert(place, other)
+    return model
+
+
+@pytest.mark.parametrize(("tensor", "centred"), [("x", True), ("hidden", True), ("hidden", False)])
+def test_three_ops_are_the_dequantize_linear_that_they_are(tensor: str, centred: bool) -> None:
+    """(q - z)·s of the stored grid, as realized QDQ files write it in front of a Softmax."""
+    scale, zero = GRIDS[tensor]
+    written = restore(ir.from_proto(qdq()))
+    three = restore(ir.from_proto(_three_ops(tensor, zero if centred else None, scale)))
+    assert [n.op_type for n in three.model.graph] == [n.op_type for n in written.model.graph]
+    assert [t.tensor for t in three.tensors] == [t.tensor for t in written.tensors]
+    x = samples()
+    assert np.array_equal(run(proto(three.model), x), run(proto(written.model), x))
+
+
+@pytest.mark.parametrize("other", ["zero", "no zero", "scale"])
+def test_three_ops_of_another_grid_are_refused(other: str, tmp_path: Path) -> None:
+    """They would read other numbers than were stored."""
+    scale, zero = GRIDS["x"]
+    moved = {"zero": zero + 1, "no zero": None}.get(other, zero)
+    onnx.save(_three_ops("x", moved, scale * (2 if other == "scale" else 1)), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="Cast 'cast' reads its integers as numbers"):
+        read_graph(tmp_path / "m.onnx")

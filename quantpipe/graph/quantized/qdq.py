@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.quantized.grids import grid_of, refused, type_of, whole
-from quantpipe.graph.quantized.tables import CAST, LIMITS, ON_INTEGERS, QUANTIZE, TRANSPOSE
+from quantpipe.graph.quantized.tables import CAST, LIMITS, MULTIPLY, ON_INTEGERS, QUANTIZE, SUBTRACT, TRANSPOSE
 from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
-from quantpipe.graph.rewrites.tools import attribute, constant
+from quantpipe.graph.rewrites.tools import attribute, constant, only_user
 from quantpipe.types import Grid
 
 
@@ -55,6 +56,40 @@ def dequantize(walk: Walk, node: ir.Node) -> None:
     else:
         return  # an accumulator, or integers that nothing is known of: the node stays
     walk.replace(node.outputs[0], real, node)
+
+
+def multiplied(walk: Walk, node: ir.Node) -> None:
+    """Take (q - z)·s away where it is written as Cast, Sub and Mul: it is what a DequantizeLinear gives.
+
+    Files say it so where a runtime must not see a DequantizeLinear, as realized QDQ files do in front of a Softmax.
+    A zero point of 0 needs no Sub. What does not end in a Mul by the scale stays as it is.
+    """
+    known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
+    if known is None or known.grid is None or not known.grid.single:
+        return
+    if attribute(node, "to") != ir.DataType.FLOAT:
+        return
+    centred, zero = node.outputs[0], int(known.grid.zero)
+    found = _only_reader(walk, centred, SUBTRACT, zero)
+    if zero and found is None:
+        return
+    if found is not None:
+        centred = found.outputs[0]
+    scaled = _only_reader(walk, centred, MULTIPLY, known.grid.scale)
+    if scaled is not None:
+        walk.replace(scaled.outputs[0], known.real, scaled)
+
+
+def _only_reader(walk: Walk, value: ir.Value, op: str, operand: NDArray[np.float32] | int) -> ir.Node | None:
+    """The one node that reads a value, where it is this op with this number as its other operand."""
+    node = only_user(value, walk.graph)
+    if node is None or node.op_type != op or node.domain not in ("", "ai.onnx"):
+        return None
+    place = list(node.inputs).index(value)
+    number = constant(node.inputs[1 - place])
+    if number is None or number.size != 1 or number.reshape(()) != operand or (op == SUBTRACT and place != 0):
+        return None
+    return node
 
 
 def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:

@@ -16,10 +16,11 @@ import onnx_ir.passes.common as common_passes
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.integer_ops import INTEGER_OPS
 from quantpipe.graph.quantized.dynamic import dynamic_quantize, fused_product, integer_product, packed_product
-from quantpipe.graph.quantized.qdq import dequantize, fold, limit, move, quantize, refuse_open
+from quantpipe.graph.quantized.qdq import dequantize, fold, limit, move, multiplied, quantize, refuse_open
 from quantpipe.graph.quantized.qonnx import as_qdq
 from quantpipe.graph.quantized.qoperator import integer_op
 from quantpipe.graph.quantized.tables import (
+    CAST,
     DEQUANTIZE,
     DOMAINS,
     DYNAMIC_MATMUL,
@@ -45,6 +46,7 @@ READERS: Mapping[str, Step] = {
     **dict.fromkeys(INTEGER_PRODUCTS, integer_product),
     QUANTIZE: quantize,
     DEQUANTIZE: dequantize,
+    CAST: multiplied,
     DYNAMIC_QUANTIZE: dynamic_quantize,
     DYNAMIC_MATMUL: fused_product,
     TO_FLOAT: fused_product,
@@ -52,7 +54,7 @@ READERS: Mapping[str, Step] = {
 }
 """Op -> how its integers are read."""
 
-MARKS = frozenset(READERS) - set(ON_INTEGERS) - set(LIMITS)
+MARKS = frozenset(READERS) - set(ON_INTEGERS) - set(LIMITS) - {CAST}
 """Ops that a model without integers does not have."""
 
 

@@ -57,7 +57,7 @@ QONNX = ("qonnx.custom_op.general", "onnx.brevitas", "finn.custom_op.general")
 """Domains of QONNX's ops."""
 QONNX_QUANT, QONNX_BIPOLAR, QONNX_TRUNC = "Quant", "BipolarQuant", "Trunc"
 
-CAST, TRANSPOSE, MULTIPLY, DIVIDE, ADD = "Cast", "Transpose", "Mul", "Div", "Add"
+CAST, TRANSPOSE, MULTIPLY, DIVIDE, ADD, SUBTRACT = "Cast", "Transpose", "Mul", "Div", "Add", "Sub"
 CONV, MATMUL = "Conv", "MatMul"
 CLIP, RELU, IDENTITY, RESHAPE, MAX = "Clip", "Relu", "Identity", "Reshape", "Max"
 APPROXIMATED = ("Softmax",)
