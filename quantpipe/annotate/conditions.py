@@ -154,7 +154,13 @@ def decide(
             rule = rule_of(node)
             assert rule is not None  # noqa: S101  (checked by _own_reason; narrows the type)
             signature, why = choose_signature(
-                spec, node, graph, rule, treatment=found.treatment(node.name, spec), refused=refused.get(node.name, {})
+                spec,
+                node,
+                graph,
+                rule,
+                treatment=found.treatment(node.name, spec),
+                refused=refused.get(node.name, {}),
+                given=_given_around(node, graph, found),
             )
             reason = Reason(ReasonKind.DEVICE, why)
             if additions.get(node.name) is AddInputs.NONE:

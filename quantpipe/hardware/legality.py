@@ -68,8 +68,11 @@ def choose_signature(
     *,
     treatment: AddInputs | None,
     refused: Mapping[OpSignature, str] = MappingProxyType({}),
+    given: bool = False,
 ) -> tuple[OpSignature | None, str]:
     """Return the first integer signature that takes the node, or None and the reason.
+
+    A float signature that takes the node and stands before it in the file says that the device prefers float there.
 
     Args:
         spec: the device.
@@ -78,6 +81,7 @@ def choose_signature(
         rule: the row of OP_RULES for the node's op.
         treatment: how the node takes its operands, where it is an addition.
         refused: signatures that do not fit what the node reads, with the reasons.
+        given: a quantized file has integers around the node, which decide before the device's preference.
 
     Returns:
         The signature and an empty text, or None and why there is none.
@@ -89,9 +93,11 @@ def choose_signature(
         return None, f"{spec.name} forms {node.op} in float (functions)"
     if rule.family is Family.SUM and treatment is AddInputs.NONE:
         return None, f"{spec.name} adds in float (add_inputs: none)"
-    reason = f"{spec.name} runs {node.op} in float only"
+    reason, preferred = f"{spec.name} runs {node.op} in float only", ""
     for signature in declared:
         if not signature.is_integer:
+            if not given and refusal(signature, node, graph, rule) is None:
+                preferred = f"{spec.name} prefers {node.op} in float (ops)"
             continue
         why = (
             _signs(spec, signature, node, graph, rule=rule)
@@ -100,7 +106,7 @@ def choose_signature(
             or _too_wide(spec, node, graph, rule)
         )
         if why is None:
-            return signature, ""
+            return (None, preferred) if preferred else (signature, "")
         reason = why
     return None, reason
 

@@ -12,7 +12,7 @@ from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.annotate.disjoint import disjoint, in_order
 from quantpipe.errors import ConfigError
 from quantpipe.types import DType, Form, Reason, ReasonKind
-from tests.ops.line import Line, Net, hardware, hardware_data, line
+from tests.ops.line import Line, Net, hardware, hardware_data, line, with_products
 from tests.ops.test_every_op import graph_of, line_of
 
 
@@ -85,8 +85,20 @@ def test_a_product_of_two_activations_has_no_weight() -> None:
     x = net.conv(net.input(None, 3, 8, 8), 3, 4, 1, 1)
     y = net.node("MatMul", net.node("Transpose", x, perm=[0, 1, 3, 2]), x, name="both")
     net.output(net.node("Conv", y, net.floats(2, 4, 1, 1), name="last"))
-    made = line(net)
+    made = line(net, with_products())
     assert made.topology.kernel_of["both"].weight is None
+
+
+def test_a_float_signature_before_the_integer_one_is_preferred() -> None:
+    """As ort_cpu has it for products of two activations; the rest of the graph stays in integers."""
+    net = Net()
+    x = net.conv(net.input(None, 3, 8, 8), 3, 4, 1, 1)
+    y = net.node("MatMul", net.node("Transpose", x, perm=[0, 1, 3, 2]), x, name="both")
+    net.output(net.node("Conv", y, net.floats(2, 4, 1, 1), name="last"))
+    made = line(net)
+    assert reason(made, "both") == "ort_cpu prefers MatMul in float (ops)"
+    assert "last" in made.topology.kernel_of
+    assert made.agree(made.plan(8), "qdq").differing == 0
 
 
 def test_pads_wider_than_the_device_allows() -> None:

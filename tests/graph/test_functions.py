@@ -20,7 +20,7 @@ from quantpipe.graph.opsets import raise_to
 from quantpipe.graph.rewrites import DECLARED
 from quantpipe.graph.view import Graph
 from quantpipe.oprules import OP_RULES
-from tests.ops.line import line
+from tests.ops.line import line, with_products
 
 Array = np.ndarray
 
@@ -101,7 +101,7 @@ def test_no_op_with_a_rule_is_written_out() -> None:
 
 def test_products_of_an_attention_run_in_integers(tmp_path: Path) -> None:
     graph = loaded(CASES["attention of four axes"], tmp_path)
-    made = line(graph)
+    made = line(graph, with_products())
     products = [k.op for k in made.topology.kernels if k.op == "MatMul"]
     assert len(products) == 2
     assert made.agree(made.plan(8), "qdq").differing == 0

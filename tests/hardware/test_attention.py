@@ -11,7 +11,7 @@ import pytest
 from quantpipe.graph.io import model_bytes
 from quantpipe.types import DType
 from tests.lint.test_lint import SHIPPED, attention
-from tests.ops.line import Net, hardware_data, line
+from tests.ops.line import Net, hardware_data, line, with_products
 
 OF_ACTIVATIONS = {"scores", "mix"}
 
@@ -27,12 +27,24 @@ def test_attention(name: str) -> None:
     integer = {n for n in products if made.topology.node_conds[n]}
     if not declared:
         assert not integer
+    elif name == "ort_cpu":
+        assert integer == products - OF_ACTIVATIONS
+        reasons = {made.topology.float_nodes[n].text for n in OF_ACTIVATIONS}
+        assert reasons == {"ort_cpu prefers MatMul in float (ops)"}
     elif any((s.get("when") or {}).get("operands") == "activations" for s in declared):
         assert integer == products
     elif all((s.get("when") or {}).get("operands") == "weight" for s in declared):
         assert integer == products - OF_ACTIVATIONS
         reasons = {made.topology.float_nodes[n].text for n in OF_ACTIVATIONS}
         assert reasons == {"operands is activations, the device wants weight"}
+
+
+def test_products_of_two_activations_in_integers() -> None:
+    """What ort_cpu can and does not prefer."""
+    made = line(attention(), with_products())
+    agreement = made.agree(made.plan(8), "qdq")
+    assert agreement.differing == 0 and agreement.max_lsb <= 1, agreement
+    assert all(made.topology.node_conds[n] for n in OF_ACTIVATIONS)
 
 
 def dense(transposed: int) -> Net:

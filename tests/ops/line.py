@@ -196,6 +196,13 @@ def hardware(shipped: str, /, **changes: Any) -> HardwareSpec:
     return load_hardware(hardware_data(name) | own | changes)
 
 
+def with_products() -> HardwareSpec:
+    """The shipped ort_cpu with products of two activations in integers, which it can and does not prefer."""
+    ops = hardware_data("ort_cpu")["ops"]
+    rows = [s for s in ops["MatMul"] if "float32" not in s["in"] or not s.get("when")]
+    return hardware("ort_cpu", ops={**ops, "MatMul": rows})
+
+
 def schemas() -> dict[str, dict[str, Any]]:
     """The shipped schemas by name, without `auto`."""
     return {name: dict(content) for name, content in compose.schemas().items()}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.ops.line import Line, line, load
+from tests.ops.line import Line, line, load, with_products
 from tests.opsets.nets import NETS
 
 FIRST, BASE, LAST = 7, 17, onnx.defs.onnx_opset_version()
@@ -21,7 +21,7 @@ OPSETS = [o if o in USUAL else pytest.param(o, marks=pytest.mark.grid) for o in 
 
 @cache
 def made(net: str, opset: int) -> Line:
-    return line(load(NETS[net](opset)))
+    return line(load(NETS[net](opset)), with_products())
 
 
 def kernels(net: str, opset: int) -> Counter[str]:
