@@ -40,10 +40,11 @@ def rows_of(dtype: DType, count: int, length: int, seed: int) -> Array:
     return found.astype(dtype.numpy)
 
 
-@pytest.mark.parametrize("scale", [1e-4, 0.0123, 1 / 16, 0.173, 1.0, 7.5])
+@pytest.mark.parametrize("scale", [1e-4, 0.0123, 1 / 16, 0.173, 1.0, 7.5, 15.9, 16.0, 31.0, 1e3, 8e6])
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 def test_softmax_is_that_of_tflite(dtype: DType, scale: float) -> None:
-    scale = scale / 256 if dtype is DType.INT16 else scale
+    if dtype is DType.INT16:
+        scale = min(scale / 256, 5.0)  # beyond, int32 overflows in LiteRT's kernel of 16 bits
     out = (1 / 256, -128) if dtype is DType.INT8 else (1 / 32768, 0)
     for length in (1, 2, 7, 64, 300):
         rows = rows_of(dtype, 40, length, seed=length)

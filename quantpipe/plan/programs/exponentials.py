@@ -40,7 +40,10 @@ def tflite_exponentials(scale: float, span: int) -> Ints:
     Returns:
         The exponentials, `[span + 1]`.
     """
-    multiplier, shift = intmath.quantize_multipliers(np.asarray(min(scale * 2.0 ** (31 - INTEGER_BITS), 2.0**31 - 1)))
+    raised = scale * 2.0 ** (31 - INTEGER_BITS)
+    if raised >= 2.0**30:  # a shift of 31 and diff_min 0: whatever the multiplier is, the greatest alone counts
+        return np.where(np.arange(-span, 1) < 0, 0, ONE).astype(np.int64)
+    multiplier, shift = intmath.quantize_multipliers(np.asarray(raised))
     left = int(shift)
     least = -math.floor(((1 << INTEGER_BITS) - 1) * 2.0 ** (31 - INTEGER_BITS) / 2.0**left)
     differences = np.arange(-span, 1, dtype=np.int64)
