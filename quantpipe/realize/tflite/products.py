@@ -65,7 +65,8 @@ def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
         raise walk.refused(f"it has {group} groups of several channels; legal are 1, or as many as channels")
     axis = 3 if deep else 0
     laid_out = np.transpose(values, (1, 2, 3, 0) if deep else (0, 2, 3, 1))
-    weights = _weight(walk, weight, laid_out, axis)
+    packed = not (deep and q.dtype.bits > 8)  # LiteRT's kernel of 16-bit depthwise convolutions reads bytes
+    weights = _weight(walk, weight, laid_out, axis, packed=packed)
     inputs = [value, weights, _bias(walk, kernel, weight)]
     common = window.options(padding) | _dilated(window)
     if deep:
@@ -95,10 +96,10 @@ def _dilated(window: Window) -> dict[str, Any]:
     return {"dilationHFactor": window.dilations[0], "dilationWFactor": window.dilations[1]}
 
 
-def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int) -> int:
-    """Integer weights with their scales, per channel where they have several."""
+def _weight(walk: Walk, weight: WeightTensor, values: NDArray[Any], axis: int, *, packed: bool = True) -> int:
+    """Integer weights with their scales, per channel where they have several; `packed`: two of 4 bits to the byte."""
     grid = Grid(np.asarray(weight.scale), 0, axis)
-    dtype = DType.INT4 if weight.dtype.bits == 4 else DType.INT8
+    dtype = DType.INT4 if weight.dtype.bits == 4 and packed else DType.INT8
     if weight.dtype.bits > 8:
         raise walk.refused(f"its weights are {weight.dtype}; legal are int8 and int4")
     return walk.file.constant(weight.tensor, np.asarray(values, np.int8), dtype, grid)
@@ -138,7 +139,8 @@ def transposed(walk: Walk, node: Node, kernel: Kernel) -> None:
         raise walk.refused("legal are explicit pads")
     if any(b + n > w for b, n, w in zip(before, kept, whole, strict=True)):
         raise walk.refused("its output_padding reaches beyond what the window covers")
-    weights = _weight(walk, weight, np.transpose(weight.values, (1, 2, 3, 0)), 0)
+    # LiteRT's kernel takes int8 alone.
+    weights = _weight(walk, weight, np.transpose(weight.values, (1, 2, 3, 0)), 0, packed=False)
     batch, channels = shapes[node.outputs[0]][:2]
     shape = walk.numbers(f"{node.name}/shape", [batch, *whole, channels])
     inputs = [shape, weights, value]
