@@ -2,9 +2,10 @@
 
 What is wrong here is wrong everywhere behind, so it is looked at before anything else runs, and said first.
 
-Three signs, on some samples: accuracy that guessing would reach as well; a model that is sure of itself and wrong;
-values in front of the first BatchNormalization far from the mean and variance that it remembers of training, or, where
-there is none, a first Clip that most values are cut off by. A forgotten `dataset.preprocess.scale` shows all of them.
+Four signs, on some samples: accuracy that guessing would reach, or nearly; a model that is sure of itself and wrong;
+a classifier that gives the same answer to all samples; values in front of the first BatchNormalization far from the
+mean and variance that it remembers of training, or, where there is none, a first Clip that most values are cut off by.
+A forgotten `dataset.preprocess.scale` shows all of them.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from quantpipe.graph.view import Graph
 from quantpipe.metrics.interval import chance_of, wilson
 from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
 from quantpipe.oprules.expectations import Expectation, expectation
+from quantpipe.oprules.scores import is_normalized
 from quantpipe.types import Samples
 
 MOST_SAMPLES = 64
 BATCH = 8
 GUESSED = 0.01
 """Of guessing as well or better: above, accuracy is no better than chance."""
+NEAR = 4.0
+"""Times the accuracy of guessing (and at most a half), below which a model that is better than guessing is doubted."""
+SAME = 16
+"""Samples, at least, that are given the same answer where that is a sign."""
 TOO_SURE = 0.3
 """By how much the mean probability of the model's own answer may exceed the accuracy's upper bound."""
 FAR = 8.0
@@ -59,7 +65,8 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
         return ()
     watched = expectation(raw)
     tensor = [] if watched is None else [watched.tensor]
-    if watched is None and not samples.labelled:
+    answers = is_normalized(raw, output)
+    if watched is None and not samples.labelled and not answers:
         return ()  # nothing to hold its values against
     try:
         session = Session(expose(raw.model, tensor), where=raw.source)
@@ -75,6 +82,8 @@ def doubts(raw: Graph, samples: Samples, output: str, size: int | None) -> tuple
     outputs = joined([values[output] for _, values in found])
     if all(part is not None for part in labels) and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
         said.insert(0, _of_answers(outputs, np.concatenate([part for part in labels if part is not None]), inputs))
+    elif answers and isinstance(outputs, np.ndarray) and outputs.ndim == 2:
+        said.insert(0, _of_one_answer(outputs, inputs))
     return tuple(text for text in said if text)
 
 
@@ -86,9 +95,11 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
     right = int(np.sum(outputs.argmax(axis=1) == labels))
     low, high = wilson(right / count, count) or (0.0, 1.0)
     known = f"the float model itself is right on {right} of {count} samples ({_percent(low)} to {_percent(high)} %"
-    if chance_of(right, count, classes) > GUESSED:
+    guessed = chance_of(right, count, classes) > GUESSED
+    if guessed or high < min(NEAR / classes, 0.5):
+        better = "no" if guessed else "little"
         return (
-            f"{known} with 95 % confidence), no better than guessing among {classes} classes, and its inputs run "
+            f"{known} with 95 % confidence), {better} better than guessing among {classes} classes, and its inputs run "
             f"{inputs}: {CAUSE}"
         )
     sure = float(np.mean(np.exp(log_probabilities(outputs, is_distribution(outputs)).max(axis=1))))
@@ -98,6 +109,18 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
             f"{inputs}: {CAUSE}"
         )
     return None
+
+
+def _of_one_answer(outputs: NDArray[Any], inputs: str) -> str | None:
+    """By whether samples without labels are told apart at all."""
+    count, classes = outputs.shape
+    found = np.unique(outputs.argmax(axis=1))
+    if count < SAME or classes < 3 or len(found) > 1:
+        return None
+    return (
+        f"the float model gives all of {count} samples the same answer, class {found[0]} of {classes}, and its inputs "
+        f"run {inputs}: {CAUSE}"
+    )
 
 
 def _of_values(expected: Expectation, values: list[NDArray[Any]], inputs: str) -> str | None:

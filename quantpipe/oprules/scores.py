@@ -20,6 +20,14 @@ def is_scores(graph: Graph, output: str) -> bool:
     return _normalized(graph, output) or any(_scored_by(graph, node, port) for node, port in _readers(graph, output))
 
 
+def is_normalized(graph: Graph, output: str) -> bool:
+    """Return whether a Softmax or LogSoftmax made a tensor, of a graph whose shapes need not be known."""
+    node = graph.producers.get(output)
+    while node is not None and node.op in (*SAME_PLACE, *VIEWS):
+        node = graph.producers.get(node.inputs[0])
+    return node is not None and node.op in NORMALIZED
+
+
 def _normalized(graph: Graph, tensor: str) -> bool:
     """Whether a normalization over the last axis made it."""
     axis = len(graph.shapes.get(tensor, ())) - 1

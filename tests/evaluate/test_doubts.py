@@ -111,3 +111,37 @@ def test_without_normalization_a_clip_that_cuts_most_off_is_noticed(tmp_path: Pa
         np.savez(tmp_path / "d.npz", images=images)
         found = said(path, NpzDataset(path=str(tmp_path / "d.npz")), [TensorInfo("x", (None, 4), "float32")], None)
         assert bool(found) == noticed and all("cut off by the first Clip (clip)" in text for text in found)
+
+
+def classifier(path: Path) -> Path:
+    """Scores of three classes of which one wins where the inputs are large."""
+    weight = np.asarray([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["s"], name="dense"), helper.make_node("Softmax", ["s"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3])],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.float32([0, 0, 1]), "b")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(("scale", "count", "noticed"), [(8, 64, False), (1 / 255, 64, True), (1 / 255, 15, False)])
+def test_without_labels_one_answer_to_all_samples_is_noticed(
+    tmp_path: Path, scale: float, count: int, noticed: bool
+) -> None:
+    images = np.random.default_rng(1).standard_normal((4 * count, 4)).astype(np.float32) * scale
+    np.savez(tmp_path / "d.npz", images=images)
+    dataset = NpzDataset(path=str(tmp_path / "d.npz"), samples={"search": count})
+    found = said(classifier(tmp_path / "m.onnx"), dataset, [TensorInfo("x", (None, 4), "float32")], None)
+    assert bool(found) == noticed
+    assert all(f"gives all of {count} samples the same answer, class 2 of 3" in text for text in found)
+
+
+def test_what_is_little_better_than_guessing_is_noticed() -> None:
+    """The vision transformer makes something of inputs that are sixteen times too small: 1 in 5 is right."""
+    path = DIGITS.with_name("digits_vit.onnx")
+    assert said(path, DigitsDataset(), IMAGE, 10) == ()
+    (found,) = said(path, DigitsDataset(preprocess={"scale": "1/16", "mean": 40}), IMAGE, 10)
+    assert "little better than guessing among 10 classes" in found
