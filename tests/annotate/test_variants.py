@@ -95,6 +95,7 @@ def test_the_reference_stores_most_whatever_the_default() -> None:
     assert {*variants.base.measured, *both.measured} <= set(variants.measured)
 
 
+@pytest.mark.grid
 def test_what_a_variant_needs_was_measured() -> None:
     for spec in ("mixed_npu", "ort_cpu", "tensorrt"):
         mixed = Mixed(line(residual(), spec))

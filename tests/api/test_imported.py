@@ -65,7 +65,7 @@ def run(name: str, hardware: str = "ort_cpu", **given: Any) -> quantpipe.Result:
 
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("name", list(FORMS))
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 def test_the_integers_are_those_of_the_imported_model(name: str, form: str) -> None:
     """Where nothing has to change: every weight, and every tensor as onnxruntime runs the file, in any form."""
     found = run(name, realize=form)

@@ -33,6 +33,7 @@ def base() -> Settings:
     return settings_of(*BASE)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(
     ("override", "parts"),
     [

@@ -147,6 +147,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hydra_instantiates_nothing_from_elsewhere(tmp_path: Path, case: str) -> None:
     touched = tmp_path / "touched"

@@ -65,6 +65,7 @@ def prepared(folder: Path, old: bool) -> Callable[[], None]:
     return lambda: write(folder, NEW)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
     known = outcomes(tmp_path, old=OLD, new=NEW)
@@ -84,6 +85,7 @@ def test_killed_at_every_call(tmp_path: Path, old: bool) -> None:
     assert set(ends) == {"old", "new"} and ends == sorted(ends, reverse=True), "once new, always new"
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("old", [True, False])
 def test_a_disk_that_is_full_after_any_number_of_bytes(tmp_path: Path, old: bool) -> None:
     known = outcomes(tmp_path, old=OLD, new=NEW)

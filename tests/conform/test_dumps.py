@@ -39,6 +39,7 @@ def test_a_perfect_dump_differs_nowhere(spec: str, tmp_path: Path) -> None:
     assert found["elements"] == sum(v.size for v in vectors.golden.values())
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(
     ("spec", "change", "reason"),
     [

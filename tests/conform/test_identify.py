@@ -73,6 +73,7 @@ def rows(found: Identified) -> dict[str, list[str]]:
     return {row["field"]: row["values"] for row in found.fields}
 
 
+@pytest.mark.grid
 @pytest.mark.sliced(20)
 @pytest.mark.parametrize("seed", range(20))
 def test_hidden_fields_are_found_or_named(seed: int) -> None:

@@ -48,6 +48,7 @@ def on_digits(spec: str) -> Mixed:
     return Mixed(line(graph, hardware(spec), samples=few))
 
 
+@pytest.mark.grid
 @pytest.mark.sliced(7)
 @pytest.mark.parametrize("spec", SPECS)
 def test_random_points_on_digits_agree(spec: str) -> None:

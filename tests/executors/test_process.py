@@ -38,6 +38,7 @@ def gone(pids: set[int], seconds: float = 10) -> bool:
     return True
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_the_same_scores_in_the_same_order(workers: int, tmp_path: Path) -> None:
     recipe = ToyRecipe(tmp_path)

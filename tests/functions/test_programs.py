@@ -21,7 +21,7 @@ CASE = {"Softmax": "softmax_last", "LogSoftmax": "log_softmax_island", "LpNormal
         "Div": "divide"}  # fmt: skip
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize(("op", "kind"), PROGRAMS)
 def test_graphs_carry_out_the_program(op: str, kind: FunctionKind, base: str) -> None:
@@ -32,7 +32,7 @@ def test_graphs_carry_out_the_program(op: str, kind: FunctionKind, base: str) ->
     assert made.agree(made.plan(8), "integer").differing == 0
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 @pytest.mark.parametrize(("op", "kind"), PROGRAMS)
 def test_kernel_forms_write_programs_too(op: str, kind: FunctionKind, form: str) -> None:

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::quantpipe.QuantpipeWarning")
 SHOWN = 12
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", CASES)
 def test_plan_is_the_golden_one(name: str) -> None:
     found = json.loads(as_json(content_of(name)))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 import numpy as np
+import pytest
 import onnx_ir as ir
 from quantpipe.graph.execute import Session, release_memory
 
@@ -36,6 +39,7 @@ print(before, ran, after)
 """
 
 
+@pytest.mark.grid
 def test_what_a_run_left_is_given_back() -> None:
     if sys.platform != "linux":
         return

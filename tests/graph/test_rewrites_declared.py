@@ -91,6 +91,7 @@ def masked(sentinel: float) -> Net:
     return net
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("device", ["npu_w8a16", "qnn_htp"])
 @pytest.mark.parametrize("sentinel", [-3.4e38, -np.inf, -1e4])
 def test_a_mask_leaves_scores_their_steps_where_a_device_adds_integers_alone(sentinel: float, device: str) -> None:

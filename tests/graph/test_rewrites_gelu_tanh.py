@@ -52,6 +52,7 @@ def written(form: Callable[[Net, str], str], opset: int = 17) -> Net:
     return net
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("form", [torchscript, hf_new, hf_fast, jax])
 @pytest.mark.parametrize("opset", [13, 20])
 def test_a_written_out_tanh_gelu_is_one_op(form: Callable[[Net, str], str], opset: int) -> None:

@@ -16,7 +16,7 @@ from tests.ops.line import Net, hardware_data, line, with_products
 OF_ACTIVATIONS = {"scores", "mix"}
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_attention(name: str) -> None:
     made = line(attention(), name)

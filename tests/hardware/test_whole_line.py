@@ -71,7 +71,7 @@ CONVOLVING = [n for n in SHIPPED if any(s.is_integer for s in hardware(n).ops.ge
 """Devices that have convolutions in integers, as others take their weights alone."""
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize("name", CONVOLVING)
 def test_digits(name: str) -> None:
     made = digits_line(name)
@@ -79,7 +79,7 @@ def test_digits(name: str) -> None:
     check(made, name)
 
 
-@pytest.mark.sliced(18)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize("treatment", ["both", "residual_only", "none"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:

@@ -73,7 +73,7 @@ def forms(name: str) -> tuple[str, ...]:
     return ("qdq", "qoperator", *(("integer",) if spec.requantize.kind is RequantizeKind.FLOAT_MULTIPLIER else ()))
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(10)
 @pytest.mark.parametrize("written", [net, attention])
 @pytest.mark.parametrize(("name", "form"), [(n, f) for n in SHIPPED for f in forms(n)])
 def test_what_quantpipe_writes_is_what_the_hardware_takes(name: str, form: str, written: Callable[[], Net]) -> None:

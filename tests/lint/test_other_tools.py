@@ -196,7 +196,7 @@ def test_what_a_device_has_no_types_for_is_a_matter_of_types() -> None:
     assert refused["dtype"] == "MatMul on uint8, uint8 -> uint8; legal is uint8 x int8 -> uint8|float32"
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_device_has_an_answer_for_every_file(tmp_path: Path, name: str) -> None:
     files = [trained(False, True), with_function(), static(tmp_path, "net", QuantFormat.QOperator, *UNSIGNED)]

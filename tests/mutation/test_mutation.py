@@ -13,7 +13,7 @@ from tests.ops.line import line
 from tests.ops.test_every_op import graph_of
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize(
     ("case", "hardware", "backend"),
     [

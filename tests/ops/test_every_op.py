@@ -90,7 +90,7 @@ def line_of(name: str, spec: str, schema: str) -> Line:
     return line(graph, spec, schema, samples=normal_samples(graph, 6))
 
 
-@pytest.mark.sliced(90)
+@pytest.mark.sliced(180)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)
 def test_simulated_and_realized_hold_the_same_integers(name: str, target: str) -> None:
@@ -118,7 +118,7 @@ def islands(made: Line) -> bool:
     return any(o.tensor in outputs for k in made.topology.kernels for o in k.operands)
 
 
-@pytest.mark.sliced(8)
+@pytest.mark.sliced(16)
 @pytest.mark.parametrize(
     "target", ["ort_cpu-qdq", "ort_cpu-qoperator", "ort_cpu-integer", "vta-integer", "hago_sample-integer"]
 )

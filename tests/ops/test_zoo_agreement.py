@@ -45,7 +45,7 @@ def line_of(name: str, spec: str) -> Line:
     return line(graph_of(name), spec, samples=samples_for(name, graph_of(name)))
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize(("spec", "backend"), [("ort_cpu", "qdq"), ("vta", "integer")])
 @pytest.mark.parametrize("name", MODELS)
 def test_zoo_models_agree(name: str, spec: str, backend: str) -> None:

@@ -118,6 +118,7 @@ def small() -> Net:
     return net
 
 
+@pytest.mark.sliced(3)
 @needs_compiler
 @pytest.mark.parametrize(
     ("pattern", "by"),

@@ -83,7 +83,7 @@ def moved(name: str, shipped: str, raw: str) -> Line:
     return line(net, load_hardware(data))
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(24)
 @pytest.mark.parametrize(("shipped", "raw"), [("hago_sample", "int32"), ("hago_int16_acc", "int16")])
 @pytest.mark.parametrize("name", MOVES)
 def test_accumulators_are_moved_as_they_are(name: str, shipped: str, raw: str) -> None:

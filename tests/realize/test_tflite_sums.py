@@ -46,7 +46,7 @@ def reduction(device: str, op: str, shape: tuple[int, ...], axes: list[int], kee
     return line(net, device)
 
 
-@pytest.mark.sliced(12)
+@pytest.mark.sliced(36)
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize("place", range(len(PLACES)))
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_behind_a_shortcut_a_copy_of_the_normalization_changes(reading: Line) ->
     assert made.agree(made.plan(), "qdq").differing == 0
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("steps", [["smooth"], ["smooth", "gptq_compensated"]])
 @pytest.mark.parametrize(("net", "hw", "form"), [(encoder, "ort_cpu", "qdq"), (vision, "vta", "integer")])
 def test_what_was_smoothed_is_what_runs(net: Any, hw: str, form: str, steps: list[str]) -> None:

@@ -88,7 +88,7 @@ def test_it_helps_and_repeats(name: str, bits: int) -> None:
     assert all(entry["error_recovered"] >= 0 and entry["uncertainty"] > 0 for entry in found.layers)
 
 
-@pytest.mark.sliced(48)
+@pytest.mark.sliced(96)
 @pytest.mark.parametrize("hw", ["vta", "ort_cpu", "hago_sample"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "wide_sums")) for n in CASES])
 def test_every_net_is_walked_and_realized(name: str, hw: str) -> None:

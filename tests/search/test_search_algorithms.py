@@ -63,7 +63,7 @@ def test_result_is_the_best_of_what_was_measured(name: str, toy: str) -> None:
     assert keys == sorted(set(keys)), "the trace goes up only"
 
 
-@pytest.mark.sliced(6)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "uniform"])
 def test_finds_the_optimum_of_a_small_space(name: str, toy: str) -> None:

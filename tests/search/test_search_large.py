@@ -27,7 +27,7 @@ MOST_MS = {"tpe": 150.0, "evolutionary": 100.0, "surrogate": 150.0, "knapsack": 
 """Milliseconds of CPU per evaluation; measured: 38, 20, 28, 4. All others: below 1."""
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(12)
 @pytest.mark.parametrize("name", [n for n in SHIPPED if n != "uniform"])
 def test_overhead_and_result_in_500_choices(name: str) -> None:
     """A candidate takes from 50 ms to seconds: what a search adds must not count."""

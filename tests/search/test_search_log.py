@@ -119,6 +119,7 @@ def _log_of(path: Path, count: int) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.grid
 def test_every_flipped_bit_is_said_and_costs_its_own_line_only(tmp_path: Path) -> None:
     """Where the header is hit, the lines show whose they are; where an end of line is, two are joined and dropped."""
     path = tmp_path / "trials.jsonl"

@@ -16,7 +16,7 @@ from quantpipe.search import JsonlLog, Stopped, search_origin
 RESUMED = ("additive", "interaction", "within_cost", "nothing_feasible")
 
 
-@pytest.mark.sliced(36)
+@pytest.mark.sliced(72)
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("toy", RESUMED)
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -110,6 +110,7 @@ def test_a_killed_process(number: str, tmp_path: Path) -> None:
     assert resumed.best == expected.best
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_any_damaged_line_is_measured_again_under_its_own_number(name: str, tmp_path: Path) -> None:
     """Each line but the header in turn: the values in it could have chosen another point."""
