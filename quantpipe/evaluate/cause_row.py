@@ -28,4 +28,5 @@ def cause_row(name: str, kind: CauseKind, node: str, alone: Alone) -> CauseRow:
         "before": None,
         "after": None,
         "channels": None,
+        "fault": "",
     }

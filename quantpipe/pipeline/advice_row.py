@@ -51,4 +51,5 @@ def advice_row(change: Told, before: Measured, after: Measured) -> AdviceRow:
         "cost_before": before.cost,
         "cost_after": after.cost,
         "advised": False,
+        "reason": "",
     }

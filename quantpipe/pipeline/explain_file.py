@@ -24,6 +24,7 @@ from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.advice_row import Measured
 from quantpipe.pipeline.context import RunContext
 from quantpipe.pipeline.explain_settings import ExplainSettings
+from quantpipe.pipeline.faults import name_faults, name_reasons
 from quantpipe.pipeline.foreign_advice import FakeQuantized, ForeignProposals, culprits_of
 from quantpipe.pipeline.inputs import CHECK_SAMPLES, Inputs, load
 from quantpipe.pipeline.settings import Console, Settings
@@ -92,6 +93,9 @@ def _explained(
     for number, change in enumerate(changes):
         advice.append(judge.row(change, before))
         show(number + 1, len(changes), change.words)
+    name_faults(rows, statistics=statistics)
+    best = ordered(advice)
+    name_reasons(best, rows)
     return {
         "version": __version__,
         "model": graph.source,
@@ -106,7 +110,7 @@ def _explained(
         "doubts": [*inputs.doubts, *_doubts(read, judge, now, before)],
         "causes": [*rows, *passing],
         "accumulators": accumulators(graph, found),
-        "advice": ordered(advice),
+        "advice": best,
         "evaluations": alone.evaluations + judge.evaluations,
         "passes": alone.passes,
         "seconds": time.perf_counter() - began,

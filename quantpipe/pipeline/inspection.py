@@ -15,8 +15,10 @@ from quantpipe.pipeline.advice_order import SPLIT, ordered
 from quantpipe.pipeline.advice_row import Measured
 from quantpipe.pipeline.context import RunContext, SearchDecision
 from quantpipe.pipeline.explain_settings import Shipped
+from quantpipe.pipeline.faults import name_faults, name_reasons
 from quantpipe.pipeline.proposals import Culprit, Proposals
 from quantpipe.plan import Problem
+from quantpipe.precision import findings_of
 from quantpipe.search import Metric
 from quantpipe.types import AccumulatorRow, AdviceRow, CauseRow, Profile, Samples, TensorStats, Topology
 
@@ -99,6 +101,10 @@ def inspect(
         row = advisor.row(change, before)
         advice += [] if row is None else [row]
         show(number + 1, len(measured), change.words)
+    findings = () if profile is None else findings_of(job.graph, settled.topology, profile, settled.topology.kernel_of)
+    name_faults(rows, statistics=statistics, raised=plan.raised, findings=findings)
+    best = ordered(advice, _allowed(found))
+    name_reasons(best, rows)
     return Inspection(
         rows,
         causes.accumulators,
@@ -106,7 +112,7 @@ def inspect(
         before,
         recovered,
         advisor.float_accuracy,
-        ordered(advice, _allowed(found)),
+        best,
         [change for change in changes if change not in measured],
         causes.evaluations + advisor.evaluations,
         causes.passes,

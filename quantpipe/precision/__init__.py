@@ -1,7 +1,7 @@
 """Which nodes stay in float before anything is searched, by what ranges and measurements say (`precision=auto`)."""
 
 from quantpipe.precision.moves import Move, moves_of, named, range_moves
-from quantpipe.precision.ranges import Finding, FindingKind, findings_of
+from quantpipe.precision.ranges import Finding, FindingKind, findings_of, outliers_of
 from quantpipe.precision.selection import Selection, Tried
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "findings_of",
     "moves_of",
     "named",
+    "outliers_of",
     "range_moves",
 ]

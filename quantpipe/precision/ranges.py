@@ -50,6 +50,11 @@ class Finding:
     tensor: str
     note: str
 
+    @property
+    def said_of_node(self) -> bool:
+        """Return whether what the node gives suffers, and not the tensor alone: operands that do not go together."""
+        return self.kind in (FindingKind.MASK, FindingKind.APART)
+
 
 def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Collection[str]) -> tuple[Finding, ...]:
     """Return what the ranges of operands say, in execution order, outliers behind the rest.
@@ -73,8 +78,8 @@ def findings_of(graph: Graph, topology: Topology, profile: Profile, nodes: Colle
     named = {finding.tensor for finding in found}
     readers = {k.operands[0].tensor: k.node for k in reversed(topology.kernels) if k.weight is not None}
     for tensor, node_name in reversed(readers.items()):
-        if tensor in profile.tensors and tensor not in named:
-            found += _outliers(node_name, profile.tensors[tensor])
+        if tensor in profile.tensors and tensor not in named and (note := outliers_of(profile.tensors[tensor])):
+            found.append(Finding(FindingKind.OUTLIERS, node_name, tensor, note))
     return tuple(found)
 
 
@@ -92,17 +97,16 @@ def _constant(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, Tens
     ]
 
 
-def _outliers(node: str, stats: TensorStats) -> list[Finding]:
-    """Find a tensor of which few values are so large that one scale leaves the others next to nothing."""
+def outliers_of(stats: TensorStats) -> str | None:
+    """Return, in words, that few values of a tensor are so large that one scale leaves the others next to nothing."""
     if not stats.full or stats.nonfinite or not stats.limit > 0:
-        return []
+        return None
     half = len(stats.histogram) // 2
     sizes = np.cumsum(stats.histogram[half:] + stats.histogram[half - 1 :: -1])
     below = (int(np.searchsorted(sizes, MOST * sizes[-1])) + 1) * stats.limit / half
     if not sizes[-1] or stats.absolute_maximum < OUTLIER_RATIO * below:
-        return []
-    note = f"{stats.name} reaches {stats.absolute_maximum:.3g}, and nine in ten of its values are below {below:.3g}"
-    return [Finding(FindingKind.OUTLIERS, node, stats.name, note)]
+        return None
+    return f"{stats.name} reaches {stats.absolute_maximum:.3g}, and nine in ten of its values are below {below:.3g}"
 
 
 def _never_varied(stats: TensorStats) -> bool:

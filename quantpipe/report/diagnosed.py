@@ -25,6 +25,8 @@ def diagnosed(part: DiagnosisPart | None) -> Iterator[Text]:
     places = [f"{name_of(row)} ({said})" if (said := mostly(row)) else name_of(row) for row in part["culprits"]]
     if places:
         yield Text(f"lost    mostly at {', '.join(places[:PLACES])}")
+    for row in [row for row in part["culprits"] if row.get("fault")][:1]:
+        yield Text(f"why     {name_of(row)}: {row['fault']}")
     for row in best_of_places(part["advice"])[:MENDING]:
         yield Text(f"mend    {row['role']}: {row['change']}: {gained(row)}")
         if row["overrides"]:

@@ -77,6 +77,7 @@ def _advice(report: Mapping[str, Any]) -> list[Text]:
     said = [Text(f"\n{head} (from a loss of {text.number(first['loss_before'])}):")]
     for number, row in enumerate(best[:SHOWN], 1):
         said.append(Text(f"\n{number:2}. {row['role']}: {row['change']}", style="bold"))
+        said += [Text(f"    {row['reason']}")] if row.get("reason") else []
         said.append(Text(f"    {gained(row)}"))
         said += [Text(f"    {shlex.join(row['overrides'])}", style="green")] if row["overrides"] else []
     return said

@@ -69,6 +69,7 @@ class CauseRow(TypedDict):
     before: MomentsRow | None
     after: MomentsRow | None
     channels: list[ChannelRow] | None
+    fault: str
 
 
 class AccumulatorRow(TypedDict):
@@ -97,6 +98,7 @@ class AdviceRow(TypedDict):
     cost_before: float | None
     cost_after: float | None
     advised: bool
+    reason: str
 
 
 class UnmeasuredRow(TypedDict):

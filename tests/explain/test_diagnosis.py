@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,12 @@ def test_a_result_that_misses_says_why_and_what_would_mend_it(tmp_path: Path) ->
     first = part["advice"][0]
     assert HIDDEN in first["members"] and first["gain"] > 0.5
     lines = [str(line) for line in diagnosed(part)]
-    assert f"{HIDDEN} (clipping)" in lines[0] and first["change"] in lines[1]
+    assert f"{HIDDEN} (clipping)" in lines[0] and first["change"] in lines[2]
+    assert (
+        lines[1].startswith(f"why     {HIDDEN}: its range ends at 0 and 0.05")
+        and lines[1] == f"why     {HIDDEN}: {first['reason']}"
+    )
+    assert first["reason"] in html.unescape(render_html(found.report))
     page = render_html(found.report)
     assert 'id="diagnosis"' in page and first["overrides"][0].partition("=")[0] in page
     quiet = result(tmp_path / "none", "none", **SPOILT)

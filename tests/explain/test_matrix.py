@@ -89,7 +89,7 @@ def test_a_range_ten_times_too_small(name: str, tmp_path: Path) -> None:
     answer = applied(result, pixels(), tmp_path / "again", **options)
     assert answer["causes"][0]["tensor"] == tensor
     assert answer["causes"][0]["clipping"] > answer["causes"][0]["rounding"]
-    assert tensor in answer["advice"][0]["members"]
+    assert tensor in answer["advice"][0]["members"] and "its range ends at" in answer["advice"][0]["reason"]
 
 
 @pytest.mark.parametrize("name", ["digits", "residual", PERCEPTRON])
@@ -116,6 +116,7 @@ def test_a_bias_that_does_not_fit(name: str, tmp_path: Path) -> None:
     raised = result.report["raised"][0]["node"]
     assert answer["causes"][0]["kind"] == "weight" and answer["causes"][0]["node"] == raised
     assert answer["advice"][0]["gain"] > 0.2  # by recovery: this device has no float kernel for the layer
+    assert f"the bias of {raised} is too large for its type" in answer["advice"][0]["reason"]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -131,6 +132,7 @@ def test_outliers(name: str, tmp_path: Path) -> None:
     assert answer["advice"][0]["gain"] > 0.5
     worst = answer["causes"][0]
     assert worst["kind"] == "tensor" and worst["rounding"] > worst["clipping"]
+    assert "reaches" in worst["fault"] and worst["fault"] in answer["advice"][0]["reason"]
     first = answer["advice"][0]
     reader = name == "digits_vit" and first["overrides"] == ["annotate.float_nodes=[/embed/MatMul]"]  # behind moves
     assert worst["tensor"] in first["members"] or "ranges by" in first["change"] or reader

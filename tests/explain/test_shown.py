@@ -15,6 +15,7 @@ def cause(name: str, **more: Any) -> dict[str, Any]:
         "tensor": name, "kind": "tensor", "node": "n", "role": "r", "bits": 8, "alone": 0.5,
         "outputs": [{"output": "y", "sqnr_db": 7.0}], "rounding": 0.1, "clipping": 0.4, "accumulated": 5.0,
         "local_rounding": 0.1, "local_clipping": 0.1, "saturated": 0.2, "overflow": 0.0, "before": None, "after": None,
+        "fault": "",
     }  # fmt: skip
     return row | more
 
@@ -23,7 +24,7 @@ def advice(role: str, change: str, gain: float, **more: Any) -> dict[str, Any]:
     row = {
         "role": role, "members": [], "change": change, "overrides": ["annotate.float_nodes=[a,'b c']"],
         "loss_before": 1.0, "loss_after": 1.0 - gain, "gain": gain, "accuracy_after": 0.9, "cost_before": 10.0,
-        "cost_after": 11.0, "advised": gain >= 0.02,
+        "cost_after": 11.0, "advised": gain >= 0.02, "reason": "",
     }  # fmt: skip
     return row | more
 
@@ -66,6 +67,11 @@ def test_the_best_of_a_place_is_shown_with_what_is_pasted() -> None:
     assert not any(word in text for word in ("16 bits", "whole run"))
     assert all(word in text for word in ("90 % less", "costs 10.0 % more", "it misses"))
     assert """'annotate.float_nodes=[a,'"'"'b c'"'"']'""" in text  # as a shell takes it
+
+
+def test_the_fault_stands_beside_what_mends_it() -> None:
+    rows = [advice("Conv c", "range by mse", 0.9, reason="its range ends at 0 and 1, and its values reach 0 and 9")]
+    assert "its range ends at 0 and 1" in shown(report(advice=rows)).replace("\n", " ")
 
 
 def test_doubts_stand_first() -> None:

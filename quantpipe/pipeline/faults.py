@@ -1,0 +1,101 @@
+"""What is wrong at the places that cost most, in words: the fault itself, where the numbers tell it.
+
+A share of an error says how much is lost. Why it is lost follows from more: from what calibration saw (outliers, masks,
+parts far apart), from what the plan had to do (a weight whose scale was raised for its bias), from values that do not
+fit their range, from sums that overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from quantpipe.precision import Finding, outliers_of
+from quantpipe.types import AdviceRow, CauseRow, RaisedRow, TensorStats
+
+SERIOUS = 0.02
+"""Of the values of a tensor: fewer that saturate are what a range by `mse` cuts off with gain."""
+
+BEYOND = 1.5
+"""So many times as far as its range its values must reach, for the range to be at fault."""
+
+RAISED = 2.0
+"""Times by which a bias raises the scale of its weight, for that to be the fault."""
+
+
+def name_faults(
+    causes: Sequence[CauseRow],
+    *,
+    statistics: Mapping[str, TensorStats],
+    raised: Sequence[RaisedRow] = (),
+    findings: Sequence[Finding] = (),
+) -> None:
+    """Enter into each row what is wrong there, in words; rows of which the numbers tell no more stay without.
+
+    Args:
+        causes: The rows, which are changed.
+        statistics: What calibration saw of tensors, as far as it is known.
+        raised: Weights whose scales were raised for their biases.
+        findings: What the ranges of operands say.
+    """
+    by_bias = {row["node"]: row for row in raised if row["factor"] >= RAISED}
+    told = {finding.tensor: finding.note for finding in reversed(findings)}
+    told |= {finding.node: finding.note for finding in reversed(findings) if finding.said_of_node}
+    for row in causes:
+        if row["kind"] in ("weight", "bias"):
+            row["fault"] = _of_bias(by_bias[row["node"]]) if row["node"] in by_bias else _saturated_bias(row)
+        else:
+            row["fault"] = (
+                _overflow(row) or _range(row) or told.get(row["tensor"]) or told.get(row["node"]) or
+                _outliers(row, statistics)
+            )  # fmt: skip
+
+
+def name_reasons(advice: Sequence[AdviceRow], causes: Sequence[CauseRow]) -> None:
+    """Enter into each change that is advised why it mends: the fault of what it is about.
+
+    A change of the whole run has that of the worst place.
+    """
+    faults = {row["tensor"]: row["fault"] for row in causes}
+    worst = next((row for row in causes if row["alone"] > 0 or row["overflow"]), None)
+    for row in advice:
+        own = (faults.get(member, "") for member in row["members"])
+        found = next((fault for fault in own if fault), "")
+        if not row["members"] and row["advised"] and worst is not None and worst["fault"]:
+            found = f"mostly at {worst['tensor']}: {worst['fault']}"
+        row["reason"] = found
+
+
+def _of_bias(row: RaisedRow) -> str:
+    channels = f"{row['channels']} channel{'' if row['channels'] == 1 else 's'}"
+    return (
+        f"the bias of {row['node']} is too large for its type at the scale input x weight, so that {channels} of the "
+        f"weight got a scale up to {row['factor']:.3g} times as coarse"
+    )
+
+
+def _saturated_bias(row: CauseRow) -> str:
+    return f"{row['overflow']:.0%} of its integers are at the end of their type" if row["overflow"] else ""
+
+
+def _overflow(row: CauseRow) -> str:
+    return f"its sums overflow, in {row['overflow']:.2%} of its elements" if row["overflow"] else ""
+
+
+def _range(row: CauseRow) -> str:
+    """A range that leaves out more than rare values."""
+    before, after = row["before"], row["after"]
+    clipped = row["clipping"] is not None and row["rounding"] is not None and row["clipping"] > row["rounding"]
+    if before is None or after is None or not clipped or (row["saturated"] or 0.0) < SERIOUS:
+        return ""
+    reach, held = max(-before["min"], before["max"]), max(-after["min"], after["max"])
+    if reach < BEYOND * held:
+        return ""
+    return (
+        f"its range ends at {after['min']:.4g} and {after['max']:.4g}, and its values reach {before['min']:.4g} and "
+        f"{before['max']:.4g}: {row['saturated']:.0%} of them saturate"
+    )
+
+
+def _outliers(row: CauseRow, statistics: Mapping[str, TensorStats]) -> str:
+    stats = statistics.get(row["tensor"])
+    return outliers_of(stats) or "" if stats is not None else ""
