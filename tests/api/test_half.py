@@ -34,6 +34,7 @@ def test_a_half_model_goes_through_and_keeps_its_ends(kind: int, form: str, tmp_
     assert quantpipe.verify(tmp_path).wrong is None
 
 
+@pytest.mark.grid
 def test_samples_of_float16_and_float32_are_the_same_samples(tmp_path: Path) -> None:
     model = to_half(small_net())
     plans = []

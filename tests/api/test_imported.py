@@ -129,6 +129,7 @@ def test_recovery_moves_no_integer_that_is_kept() -> None:
     assert all(row["differing"] is not None for row in part["changed"] if row["kind"] == "weight")
 
 
+@pytest.mark.grid
 def test_ranges_of_each_sample_are_calibrated() -> None:
     found = run("dynamic")
     part = found.report["imported"]

@@ -50,6 +50,7 @@ def test_nothing_changes_where_the_objective_is_met() -> None:
     assert result.report["recover"] == [] and result.report["recovery"] is None
 
 
+@pytest.mark.grid
 def test_a_missed_objective_is_met_by_recovery(tmp_path: Path) -> None:
     result = run(tmp_path, objective=between())
     gain = result.report["recovery"]

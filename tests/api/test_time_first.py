@@ -41,6 +41,7 @@ def reader() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("realized_samples", [None, 4])
 def test_every_row_of_the_samples_counts(realized_samples: int | None, tmp_path: Path) -> None:
     samples = np.random.default_rng(1).standard_normal((48, 1, 8, TIMES)).astype(np.float32)

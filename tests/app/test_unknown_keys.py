@@ -47,6 +47,7 @@ def test_unknown_keys_of_every_group() -> None:
         assert str(error.value).startswith(said), (override, str(error.value))
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("option", ["npz", "image_folder", "table", "wav_folder", "text", "callable"])
 def test_unknown_keys_in_parts_of_every_data_set(option: str) -> None:
     for part in ("split", "samples"):

@@ -272,6 +272,7 @@ def test_a_layer_calibrator_is_no_estimator_of_a_rule_or_of_itself() -> None:
         OutputError(passes=0)
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("memory_mb", [0, 64])
 def test_whoever_looks_at_some_views_or_at_two_at_once_sees_the_same(memory_mb: int) -> None:
     """Batches run side by side: those that nobody waits for must not be in the way of the next ones."""

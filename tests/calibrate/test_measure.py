@@ -291,6 +291,7 @@ class Stopping:
             raise KeyboardInterrupt
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("extremes_only", [False, True])
 def test_an_interrupted_measurement_goes_on_bit_for_bit(
     graph: Graph, samples: ArraySamples, small_batches: int, monkeypatch: pytest.MonkeyPatch, extremes_only: bool

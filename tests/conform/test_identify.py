@@ -102,6 +102,7 @@ def test_hidden_fields_are_found_or_named(seed: int) -> None:
         assert change["unify"] in left["unify"]
 
 
+@pytest.mark.grid
 def test_what_has_no_dump_is_not_tested_and_the_probe_that_would_decide_is_named() -> None:
     spec = "tflite_int8"
     told = [p for p in probes(spec) if p.recipe.name.startswith("dense")]

@@ -223,6 +223,7 @@ def test_models_with_other_ports(tmp_path: Path) -> None:
         next(free.search.batches(0))
 
 
+@pytest.mark.grid
 @requires_zoo
 def test_zoo_resnet20_gets_1615_of_2000_right() -> None:
     dataset = NpzDataset(

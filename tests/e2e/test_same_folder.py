@@ -14,7 +14,6 @@ from onnx import numpy_helper
 from tests.e2e.program import Program, contents, read
 
 
-@pytest.mark.smoke
 def test_a_second_run_skips_and_gives_the_same_report(program: Program) -> None:
     first = program.run()
     before = contents(first.folder)

@@ -19,7 +19,6 @@ ANYTHING = ("origin", "config")
 """The one part that a schema says nothing of: it is a slice of the configuration."""
 
 
-@pytest.mark.smoke
 def test_the_files_of_the_default_run_are_as_described(default_run: DefaultRun) -> None:
     assert all((default_run.result.folder / place).is_file() for place in FILES.values())
     assert faults_of_run(default_run.result.folder) == []
@@ -76,7 +75,6 @@ def changed(content: Any, at: Place, value: Any) -> Any:
     return found
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("name", FILES)
 def test_damage_at_any_place_is_found(name: str, default_run: DefaultRun) -> None:
     """A value of another type, a key too many: whatever the place, the schema refuses it, and names the place."""
@@ -103,7 +101,6 @@ def _at(content: Any, at: Place) -> Any:
     return content
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(("name", "kind"), [("report", RunReport), ("strategy", StrategyFile)])
 def test_a_lost_key_is_found(name: str, kind: Any, default_run: DefaultRun) -> None:
     content = json.loads((default_run.result.folder / FILES[name]).read_text())

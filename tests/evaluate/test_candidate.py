@@ -146,7 +146,7 @@ def test_what_passes_a_cut_has_the_type_that_the_plan_gives_it(monkeypatch: pyte
     assert list(r.make()(asked)) == [whole(r, p) for p in asked]
 
 
-@pytest.mark.sliced(4)
+@pytest.mark.sliced(8)
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("backend", ["qdq", "qoperator"])
 def test_integer_candidates_have_the_same_scores(net: str, backend: str) -> None:
@@ -197,7 +197,7 @@ def test_auto_simulates_where_the_integer_form_computes_otherwise(monkeypatch: p
     assert score == whole(r, r.space.start)
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("memory", [0, 40_000, 1 << 30])
 @pytest.mark.parametrize("kind", [SIMULATED, INTEGER])
 def test_what_is_kept_changes_no_bit(memory: int, kind: EvaluatorKind) -> None:
@@ -289,7 +289,7 @@ def test_cuts_pass_stored_integers_only(net: str, spec: str, count: int) -> None
         assert any(not p.integer for p in parts[:-1]) or count == 1, "the island is no integer section"
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize("metric", ["kl", "mse", "accuracy"])
 def test_a_measurement_that_cannot_win_is_given_up(metric: str, runs: list[str]) -> None:
     r = replace(recipe("residual", "ort_cpu"), metric=metric)

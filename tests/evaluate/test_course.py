@@ -58,6 +58,7 @@ def course(folder: Path, seconds: float = 0.0, **options: object) -> Course:
     return Course(LayerCheckpoint(folder, ORIGIN), seconds=seconds, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("ragged", [False, True])
 def test_interrupted_at_every_batch_and_gone_on(tmp_path: Path, ragged: bool) -> None:
     samples = Numbers(ragged=ragged)

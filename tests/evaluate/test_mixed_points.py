@@ -184,6 +184,7 @@ def close(found: Score, expected: Score) -> bool:
     return found.cost == expected.cost and np.isclose(found.value, expected.value, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("spec", ["mixed_npu", "ort_cpu", "tensorrt"])
 def test_scores_are_those_of_the_whole_model(spec: str) -> None:
     mixed = net(spec)

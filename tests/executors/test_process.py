@@ -54,6 +54,7 @@ def test_the_same_scores_in_the_same_order(workers: int, tmp_path: Path) -> None
     assert gone(recipe.processes() - {os.getpid()})
 
 
+@pytest.mark.grid
 def test_workers_share_cores_and_memory(tmp_path: Path) -> None:
     recipe = ToyRecipe(tmp_path)
     opened = Process(2, start_seconds=0).open(recipe)
@@ -86,6 +87,7 @@ def test_processes_start_in_a_batch_that_is_long(tmp_path: Path) -> None:
     assert len(recipe.processes()) > 1 and os.getpid() in recipe.processes()
 
 
+@pytest.mark.grid
 def test_what_is_hopeless_is_told_to_the_workers(tmp_path: Path) -> None:
     opened = Process(2, start_seconds=0).open(ToyRecipe(tmp_path))
     found = list(opened(POINTS, ShouldPrune(Objective(tolerance=100.0), worth((3, 0)))))
@@ -121,6 +123,7 @@ def test_what_a_worker_raises_comes_in_its_turn(tmp_path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.grid
 def test_little_is_in_flight_when_the_reader_stops(tmp_path: Path) -> None:
     recipe = ToyRecipe(tmp_path)
     opened = Process(2, start_seconds=0).open(recipe)

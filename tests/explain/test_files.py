@@ -62,6 +62,7 @@ def explained(file: Path, **options: Any) -> dict[str, Any]:
     return quantpipe.explain_file(file, prepared(), DigitsDataset(), culprits=2, **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("name", list(FORMS))
 @pytest.mark.sliced(5)
 def test_scales_and_integers_alone_lose_what_the_file_loses(name: str) -> None:

@@ -263,6 +263,7 @@ def test_axes_of_unknown_size_may_be_written_as_minus_one() -> None:
     assert load(proto).inputs[0].shape == (None, 3, 6, 6)
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("opset", [9, 11, 13, 15, 18, 20, 21, 22, 23])
 def test_opsets_are_raised_and_run(opset: int) -> None:
     """Ops whose attributes became inputs: Clip (11), Squeeze (13), Pad (11), Split (13), Dropout (12)."""

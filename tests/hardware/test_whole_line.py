@@ -104,7 +104,7 @@ def test_the_three_treatments_of_additions(name: str, treatment: str) -> None:
     assert made.agree(made.plan(5 if name in NARROW else 8), backend).differing == 0
 
 
-@pytest.mark.sliced(9)
+@pytest.mark.sliced(27)
 @pytest.mark.parametrize("name", CONVOLVING)
 def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
     graph, samples = digits()

@@ -165,7 +165,7 @@ def test_every_op_of_the_hardware_file_was_met_in_integers(target: str) -> None:
 FUNCTIONS = [op for op, rule in OP_RULES.items() if rule.family is Family.LOOKUP]
 
 
-@pytest.mark.sliced(5)
+@pytest.mark.sliced(10)
 @pytest.mark.parametrize("form", ["qdq", "qoperator", "integer"])
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_every_function_is_a_table(op: str, form: str) -> None:

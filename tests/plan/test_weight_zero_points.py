@@ -79,6 +79,7 @@ def test_int8_activations_by_uint8_weights_have_no_kernel(name: str) -> None:
         refused.realize(refused.plan(), "qdq")
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize("group", [1, 3, 6])
 @pytest.mark.parametrize("weight", ["uint8", "int8"])
 def test_sums_beyond_float32_with_a_zero_point_per_channel(weight: str, group: int) -> None:
@@ -254,6 +255,7 @@ def reread(model: Any, made: Line) -> Graph:
         return load_as_written(path, lambda raw: next(iter(made.samples.batches(4))).inputs)
 
 
+@pytest.mark.grid
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     seed=st.integers(0, 1 << 16),

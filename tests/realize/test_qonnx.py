@@ -176,6 +176,7 @@ def test_trunc_is_read_as_the_package_computes_it(version: int, rounding: str) -
     assert np.array_equal(found, wanted)
 
 
+@pytest.mark.grid
 def test_the_file_comes_back_with_the_same_integers(tmp_path: Path) -> None:
     """What was written is read again: scales and integer weights are kept, and the same integers follow."""
     net = Net(seed=4)

@@ -124,6 +124,7 @@ def test_uncorrelated_inputs_round_to_the_nearest(width: int, seed: int, bits: i
     )
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("groups", "width"), [(1, 5), (3, 9), (1, 64), (1, 65), (2, 150)])
 @pytest.mark.parametrize("bits", [3, 8])
 def test_blocks_give_the_integers_of_the_textbook(groups: int, width: int, bits: int) -> None:

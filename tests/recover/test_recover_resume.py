@@ -79,6 +79,7 @@ def test_a_walk_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert again.layers == whole.layers
 
 
+@pytest.mark.grid
 def test_what_would_make_other_numbers_finds_nothing(tmp_path: Path) -> None:
     made = digits("vta")
     walk(made, Watched(tmp_path))

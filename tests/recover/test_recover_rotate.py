@@ -244,7 +244,7 @@ def test_planted_evenness_is_found(seed: int) -> None:
     np.testing.assert_array_equal(matrix, optimize_rotation(hidden, 16, 200))
 
 
-@pytest.mark.sliced(2)
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize(("hw", "backend"), [("int4_weights", "qdq"), ("vta", "integer")])
 @pytest.mark.parametrize("steps", [["rotate"], ["rotate", "gptq_compensated"], ["gptq", "rotate"]])
 def test_what_was_rotated_is_what_runs(hw: str, backend: str, steps: list[str]) -> None:

@@ -191,7 +191,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(9)
 @pytest.mark.parametrize(("op", "device", "form", "direction", "attributes"), CASES)
 def test_steps_run_in_integers(op: str, device: str, form: str, direction: str, attributes: dict[str, Any]) -> None:
     rng = np.random.default_rng(5)

@@ -31,6 +31,7 @@ UNABLE = ("uniform", "greedy_backward", "greedy_topological")
 """They take what saves cost, and nothing else."""
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_way_out_is_found(name: str) -> None:
     toy = escape(LOST)

@@ -30,6 +30,7 @@ def additive(losses: list[list[int]], objective: Objective, factor: float = 1.0)
     return Toy(space, value, lambda p: bits(space, p), objective)
 
 
+@pytest.mark.grid
 @given(losses=LOSSES, tolerance=st.sampled_from([0.0, 0.01, 0.03, 0.06]))
 @settings(max_examples=30, deadline=None)
 def test_exact_within_a_tolerance_where_losses_add_up(losses: list[list[int]], tolerance: float) -> None:

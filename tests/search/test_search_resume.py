@@ -43,7 +43,7 @@ def test_stopped_at_every_step(name: str, toy: str, batch_size: int) -> None:
         assert [t.point for t in resumed.trace] == [t.point for t in expected.trace]
 
 
-@pytest.mark.sliced(3)
+@pytest.mark.sliced(6)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_log_cut_after_any_line_or_in_the_middle_of_one(name: str, tmp_path: Path) -> None:
     t, algorithm = TOYS["additive"], ALGORITHMS[name]

@@ -70,6 +70,7 @@ def test_a_server_that_wants_a_login(status: int, tmp_path: Path) -> None:
     assert "does not let us in" in said and "MLFLOW_TRACKING_USERNAME" in said and uri in said
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("status", "body"), [(0, ""), (400, "<html>"), (404, "<html>no such page</html>"), (501, "")])
 def test_a_server_that_does_not_answer(status: int, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,6 +272,7 @@ def test_all_single_changes_are_found(spec: str, folders: Callable[[str, str], P
         assert escaped(root, tmp_path / form, 0, seed=1) == []
 
 
+@pytest.mark.sliced(2)
 @pytest.mark.parametrize(("spec", "form"), [("ort_cpu", "qdq"), ("ort_cpu", "qoperator"), ("vta", "integer")])
 def test_windows_that_move_otherwise_are_found(spec: str, form: str, folders: Callable[[str, str], Path]) -> None:
     """Pads on other sides, another stride: no number of the model changes, and what it computes does."""
