@@ -13,6 +13,11 @@ from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
 from quantpipe.graph.rewrites.tools import attribute, constant, only_user
 from quantpipe.types import Grid
 
+CARRIED = (
+    ". Where quantpipe wrote the file, and a ConvTranspose of it runs on whole numbers, give its QOperator form "
+    "(realize=qoperator), or the float model"
+)
+
 
 def quantize(walk: Walk, node: ir.Node) -> None:
     """Take a QuantizeLinear away: what it stores has its input's real numbers, on its grid."""
@@ -195,8 +200,10 @@ def refuse_open(walk: Walk, model: ir.Model) -> None:
             what = (
                 f"{plain[0].op_type} {plain[0].name!r} reads its integers as numbers" if plain else "nothing reads it"
             )
+            cast = bool(plain) and plain[0].op_type == CAST
             raise refused(
                 node,
-                f"it has no DequantizeLinear: {what}; legal behind it are DequantizeLinear, ops that have scales "
-                "(QLinearConv), and ops that move or bound integers",
+                f"it has no DequantizeLinear: {what}; legal behind it are DequantizeLinear (or Cast, Sub, Mul by its "
+                "zero point and scale), ops that have scales (QLinearConv), and ops that move or bound integers"
+                + (CARRIED if cast else ""),
             )
