@@ -16,6 +16,7 @@ from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.lowering import Rendered
 from quantpipe.metrics.outputs import summary
 from quantpipe.types import Form, QuantPlan
+from tests.lint.test_lint import attention
 from tests.ops.line import Line, Net, line
 from tests.ops.test_every_op import line_of
 
@@ -294,3 +295,11 @@ def test_a_realized_model_that_is_worse_with_the_same_integers_is_told(
 def test_the_metrics_that_the_warning_reads_are_those_that_there_are() -> None:
     outputs = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
     assert "sqnr_db" in summary(outputs, outputs + 0.5, None)
+
+
+def test_what_enters_integers_behind_float_nodes_is_counted_among_the_tensors() -> None:
+    made = line(attention(), "ort_cpu")
+    found = made.agree(made.plan(), "qdq")
+    assert found.behind_float == found.differing == 0
+    assert found.tensors == len(made.topology.group_of)
+    assert set(island_entries(made.graph, made.topology)), "there are some"

@@ -35,7 +35,7 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "quantpipe/plan/formulas.py": ("functions",),
     "quantpipe/plan/programs": ("functions",),
     "quantpipe/plan": ("plan", "golden", "simulate", "realize"),
-    "quantpipe/lowering": ("realize", "simulate", "golden", "ops"),
+    "quantpipe/lowering": ("realize", "simulate", "golden", "ops", "tables", "graph"),
     "quantpipe/evaluate": ("evaluate", "mutation", "simulate"),
     "quantpipe/search": ("search", "golden"),
     "quantpipe/artifacts": ("artifacts", "tracking", "golden"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +22,9 @@ from quantpipe.search import (
     ObjectiveForm,
     RandomSearch,
     Stopped,
+    Surrogate,
 )
-from quantpipe.types import Point
+from quantpipe.types import Point, Score
 
 PAIRS = list(itertools.product(ALGORITHMS, TOYS))
 
@@ -235,3 +238,15 @@ def test_annealing_needs_no_more_than_the_schedule() -> None:
 def test_options_without_meaning_are_refused_by_key(make: type, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         make()
+
+
+def test_the_surrogate_asks_for_whole_batches() -> None:
+    """Before its trees have seen enough, too: neighbours come `batch` at a time, and several run beside one another."""
+    t, sizes = TOYS["additive"], list[int]()
+
+    def evaluate(points: Sequence[Point]) -> list[Score]:
+        sizes.append(len(points))
+        return t.measure(points)
+
+    Surrogate(batch=4, pool=64, trees=10)(t.space, evaluate, t.objective, np.random.default_rng(0))
+    assert sizes[1:5] == [4, 4, 4, 4], sizes
