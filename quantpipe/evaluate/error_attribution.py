@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from quantpipe.data.subset import First
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.evaluate.cause_row import cause_row
 from quantpipe.evaluate.channels import constant_rows
@@ -42,15 +43,17 @@ class Causes:
         self, graph: Graph, topology: Topology, plan: QuantPlan, samples: Samples, *, compared: Compared,
         per_channel: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self._graph, self._topology, self._plan, self._samples = graph, topology, plan, samples
+        self._graph, self._topology, self._plan = graph, topology, plan
         numbers = Numbers.of(graph, topology, plan)
         self._by_channel = matching((*numbers.quantizers, *numbers.constants), per_channel)
         simulation = self._simulation = simulate(graph, topology, plan)
-        self._sums = layer_sums(graph, plan, simulation, samples, by_channel=self._by_channel)
+        self._measure = AloneMeasure(graph, numbers, samples, compared=compared)
+        # Of a heavy model, the part that it is screened on: its tensors have elements enough.
+        self._few = First(samples, self._measure.screened_samples)
+        self._sums = layer_sums(graph, plan, simulation, self._few, by_channel=self._by_channel)
         found = overflow_report(graph, topology, plan, simulation, samples=samples)
         self._overflow = {row["tensor"]: row["share"] for row in found}
         self.accumulators = accumulator_rows(topology, plan, self._overflow)
-        self._measure = AloneMeasure(graph, numbers, samples, compared=compared)
         self._roles = roles_of(graph, [kernel.node for kernel in topology.kernels])
 
     @property
@@ -86,7 +89,7 @@ class Causes:
         worst = [n for n in order if n in measure.tensors][:split]
         split_halves(rows, worst, measure)
         graph, topology, plan, simulation = self._graph, self._topology, self._plan, self._simulation
-        passing = passing_rows(graph, topology, plan, simulation, samples=self._samples)
+        passing = passing_rows(graph, topology, plan, simulation, samples=self._few)
         for row in passing:
             row["overflow"], row["role"] = (
                 self._overflow.get(row["tensor"], 0.0),
@@ -95,7 +98,7 @@ class Causes:
         rows |= {row["tensor"]: row for row in passing}
         wrapped = [row["tensor"] for row in passing if row["overflow"]][:split]
         parts = local_splits(
-            graph, topology, plan, simulation, samples=self._samples, tensors=[*worst, *wrapped],
+            graph, topology, plan, simulation, samples=self._few, tensors=[*worst, *wrapped],
             constants=measure.constants,
         )  # fmt: skip
         for name, part in parts.items():

@@ -9,6 +9,7 @@ sums that overflowed, else multipliers, shifts and tables.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.sensitivity import Exchanged
-from quantpipe.graph.execute import Session
+from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.extract import part_of
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.switches import with_constants
@@ -44,9 +45,12 @@ class _Sums:
     rescale: float = 0.0
 
     def add(self, name: str, one: Array, other: Array) -> None:
-        difference = one - other
-        difference = difference[np.isfinite(difference)]
-        setattr(self, name, getattr(self, name) + float(np.sum(difference * difference)))
+        difference = (one - other).reshape(-1)
+        total = float(np.dot(difference, difference))
+        if not np.isfinite(total):
+            difference = difference[np.isfinite(difference)]
+            total = float(np.dot(difference, difference))
+        setattr(self, name, getattr(self, name) + total)
 
 
 def local_splits(
@@ -78,12 +82,13 @@ def local_splits(
     ends = [one.kernel.output for one in known]
     real = Session(expose(graph.model, ends), where=graph.source)
     signal = dict.fromkeys(ends, 0.0)
-    for batch in samples.batches(run_size(graph, [*ends, *ends])):
-        values = simulated.run({**batch.inputs, **simulation.scalars}, inner)
-        wanted = real.run(batch.inputs, ends)
-        for one in known:
-            one.add(values, wanted[one.kernel.output].astype(np.float64))
-            signal[one.kernel.output] += float(np.sum(wanted[one.kernel.output].astype(np.float64) ** 2))
+    with ThreadPoolExecutor(available_cores()) as pool:
+        for batch in samples.batches(run_size(graph, [*ends, *ends])):
+            values = simulated.run({**batch.inputs, **simulation.scalars}, inner)
+            wanted = {end: array.astype(np.float64) for end, array in real.run(batch.inputs, ends).items()}
+            list(pool.map(lambda one: one.add(values, wanted[one.kernel.output]), known))  # noqa: B023
+            for end, array in wanted.items():
+                signal[end] += float(np.sum(array**2))
     return {one.kernel.output: one.row(signal[one.kernel.output] or 1.0) for one in known}
 
 

@@ -129,10 +129,10 @@ class AloneMeasure:
         work = sum(multiply_accumulates(node, graph) for node in graph.nodes) * len(samples)
         self._heavy = work > HEAVY
         self._states = States(graph, self._parts, batches)
-        self._few(0)
-        self._place = self._places()
         self._part: tuple[int, ir.Model] | None = None
         self._open: tuple[str, Switched, Session] | None = None
+        self._few(0)
+        self._place = self._places()
 
     def first(self, wanted: Sequence[Wanted], worst: int, show: Callable[[int, int, str], None]) -> dict[str, Alone]:
         """Return what each costs by name: all in a light model, else the worst on all samples, the others on a part.
@@ -149,6 +149,12 @@ class AloneMeasure:
             again = [Wanted(name) for name in order]
             found |= {one.name: a for one, a in zip(again, self.measure(again, show), strict=True)}
         return found
+
+    @property
+    def screened_samples(self) -> int:
+        """Return how many samples these batches hold; all of a light model's."""
+        sizes = [len(next(iter(state.values()))) for state in self._states.at(0)]
+        return sum(sizes[: self.screened or None])
 
     @property
     def screened(self) -> int:
@@ -179,6 +185,8 @@ class AloneMeasure:
         sizes = [len(next(iter(state.values()))) for state in self._states.at(0)]
         self._now = first_samples(self.reference, sum(sizes[: batches or None]), sum(sizes))
         self._batches = batches or None
+        self._apart = self._heavy and not batches
+        self._open = None
         self._own = self._now.every(self._now.found)
 
     def _one(self, wanted: Wanted) -> Alone:
@@ -211,7 +219,7 @@ class AloneMeasure:
         """What a run is fed with beside the tensors at the cut."""
         found = dict.fromkeys((*switched.clips.values(), *switched.rounds.values()), np.asarray(False))
         if wanted.name in self.constants:
-            return found if self._heavy else {**found, wanted.name: self.constants[wanted.name].held}
+            return found if self._apart else {**found, wanted.name: self.constants[wanted.name].held}
         found[switched.clips[wanted.name]] = np.asarray(wanted.clip)
         found[switched.rounds[wanted.name]] = np.asarray(wanted.round)
         return found
@@ -220,18 +228,19 @@ class AloneMeasure:
         """The model from the beginning of a stretch on, with switches for what is quantized in that stretch.
 
         In a heavy model it is a session of its own for each: switches are computed in every run, and weights that may
-        be exchanged keep the runtime from laying them out in advance. In a light one sessions cost more than that.
+        be exchanged keep the runtime from laying them out in advance. In a light one, and on the few samples that a
+        heavy one is screened on, sessions cost more than that.
         """
-        key = name if self._heavy else str(part)
+        key = name if self._apart else str(part)
         if self._open is None or self._open[0] != key:
             self._open = None
             if self._part is None or self._part[0] != part:
                 self._part = part, part_of(self._graph, self._parts[part].reads, self.reference.names).model
-            names = [name] if self._heavy else [one for one, place in self._place.items() if place == part]
+            names = [name] if self._apart else [one for one, place in self._place.items() if place == part]
             constants = {one: self.constants[one].held for one in names if one in self.constants}
             quantizers = {one: self._quantizers[one] for one in names if one in self._quantizers}
-            model = with_constants(self._part[1], constants) if self._heavy and constants else self._part[1]
-            switched = with_switches(model, quantizers, () if self._heavy else constants)
+            model = with_constants(self._part[1], constants) if self._apart and constants else self._part[1]
+            switched = with_switches(model, quantizers, () if self._apart else constants)
             self._open = key, switched, Session(switched.model, where="float model with switches")
         return self._open[1], self._open[2]
 
