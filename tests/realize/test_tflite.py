@@ -66,7 +66,6 @@ def differing(
 
 
 REFUSED = {
-    "conv_grouped": "3 groups of several channels",
     "conv_3d": "slides over three axes",
     "transposed_dilations": "without dilations",
     "transposed_1d": "transposed convolutions of two axes",
@@ -112,7 +111,7 @@ def four_bits(device: str) -> HardwareSpec:
     return hardware(device, ops=data["ops"], weights={**data["weights"], "bits": 4})
 
 
-PACKED = {"tflite_int8": {"conv", "depthwise", "dense"}, "tflite_16x8": {"conv", "dense"}}
+PACKED = {"tflite_int8": {"conv", "depthwise", "grouped", "dense"}, "tflite_16x8": {"conv", "grouped", "dense"}}
 """Layers of which LiteRT has a kernel for int4 weights."""
 
 
@@ -127,6 +126,7 @@ def types_of(content: bytes) -> set[str]:
 LAYERS: dict[str, Callable[[Net, str], str]] = {
     "conv": lambda net, x: net.conv(x, 4, 6, 3, 3, name="mid"),
     "depthwise": lambda net, x: net.conv(x, 4, 4, 3, 3, group=4, name="mid"),
+    "grouped": lambda net, x: net.conv(x, 4, 6, 3, 3, group=2, name="mid"),
     "dense": lambda net, x: net.dense(net.node("Flatten", x), 256, 7, name="mid"),
     "transposed": lambda net, x: net.node("ConvTranspose", x, net.floats(4, 6, 3, 3, scale=0.3), name="mid"),
 }
@@ -145,6 +145,18 @@ def test_layers_with_weights_of_four_bits(layer: str, device: str) -> None:
         count, written = differing(made, plan)
         assert count.elements and count.differing == 0
         assert ("INT4" in types_of(written.content)) == (layer in PACKED[device])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("channels", "results", "group", "stride"), [(8, 8, 4, 1), (8, 16, 4, 1), (12, 12, 3, 2)])
+def test_groups_of_several_channels(channels: int, results: int, group: int, stride: int, device: str) -> None:
+    net = Net(seed=3)
+    x = net.input(None, channels, 7, 7)
+    net.output(net.conv(x, channels, results, 3, 3, group=group, strides=[stride] * 2, pads=[1] * 4))
+    made = line(net, device)
+    for plan in (made.plan(DEVICES[device], seed=5), made.ties()):
+        count, _ = differing(made, plan)
+        assert count.elements and count.differing == 0
 
 
 @pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])

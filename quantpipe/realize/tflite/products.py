@@ -60,9 +60,7 @@ def convolution(walk: Walk, node: Node, kernel: Kernel) -> None:
     value, padding = padded(walk, window, value, q, fill=q.zero_point)
     group, channels = node.attr("group", 1), shapes[source][1]
     values = weight.values if spatial == 2 else weight.values[:, :, None]
-    deep = group > 1 and group == channels
-    if group > 1 and not deep:
-        raise walk.refused(f"it has {group} groups of several channels; legal are 1, or as many as channels")
+    deep = group > 1 and group == channels  # other groups follow from the depth of CONV_2D's filters
     axis = 3 if deep else 0
     laid_out = np.transpose(values, (1, 2, 3, 0) if deep else (0, 2, 3, 1))
     packed = not (deep and q.dtype.bits > 8)  # LiteRT's kernel of 16-bit depthwise convolutions reads bytes
