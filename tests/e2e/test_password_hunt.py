@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
 from urllib.parse import quote
 
 import pytest
@@ -167,6 +168,7 @@ def test_a_server_that_goes_away_and_a_failure_in_the_middle(program: Program, s
         f"hydra.run.dir={program.cwd / 'run'}",
     )  # fmt: skip
     (program.cwd / "broken.py").unlink()
+    rmtree(program.cwd / "__pycache__", ignore_errors=True)  # it holds the text of the module
     assert result.code == 2 and "cannot reach" in result.err, result.err
     clean(program, result, *server.sent)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,11 @@ from tests.e2e.program import Program
 pytestmark = pytest.mark.program
 
 BLOCKS = 3
+PRODUCTS = (
+    "hardware.ops.MatMul=[{in: [uint8, int8], out: [uint8, float32], when: {operands: weight}},"
+    "{in: [uint8, uint8], out: [uint8], when: {operands: activations}},{in: [float32], out: [float32]}]"
+)
+"""ort_cpu with products of two activations in integers, so that what masks them is stored."""
 
 
 def attention(path: Path, infinite: bool = False, gated: bool = True) -> str:
@@ -61,12 +67,15 @@ def attention(path: Path, infinite: bool = False, gated: bool = True) -> str:
     return write(path, nodes, inputs, [("y", ["N", 6, 8], "float32")], constants)
 
 
-def data(program: Program, padded: bool = True, gated: bool = True) -> tuple[str, ...]:
+def data(
+    program: Program, padded: bool = True, gated: bool = True, ways: Sequence[str] = (PRODUCTS,)
+) -> tuple[str, ...]:
     keep = np.ones((160, 1, 6), np.float32)
     if padded:
         keep[np.arange(160) % 2 == 0, :, 4:] = 0.0
     np.savez(program.cwd / "x.npz", x=normal(7, 160, 6, 8, scale=1.0), keep=keep)
-    return "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", attention(program.cwd / "net.onnx", gated=gated)
+    net = attention(program.cwd / "net.onnx", gated=gated)
+    return "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", net, *ways
 
 
 def decided(folder: Path) -> dict[str, object]:
@@ -77,7 +86,8 @@ def decided(folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize(("hardware", "least"), [("ort_cpu", 15), ("vta", 10)])
 def test_masks_stay_in_float_and_are_named(program: Program, hardware: str, least: float) -> None:
     """On `vta`, whose additions are integers alone, the host beside it runs them."""
-    given = (*data(program), f"hardware={hardware}", "recover=none")
+    ways = [PRODUCTS] if hardware == "ort_cpu" else []
+    given = (*data(program, ways=ways), f"hardware={hardware}", "recover=none")
     lost = program.run(*given, "precision=none", folder="none")
     found = program.run(*given)
     assert found.code == 0, found.err
