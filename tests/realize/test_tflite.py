@@ -364,11 +364,11 @@ def test_another_weight_is_found() -> None:
 def test_every_node_that_it_cannot_hold_is_named() -> None:
     net = Net(seed=2)
     x = net.conv(net.input(None, 4, 6, 6), 4, 8, 1, 1)
-    x = net.conv(x, 8, 8, 3, 3, group=2, name="grouped")
+    x = net.node("ConvTranspose", x, net.floats(8, 8, 3, 3, scale=0.2), name="dilated", dilations=[2, 2])
     x = net.node("Erf", net.node("Celu", x, name="celu"), name="erf")
     net.output(x)
     made = line(net, "tflite_int8")
-    with pytest.raises(HardwareError, match=r"cannot hold 3 of .*: grouped \(Conv\): .*; celu \(Celu\)"):
+    with pytest.raises(HardwareError, match=r"cannot hold 3 of .*: dilated \(ConvTranspose\): .*; celu \(Celu\)"):
         write_model(made.graph, made.topology, made.plan())
 
 
