@@ -114,12 +114,14 @@ def _of_answers(outputs: NDArray[Any], labels: NDArray[np.int64], inputs: str) -
 def _of_one_answer(outputs: NDArray[Any], inputs: str) -> str | None:
     """By whether samples without labels are told apart at all."""
     count, classes = outputs.shape
+    if count < SAME or classes < 3 or not all_finite(outputs):
+        return None
     found = np.unique(outputs.argmax(axis=1))
-    if count < SAME or classes < 3 or len(found) > 1:
+    if len(found) > 1:
         return None
     return (
         f"the float model gives all of {count} samples the same answer, class {found[0]} of {classes}, and its inputs "
-        f"run {inputs}: {CAUSE}"
+        f"run {inputs}: unless they are all of that class, {CAUSE}"
     )
 
 

@@ -51,9 +51,9 @@ def name_faults(
 
 
 def name_reasons(advice: Sequence[AdviceRow], causes: Sequence[CauseRow]) -> None:
-    """Enter into each change that is advised why it mends: the fault of what it is about.
+    """Enter into each change why it mends: the fault of what it is about.
 
-    A change of the whole run has that of the worst place.
+    A change of the whole run that is advised has that of the worst place.
     """
     faults = {row["tensor"]: row["fault"] for row in causes}
     worst = next((row for row in causes if row["alone"] > 0 or row["overflow"]), None)

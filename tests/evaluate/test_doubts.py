@@ -136,7 +136,11 @@ def test_without_labels_one_answer_to_all_samples_is_noticed(
     dataset = NpzDataset(path=str(tmp_path / "d.npz"), samples={"search": count})
     found = said(classifier(tmp_path / "m.onnx"), dataset, [TensorInfo("x", (None, 4), "float32")], None)
     assert bool(found) == noticed
-    assert all(f"gives all of {count} samples the same answer, class 2 of 3" in text for text in found)
+    assert all(
+        f"gives all of {count} samples the same answer, class 2 of 3" in text
+        and "unless they are all of that class" in text
+        for text in found
+    )
 
 
 def test_what_is_little_better_than_guessing_is_noticed() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quantpipe.errors import HardwareError
 from quantpipe.plan.programs.softmax import tflite_softmax
-from quantpipe.plan.programs.writer import ProgramWriter, Value
+from quantpipe.plan.programs.writer import ProgramWriter
 from quantpipe.types import DType, FunctionKind, Program, Quantizer
 from tests.functions.litert import run_op
 from tests.functions.steps import run_program
@@ -52,25 +50,3 @@ def test_softmax_is_that_of_tflite(dtype: DType, scale: float) -> None:
         rows = rows_of(dtype, 40, length, seed=length)
         wanted = run_op("SOFTMAX", ("SoftmaxOptions", {"beta": 1.0}), rows, (float(np.float32(scale)), 0), out)
         np.testing.assert_array_equal(softmax(dtype, scale, rows), wanted)
-
-
-@pytest.mark.parametrize(("count", "refused"), [(4095, False), (4096, True)])
-def test_a_row_whose_sum_leaves_int32_is_refused(count: int, refused: bool) -> None:
-    """Each element adds up to 2^19."""
-    writer = ProgramWriter("node", [(-128, 127)])
-    arguments = writer, grid(DType.INT8, 0.1), grid(DType.INT8, 1 / 256, -128), (1,)
-    if refused:
-        with pytest.raises(HardwareError, match="a row of 4096 elements is too long for its sums"):
-            tflite_softmax(*arguments, count=count)
-    else:
-        assert tflite_softmax(*arguments, count=count).high == 127
-
-
-@pytest.mark.parametrize(("high", "refused"), [((1 << 52) - 1, False), (1 << 52, True)])
-def test_roots_of_what_float64_does_not_hold_are_refused(high: int, refused: bool) -> None:
-    writer = ProgramWriter("node", [(0, high)])
-    if refused:
-        with pytest.raises(HardwareError, match=f"it would take the square root of up to {high}"):
-            writer.sqrt(Value(0, 0, high))
-    else:
-        assert writer.sqrt(Value(0, 0, high)).high == math.isqrt(high)

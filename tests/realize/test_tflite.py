@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import os
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -32,9 +30,9 @@ from quantpipe.realize.tflite.container import packed
 from quantpipe.realize.tflite.layout import behind_transpose, between, channels_last, plain, same_memory
 from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner, told_by
 from quantpipe.realize.tflite.write import Written, write_model
-from quantpipe.types import Accumulate, DType, HardwareSpec, QuantPlan
+from quantpipe.types import Accumulate, QuantPlan
 from tests.ops.cases import CASES
-from tests.ops.line import Line, Net, hardware, hardware_data, line, load, normal_samples
+from tests.ops.line import Line, Net, hardware, line, load, normal_samples
 from tests.ops.test_every_op import line_of
 
 
@@ -101,73 +99,6 @@ def test_every_op_computes_what_was_searched(name: str, device: str) -> None:
             return
         assert name not in REFUSED
         assert count.elements and count.differing == 0, f"{count.differing} of {count.elements}, {count.first}"
-
-
-def four_bits(device: str) -> HardwareSpec:
-    """A device whose weights have 4 bits."""
-    data = copy.deepcopy(hardware_data(device))
-    for op in ("Conv", "ConvTranspose", "Gemm"):
-        data["ops"][op] = [row | {"in": [row["in"][0], "int4"]} for row in data["ops"][op] if row["in"] != ["float32"]]
-    return hardware(device, ops=data["ops"], weights={**data["weights"], "bits": 4})
-
-
-PACKED = {"tflite_int8": {"conv", "depthwise", "grouped", "dense"}, "tflite_16x8": {"conv", "grouped", "dense"}}
-"""Layers of which LiteRT has a kernel for int4 weights."""
-
-
-def types_of(content: bytes) -> set[str]:
-    """The types of a file's tensors, by the names of its schema."""
-    schema = litert.schema()
-    names = {v: k for k, v in vars(schema.TensorType).items() if isinstance(v, int)}
-    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content))
-    return {names[t.type] for t in model.subgraphs[0].tensors}
-
-
-LAYERS: dict[str, Callable[[Net, str], str]] = {
-    "conv": lambda net, x: net.conv(x, 4, 6, 3, 3, name="mid"),
-    "depthwise": lambda net, x: net.conv(x, 4, 4, 3, 3, group=4, name="mid"),
-    "grouped": lambda net, x: net.conv(x, 4, 6, 3, 3, group=2, name="mid"),
-    "dense": lambda net, x: net.dense(net.node("Flatten", x), 256, 7, name="mid"),
-    "transposed": lambda net, x: net.node("ConvTranspose", x, net.floats(4, 6, 3, 3, scale=0.3), name="mid"),
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers_with_weights_of_four_bits(layer: str, device: str) -> None:
-    """Two to the byte where LiteRT has a kernel for that, else in bytes; the integers are the same."""
-    net = Net(seed=2)
-    net.output(LAYERS[layer](net, net.input(None, 4, 8, 8)))
-    made = line(net, four_bits(device))
-    bits = 8 if device == "tflite_int8" else 16
-    for plan in (made.plan(bits), made.ties(bits)):
-        assert {w.dtype for w in plan.weights.values()} == {DType.INT4}
-        count, written = differing(made, plan)
-        assert count.elements and count.differing == 0
-        assert ("INT4" in types_of(written.content)) == (layer in PACKED[device])
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("channels", "results", "group", "stride"), [(8, 8, 4, 1), (8, 16, 4, 1), (12, 12, 3, 2)])
-def test_groups_of_several_channels(channels: int, results: int, group: int, stride: int, device: str) -> None:
-    net = Net(seed=3)
-    x = net.input(None, channels, 7, 7)
-    net.output(net.conv(x, channels, results, 3, 3, group=group, strides=[stride] * 2, pads=[1] * 4))
-    made = line(net, device)
-    for plan in (made.plan(DEVICES[device], seed=5), made.ties()):
-        count, _ = differing(made, plan)
-        assert count.elements and count.differing == 0
-
-
-@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
-def test_greatest_and_least_of_sixteen_bits(op: str) -> None:
-    net = Net(seed=2, opset=18)
-    x = net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3)
-    net.output(net.node(op, x, net.constant(np.asarray([2, 3], np.int64)), name="mid"))
-    made = line(net, "tflite_16x8")
-    for plan in (made.plan((16, 13, 8, 4), seed=5), made.ties(16)):
-        count, _ = differing(made, plan)
-        assert count.elements and count.differing == 0
 
 
 def test_sums_beyond_int32_are_held() -> None:

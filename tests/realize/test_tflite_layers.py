@@ -1,0 +1,90 @@
+"""Layers in .tflite files whose forms LiteRT's kernels treat apart: weights of 4 bits, groups, 16-bit reductions."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from quantpipe.realize.tflite import litert
+from quantpipe.types import DType, HardwareSpec
+from tests.ops.line import Net, hardware, hardware_data, line
+from tests.realize.test_tflite import DEVICES, differing
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _litert() -> None:
+    why = litert.missing()
+    if why is not None:
+        assert os.environ.get("CI") != "true", why
+        pytest.skip(why)
+
+
+def four_bits(device: str) -> HardwareSpec:
+    """A device whose weights have 4 bits."""
+    data = copy.deepcopy(hardware_data(device))
+    for op in ("Conv", "ConvTranspose", "Gemm"):
+        data["ops"][op] = [row | {"in": [row["in"][0], "int4"]} for row in data["ops"][op] if row["in"] != ["float32"]]
+    return hardware(device, ops=data["ops"], weights={**data["weights"], "bits": 4})
+
+
+PACKED = {"tflite_int8": {"conv", "depthwise", "grouped", "dense"}, "tflite_16x8": {"conv", "grouped", "dense"}}
+"""Layers of which LiteRT has a kernel for int4 weights."""
+
+
+def types_of(content: bytes) -> set[str]:
+    """The types of a file's tensors, by the names of its schema."""
+    schema = litert.schema()
+    names = {v: k for k, v in vars(schema.TensorType).items() if isinstance(v, int)}
+    model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content))
+    return {names[t.type] for t in model.subgraphs[0].tensors}
+
+
+LAYERS: dict[str, Callable[[Net, str], str]] = {
+    "conv": lambda net, x: net.conv(x, 4, 6, 3, 3, name="mid"),
+    "depthwise": lambda net, x: net.conv(x, 4, 4, 3, 3, group=4, name="mid"),
+    "grouped": lambda net, x: net.conv(x, 4, 6, 3, 3, group=2, name="mid"),
+    "dense": lambda net, x: net.dense(net.node("Flatten", x), 256, 7, name="mid"),
+    "transposed": lambda net, x: net.node("ConvTranspose", x, net.floats(4, 6, 3, 3, scale=0.3), name="mid"),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_with_weights_of_four_bits(layer: str, device: str) -> None:
+    """Two to the byte where LiteRT has a kernel for that, else in bytes; the integers are the same."""
+    net = Net(seed=2)
+    net.output(LAYERS[layer](net, net.input(None, 4, 8, 8)))
+    made = line(net, four_bits(device))
+    bits = 8 if device == "tflite_int8" else 16
+    for plan in (made.plan(bits), made.ties(bits)):
+        assert {w.dtype for w in plan.weights.values()} == {DType.INT4}
+        count, written = differing(made, plan)
+        assert count.elements and count.differing == 0
+        assert ("INT4" in types_of(written.content)) == (layer in PACKED[device])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("channels", "results", "group", "stride"), [(8, 8, 4, 1), (8, 16, 4, 1), (12, 12, 3, 2)])
+def test_groups_of_several_channels(channels: int, results: int, group: int, stride: int, device: str) -> None:
+    net = Net(seed=3)
+    x = net.input(None, channels, 7, 7)
+    net.output(net.conv(x, channels, results, 3, 3, group=group, strides=[stride] * 2, pads=[1] * 4))
+    made = line(net, device)
+    for plan in (made.plan(DEVICES[device], seed=5), made.ties()):
+        count, _ = differing(made, plan)
+        assert count.elements and count.differing == 0
+
+
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_greatest_and_least_of_sixteen_bits(op: str) -> None:
+    net = Net(seed=2, opset=18)
+    x = net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3)
+    net.output(net.node(op, x, net.constant(np.asarray([2, 3], np.int64)), name="mid"))
+    made = line(net, "tflite_16x8")
+    for plan in (made.plan((16, 13, 8, 4), seed=5), made.ties(16)):
+        count, _ = differing(made, plan)
+        assert count.elements and count.differing == 0
