@@ -99,7 +99,7 @@ def _exp(exponentials: Callable[[float, Ints], Ints]) -> Callable[[Formula], Int
     def entries(f: Formula) -> Ints:
         greatest = max(f.high - f.out.zero_point, 1) * float(f.out.scale)
         power = math.ceil(math.log2(greatest))
-        scale, x = _finer(f.scale, f.centred)
+        scale, x = ex.finer(f.scale, f.centred)
         top = round(power * math.log(2.0) / scale)
         found = exponentials(scale, np.minimum(x - top, 0))
         one = int(exponentials(scale, np.zeros(1, np.int64))[0])
@@ -115,7 +115,7 @@ GELU = (-0.2888, -1.769)
 def _polynomial_gelu(f: Formula) -> Ints:
     """I-BERT's i-GELU, algorithm 2: x · (1 + erf(x / √2)) / 2 with erf as a polynomial of second order."""
     a, b = GELU
-    scale, x = _finer(f.scale / math.sqrt(2.0), f.centred)
+    scale, x = ex.finer(f.scale / math.sqrt(2.0), f.centred)
     linear, constant = math.floor(b / scale), math.floor(1.0 / a / scale**2)
     size = np.minimum(np.abs(x), -linear)
     erf = np.sign(x) * ((size + linear) ** 2 + constant)
@@ -124,11 +124,6 @@ def _polynomial_gelu(f: Formula) -> Ints:
     erf, step = -erf >> drop, -a * scale**2 * 2.0**drop
     one = math.floor(1.0 / step)
     return f.stored(f.centred * (erf + one), f.scale * step / 2.0)
-
-
-def _finer(scale: float, x: Ints) -> tuple[float, Ints]:
-    left = max(0, math.frexp(scale)[1] + ex.FINE_BITS)
-    return math.ldexp(scale, -left), x << left
 
 
 SIGMOID_BITS = 8

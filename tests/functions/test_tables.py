@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.oprules.lookup import FunctionOf
 from quantpipe.plan.formulas import FORMULAS, Formula
+from quantpipe.plan.programs import exponentials as ex
 from quantpipe.plan.programs.interpolation import interpolated_table
 from quantpipe.types import DType, FixedRounding, FunctionKind, RequantizeKind, RequantizeSpec, Rounding
 from tests.functions.litert import run_op
@@ -132,6 +134,17 @@ def test_a_factor_that_no_shift_expresses_is_refused(op: str, kind: str) -> None
     given = Formula(node, grid(DType.INT8, 2.0**-4), grid(DType.INT8, 2.0**-3), spec, -128, 127)
     with pytest.raises(HardwareError, match=f"which no shift expresses; legal .*functions.{op}: table or shift"):
         FORMULAS[op, FunctionKind(kind)](given)
+
+
+@pytest.mark.parametrize("scale", [2.0**-30, 2.0**-12, math.nextafter(2.0**-10, 0), 2.0**-10, 0.003, 0.7, 3.0])
+def test_numbers_are_made_finer_as_far_as_their_scale_asks_for(scale: float) -> None:
+    values = np.array([-127, 0, 1, 128])
+    found, numbers = ex.finer(scale, values)
+    assert Fraction(found) * int(numbers[3]) == Fraction(scale) * 128
+    if scale < 2.0**-10:
+        assert (found, numbers.tolist()) == (scale, values.tolist())
+    else:
+        assert 2.0**-11 <= found < 2.0**-10
 
 
 @pytest.mark.parametrize("how", [RequantizeKind.FIXED_POINT, RequantizeKind.FLOAT_MULTIPLIER])

@@ -93,10 +93,18 @@ def table_exponentials(scale: float, span: int, bits: int) -> Ints:
 FINE_BITS = 10
 
 
-def _fine(scale: float, differences: Ints) -> tuple[float, Ints]:
-    """Differences shifted left until their scale is below 2^-10, so that ln 2 and 1 are many steps."""
+def finer(scale: float, values: Ints) -> tuple[float, Ints]:
+    """Return whole numbers shifted left until their scale is below 2^-10, so that ln 2 and 1 are many steps.
+
+    Args:
+        scale: the scale of the numbers; one that is below 2^-10 stays.
+        values: whole numbers, any shape.
+
+    Returns:
+        The scale then, and the numbers in the same shape.
+    """
     left = max(0, math.frexp(scale)[1] + FINE_BITS)
-    return math.ldexp(scale, -left), differences << left
+    return math.ldexp(scale, -left), values << left
 
 
 SHIFT_STEPS = 15
@@ -115,7 +123,7 @@ def shift_exponentials(scale: float, differences: Ints) -> Ints:
     Returns:
         The exponentials, in the same shape.
     """
-    scale, differences = _fine(scale, differences)
+    scale, differences = finer(scale, differences)
     x = differences + (differences >> 1) - (differences >> 4)
     one = max(math.floor(1.0 / scale), 1)  # -x0: 1.0 in steps of scale
     x = np.maximum(x, -SHIFT_STEPS * one)
@@ -142,7 +150,7 @@ def polynomial_exponentials(scale: float, differences: Ints) -> Ints:
         The exponentials, in the same shape, in steps that are the same for all.
     """
     a, b, c = POLYNOMIAL
-    scale, differences = _fine(scale, differences)
+    scale, differences = finer(scale, differences)
     ln2 = max(math.floor(math.log(2.0) / scale), 1)
     x = np.maximum(differences, -POLYNOMIAL_STEPS * ln2)
     whole = -x // ln2
