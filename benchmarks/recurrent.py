@@ -139,7 +139,7 @@ def rows(net: Net, folder: Path) -> Iterator[str]:
     quantize_dynamic(given, made, weight_type=QuantType.QInt8, per_channel=True)
     inside = "DynamicQuantizeLSTM" if net.op == "LSTM" else "its recurrent layers stay in float"
     yield row(f"onnxruntime, dynamic ({inside})", made.read_bytes(), x, wanted)
-    for recurrent in ("cells", "steps"):
+    for recurrent in ("cells", "steps", "loops"):
         result = quantpipe.quantize(
             given,
             quantpipe.SampleSets(calibrate={"x": frames(net, 128, 1)}, evaluate={"x": x[:64]}),

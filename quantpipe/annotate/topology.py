@@ -8,12 +8,15 @@ the order of the nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from quantpipe.annotate.bits import bounded_group, bounded_weight, ends_of, limited
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_constraints
 from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
+from quantpipe.annotate.loops import edges_of, loop_sites, loop_weights
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.preset_ranges import pins_of
 from quantpipe.annotate.settle import settle
@@ -76,7 +79,11 @@ def analyze(
     if structure == DEFAULT:
         refuse_overflowing(graph, tables, spec.tables)
     reasons = with_tables(reasons, tables)
-    held = {t.tensor for t in tables}
+    loops = loop_sites(graph, spec, reasons, draft.dtypes)
+    reasons |= loops.reasons
+    edges += (inside := list(edges_of(graph, loops.sites)))
+    draft.dtypes.update(loops.dtypes)
+    held = {t.tensor for t in tables} | {e.tensor for e in inside}
     refuse_unreached(graph, kernels, {*draft.dtypes, *held}, reasons, constraints=constraints)
     least = {t: c.bits for t, c in constraints.items() if c.kind is Kind.ANY}
     pins = pins_of(
@@ -94,22 +101,24 @@ def analyze(
     real = weighted(graph, spec, reasons)
     reasons |= {k.node: reason_of(spec) for k in real}
     weights |= {k.weight: weight_only_types(spec, k.op)[-1] for k in real if k.weight is not None}
+    granularity = partial(_granularity, structure, schema)
     sites = weight_sites(
         graph,
         spec,
         weights,
-        lambda tensor: Granularity(structure.granularity(tensor) or schema.weights.granularity),
+        granularity,
         kernels=(*kernels, *real),
         edges=edges,
         least=least,
     )
+    sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     most = limited(spec, settled_here.sites)
     ends = ends_of(graph, spec, kernels)
     groups = tuple(bounded_group(g, most, ends) for g in solved.groups)
     sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
         node_conds=node_conds,
-        edge_conds={e.key: node_conds[e.consumer] for e in edges},
+        edge_conds={e.key: node_conds[e.consumer] for e in edges} | {e.key: True for e in inside},
         float_nodes=reasons,
         tables=tables,
         kernels=solved.kernels,
@@ -118,8 +127,14 @@ def analyze(
         constants=constants,
         sites=settled_here.sites,
         weighted=real,
+        loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
         signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},
     )
+
+
+def _granularity(structure: Structure, schema: Schema, weight: str) -> Granularity:
+    """How many scales a weight has: what is decided, else what the schema says."""
+    return Granularity(structure.granularity(weight) or schema.weights.granularity)
 
 
 def _signatures(graph: Graph, spec: HardwareSpec, name: str) -> tuple[OpSignature, ...]:

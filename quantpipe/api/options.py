@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
         detections: Where a detector's outputs hold boxes and scores.
         choices: Limits on what the search may choose.
         fixed: Values of inputs that are always the same, by name.
-        recurrent: Whether recurrent layers are written as their steps (`model.recurrent`).
+        recurrent: Whether recurrent layers are written as their steps or as loops (`model.recurrent`).
         keep: What of a model that is quantized already is kept (`import.keep` on the command line).
         pick: Which point of a Pareto front is taken.
         plugins: Packages that `_target_` may name.

@@ -30,7 +30,7 @@ from quantpipe.app.targets import refuse_plugins
 from quantpipe.app.thresholds import Option, rules_of, shipped_option
 from quantpipe.errors import ConfigError, brief, nearest, refuse_unknown
 from quantpipe.graph.io import RESIDENT_MB
-from quantpipe.hardware.cells import Recurrent, cells_in_steps, read_recurrent
+from quantpipe.hardware.cells import Recurrent, cell_forms, read_recurrent
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.passwords import concealed
@@ -225,7 +225,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         precision=_options(PrecisionSettings, plain["precision"], "precision"),
         keep=_keep(plain.get("import") or {}),
         isolate=_expect(plain["model"].get("isolate", True), True, "model.isolate"),
-        cells=cells_in_steps(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
+        cells=cell_forms(spec, read_recurrent(plain["model"].get("recurrent", Recurrent.AUTO))),
         verify=str(plain["verify"]),
         verbosity=str(plain["verbosity"]),
         seed=_seed(plain["seed"]),

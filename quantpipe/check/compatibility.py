@@ -28,7 +28,7 @@ from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
-from quantpipe.types import FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
+from quantpipe.types import NO_CELLS, CellForms, FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
 """A bias that fits only from such an input range on (real units) is worth telling: few activations are smaller."""
@@ -132,7 +132,7 @@ class Loading:
     resident_mb: int = RESIDENT_MB
     isolate: bool = True
     keep: Keep = Keep.ALL
-    cells: tuple[str, ...] = ()
+    cells: CellForms = NO_CELLS
 
 
 def check_model(
@@ -246,7 +246,7 @@ def _weights_only(topology: Topology, spec: HardwareSpec) -> list[str]:
 
 def _uncounted(graph: Graph) -> list[str]:
     """A sentence where the share of multiply-accumulates leaves something out."""
-    left = [n for n in graph.nodes if is_unknown_work(n)]
+    left = [n for n in graph.nodes if is_unknown_work(n, graph)]
     if not left:
         return []
     named = ", ".join(f"{n.name} ({n.op})" for n in left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")

@@ -236,7 +236,7 @@ def _summary(what: Watched, sides: Collection[Realized], samples: int) -> Agreem
     whole, plain = (side.count for side in sides if side.kind.decides)
     differing = whole.differing or plain.differing
     return Agreement(
-        tensors=len(what.integers) + len(what.entries),
+        tensors=len(what.integers) + len(what.entries) + max(side.products for side in sides),
         elements=whole.elements,
         differing=differing,
         behind_float=max(whole.behind, plain.behind),

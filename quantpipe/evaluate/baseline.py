@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from quantpipe.data.subset import First
 from quantpipe.errors import brief
 from quantpipe.evaluate.nearness import below, nearness
-from quantpipe.evaluate.slower import SLOWER
+from quantpipe.evaluate.slower import OWN_CELLS, SLOWER
 from quantpipe.graph import runtime_quantization
 from quantpipe.graph.execute import Session
 from quantpipe.graph.view import Graph
@@ -97,8 +97,8 @@ def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
     first = next(iter(few.batches(size))).inputs
     some = First(compared.calibrate, _count(compared, "static"))
     makers: Mapping[str, Callable[[], Session]] = {
-        "static": lambda: runtime_quantization.static(graph.model, some, size),
-        "dynamic": lambda: runtime_quantization.dynamic(graph.model, first),
+        "static": lambda: runtime_quantization.static(graph.timed, some, size),
+        "dynamic": lambda: runtime_quantization.dynamic(graph.timed, first),
     }
     own: Sequence[OutputRow] | None = None
     rows: list[BaselineRow] = []
@@ -117,12 +117,13 @@ def baseline(compared: Compared, accurate: str | None = None) -> BaselinePart:
     return {"samples": len(few), "rows": rows}
 
 
-def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | None:
+def baseline_warning(part: BaselinePart | None, topology: Topology, anew: bool = False) -> str | None:
     """Return a sentence where one of the forms is nearer in no more time, or as near and faster.
 
     Args:
         part: the comparison, if there was one.
         topology: what runs in integers.
+        anew: whether recurrent layers, which onnxruntime runs as one, were written as steps or loops.
 
     Returns:
         The sentence, or None.
@@ -137,6 +138,7 @@ def baseline_warning(part: BaselinePart | None, topology: Topology) -> str | Non
     row = max(nearer, key=lambda r: r["gap_db"] or 0.0) if nearer else min(faster, key=lambda r: r["latency"] or 1.0)
     products = sorted({k.op for k in topology.kernels if OP_RULES[k.op].family is Family.ACCUMULATE})
     only = f"annotate.only_ops=[{','.join(products)}]"
+    only = OWN_CELLS if anew else only
     near = {"static": "threshold=output_error, or threshold=max_range", "dynamic": f"{only}, or recover=default"}[
         row["form"]
     ]

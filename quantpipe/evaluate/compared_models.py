@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.compared_tensors import watched
 from quantpipe.evaluate.counting import Counter
+from quantpipe.evaluate.loop_products import compare_products
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
+from quantpipe.lowering.show_loops import STEPS, ShownProduct, show_products
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import QuantPlan, Topology
 
@@ -142,13 +144,21 @@ class Realized:
         self.session: Session | None = None
         self.refused: str | None = None
         self.samples = 0
+        self._products: list[ShownProduct] = []
         try:
             model = expose(realized.model, [*self._names.values(), *self._real.values()])
+            if kind.whole:
+                self._products = show_products(model, simulated.topology, simulated.plan)
             self.session = kind.open(model, where=f"realized model, {kind.name}", threads=threads)
         except ModelError as error:
             if kind.decides:
                 raise
             self.refused = str(error)
+
+    @property
+    def products(self) -> int:
+        """Return how many products inside of loops are compared, whose sums are integers as well."""
+        return len(self._products)
 
     def takes(self, done: int) -> bool:
         """Return whether it is compared on a batch that comes behind so many samples."""
@@ -156,7 +166,8 @@ class Realized:
 
     def run(self, inputs: Values) -> Values:
         """Return what it computes, by the names of the realized model. Several may run at once."""
-        names = dict.fromkeys((*self._names.values(), *self._real.values()))
+        shown = (one.name(step) for one in self._products for step in STEPS)
+        names = dict.fromkeys((*self._names.values(), *self._real.values(), *shown))
         return self.session.run(inputs, list(names)) if self.session is not None else {}
 
     def compare(self, found: Values, samples: int) -> None:
@@ -168,6 +179,7 @@ class Realized:
             self._integers(tensor, expected, integers[tensor])
         for tensor, name in self._real.items():
             self._reals(tensor, expected, found[name])
+        compare_products(self._products, self._simulated.plan, found, self.count.integers)
 
     def _integers(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched

@@ -300,7 +300,7 @@ def _compared(
         one = next(iter(some.batches(1))).inputs
         if not _takes(graph, one) or is_outside(graph.model):  # mapped weights would be timed, not the user's sessions
             return {}
-        return latency(graph.model, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
+        return latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
     times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
     return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}

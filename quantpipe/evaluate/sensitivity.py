@@ -274,6 +274,10 @@ def _exchanged(graph: Graph, topology: Topology, plan: QuantPlan) -> list[Exchan
         bias = _bias(graph, kernel, plan)
         if bias is not None:
             found.append(bias)
+    for site in topology.loops:
+        for tensor in dict.fromkeys(weight for _, weight in site.products):
+            weight, real = plan.weights[tensor], graph.constant(tensor)
+            found.append(Exchanged(tensor, "weight", site.node, weight.bits, real, _real(weight, real)))
     for name in plan.constants:
         node = next((n.name for n, _ in graph.consumers.get(name, ())), "")
         quantizer = plan.quantizers.get(name)

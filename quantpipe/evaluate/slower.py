@@ -47,6 +47,9 @@ class Speed:
         return {"by": self.by, "ratio": self.ratio, "slower": self.slower}
 
 
+OWN_CELLS = "model.recurrent=cells, which leaves recurrent layers to onnxruntime's own kernels, in float"
+
+
 def speed_of(
     graph: Graph, topology: Topology, spec: HardwareSpec, bits: Mapping[str, int], *, latency: LatencyPart
 ) -> Speed | None:
@@ -85,10 +88,12 @@ def slower_warning(
     *,
     latency: LatencyPart,
     lacking: Sequence[WithoutKernel],
+    anew: bool = False,
 ) -> str | None:
     """Return one sentence with the ratio and what could help; None where integers are not slower.
 
-    `lacking`: the kernels that onnxruntime does not run as one.
+    `lacking`: the kernels that onnxruntime does not run as one. `anew`: whether recurrent layers, which it runs as one,
+    were written as steps or loops.
     """
     if speed is None or not speed.slower:
         return None
@@ -99,7 +104,8 @@ def slower_warning(
         )
     else:
         found = f"the realized model takes {speed.ratio:.2f} times the cycles of the float model on {spec.name}"
-    return f"{found}; what could help: {', or '.join(_remedies(speed, topology, spec, lacking))}"
+    remedies = [OWN_CELLS] if anew and speed.by == "latency" else _remedies(speed, topology, spec, lacking)
+    return f"{found}; what could help: {', or '.join(remedies)}"
 
 
 def _remedies(speed: Speed, topology: Topology, spec: HardwareSpec, lacking: Sequence[WithoutKernel]) -> list[str]:

@@ -42,10 +42,11 @@ from quantpipe.graph.rewrites import (
 )
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
-from quantpipe.graph.rewrites.recurrent import unrolled
+from quantpipe.graph.rewrites.recurrent import looped, unrolled
 from quantpipe.graph.runnable import runnable
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
+from quantpipe.types import CellForms
 
 log = logging.getLogger(__name__)
 
@@ -297,17 +298,19 @@ def _rewritten(model: ir.Model, rewrites: Collection[Rewrite]) -> bool:
     return found
 
 
-def in_steps(cells: Collection[str]) -> Step:
-    """Return the step that writes recurrent layers of some ops as their steps."""
+def in_steps(cells: CellForms) -> Step:
+    """Return the step that writes recurrent layers of some ops as their steps, or as a loop."""
 
     def recurrent_layers(model: ir.Model) -> ir.Model:
-        if not any(node.op_type in cells for node in model.graph):
+        if not any(node.op_type in (*cells.steps, *cells.loops) for node in model.graph):
             return model
         copy = copied(model)
         common_passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
         for node in list(copy.graph):
-            if node.op_type in cells:
+            if node.op_type in cells.steps:
                 unrolled(copy.graph, node)
+            if node.op_type in cells.loops and node.graph is copy.graph:  # it has not been written as its steps
+                looped(copy.graph, node)
         common_passes.RemoveUnusedNodesPass()(copy)
         return copy
 

@@ -32,7 +32,7 @@ from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.vet import refuse_chance
 from quantpipe.graph.view import Graph, view
-from quantpipe.types import Keep
+from quantpipe.types import NO_CELLS, CellForms, Keep
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def clean_graph(
     least_opset: int = LEAST_OPSET,
     isolate: bool = True,
     declared: Collection[str] = (),
-    cells: Collection[str] = (),
+    cells: CellForms = NO_CELLS,
 ) -> Graph:
     """Clean and measure a model on a few real samples.
 
@@ -130,16 +130,15 @@ def clean_graph(
         least_opset: a model of an older opset is brought to this one.
         isolate: native code meets the model in a process of its own first, under limits (`graph/isolated_process.py`).
         declared: the ops of the hardware file; patterns of plug-in packages among them are joined.
-        cells: ops of recurrent layers that are written as their steps.
+        cells: recurrent layers that are written as their steps, or as a loop.
 
     Returns:
         The clean graph, with the shapes and dtypes of one real run.
     """
     original = raw.graph
     single, where = original.model, original.source
-    inside = sorted({node.op for node in original.nodes}.intersection(cells))
-    own_hash = fixed_hash(original.model_hash, {"in steps": inside} if inside else {})  # another model than the file's
-    more = More(joining(declared), in_steps(inside), raw.real.stored)
+    own_hash = fixed_hash(original.model_hash, _written_anew(original, cells))  # another model than the file's
+    more = More(joining(declared), in_steps(cells), raw.real.stored)
 
     def work(tell: Tell) -> _Loaded:
         tell("comparing its half precision with float32")
@@ -154,7 +153,16 @@ def clean_graph(
     for note in found.notes:
         log.warning("%s", note)
     graph = view(unpack(found.model, single), own_hash, where, found.notes, given=raw.halves.given)
-    return raw.real.found(original, replace(graph, shapes=found.measured[0], dtypes=found.measured[1]))
+    as_given = single if own_hash != original.model_hash else None
+    graph = replace(graph, shapes=found.measured[0], dtypes=found.measured[1], as_given=as_given)
+    return raw.real.found(original, graph)
+
+
+def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
+    """The ops of recurrent layers of a model that are written as their steps, and as loops."""
+    held = {node.op for node in graph.nodes}
+    found = {"in steps": sorted(held.intersection(cells.steps)), "in loops": sorted(held.intersection(cells.loops))}
+    return {how: ops for how, ops in found.items() if ops}
 
 
 @dataclass(frozen=True, eq=False)

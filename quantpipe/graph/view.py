@@ -95,6 +95,13 @@ class Graph:
     states: frozenset[str] = frozenset()
     imported: Imported | None = None
     """What the file gives, where it is quantized already."""
+    as_given: ir.Model | None = field(default=None, repr=False)
+    """The model before its recurrent layers were written as steps or loops; None where there are none."""
+
+    @property
+    def timed(self) -> ir.Model:
+        """Return the float model beside which a result is timed: that of the user, with its recurrent layers."""
+        return self.model if self.as_given is None else self.as_given
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

@@ -1,4 +1,4 @@
-"""Which recurrent layers are written as their steps for a device: those that it runs in no other way."""
+"""Which recurrent layers are written as their steps or as loops for a device: those that it runs in no other way."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from enum import StrEnum
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.graph.rewrites.recurrent import CELLS, PARTS
-from quantpipe.types import HardwareSpec
+from quantpipe.types import NO_CELLS, CellForms, HardwareSpec
 
 
 class Recurrent(StrEnum):
     """Name what becomes of recurrent layers.
 
-    `cells`: they stay as they are, in float. `steps`: those of a fixed length are written as their steps. `auto`: as
-    steps where the device has integers for all of a step, and no such layer itself.
+    `cells`: they stay as they are, in float. `steps`: those of a fixed length are written as their steps, others as
+    loops where the device says how it multiplies in them. `loops`: all as loops. `auto`: as steps and loops where the
+    device has integers for these, and no such layer itself.
     """
 
     AUTO = "auto"
     CELLS = "cells"
     STEPS = "steps"
+    LOOPS = "loops"
 
 
 def read_recurrent(value: object) -> Recurrent:
@@ -34,19 +36,29 @@ def read_recurrent(value: object) -> Recurrent:
     return Recurrent(str(value))
 
 
-def cells_in_steps(spec: HardwareSpec, wanted: Recurrent) -> tuple[str, ...]:
-    """Return the ops of recurrent layers that are written as their steps.
+def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
+    """Return how the recurrent layers of a model are written for a device.
 
     Args:
         spec: the device.
         wanted: what the user asks for.
 
     Returns:
-        The ops, in order.
+        The ops by form.
+
+    Raises:
+        ConfigError: for loops on a device that does not say how it multiplies in them.
     """
     if wanted is Recurrent.CELLS:
-        return ()
-    if wanted is Recurrent.STEPS:
-        return tuple(CELLS)
+        return NO_CELLS
+    if wanted is Recurrent.LOOPS and spec.recurrent is None:
+        raise ConfigError(
+            f"is loops, and {spec.name} does not say how it multiplies a state in a loop; legal are "
+            "+hardware.recurrent.inputs=int8 (docs/hardware.md), or auto, cells and steps",
+            where="model.recurrent",
+        )
     able = all(any(s.is_integer for s in spec.ops.get(op, ())) for op in PARTS)
-    return tuple(op for op in CELLS if able and op not in spec.ops)
+    asked = wanted is not Recurrent.AUTO
+    inside = tuple(op for op in CELLS if asked or (able and op not in spec.ops))
+    outside = tuple(op for op in CELLS if asked or op not in spec.ops) if spec.recurrent is not None else ()
+    return CellForms(() if wanted is Recurrent.LOOPS else inside, outside)

@@ -15,6 +15,7 @@ from quantpipe.hardware.functions import read_functions, refuse_unformed
 from quantpipe.hardware.idle import refuse_idle, refuse_idle_ops
 from quantpipe.hardware.kernels import KernelReader, read_fuse, read_kernels
 from quantpipe.hardware.reader import Data, Reader, listed
+from quantpipe.hardware.recurrent import read_recurrent_limits
 from quantpipe.hardware.shorthand import spread
 from quantpipe.hardware.tables import read_tables
 from quantpipe.hardware.vectors import VECTOR_STEPS
@@ -74,6 +75,7 @@ OPTIONAL = (
     "first_last_bits",
     "types",
     "tables",
+    "recurrent",
 )
 LOADED = ("qdq", "matmul_nbits", "qoperator", "integer", "c", "sidecars", "tflite", "qonnx", "vta")
 """Forms that a tool chain may load, whether they are written yet or not."""
@@ -136,6 +138,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         functions=read_functions(reader, data.get("functions")),
         loads=_loads(reader, data.get("loads", ())),
         tables=read_tables(reader, data),
+        recurrent=read_recurrent_limits(reader, data),
     )
     refuse_unformed(spec, reader)
     refuse_contradictions(spec, reader)

@@ -7,7 +7,7 @@ and add none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering.loops import StepBody, write_loop
 from quantpipe.lowering.tables import look_up
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, RowTable, Topology
@@ -93,6 +94,10 @@ class Dialect(Protocol):
 
     def weigh(self, context: Context, node: Node, kernel: Kernel) -> ir.Value:
         """Write a node that multiplies real numbers by an integer weight; the result must bear the tensor's name."""
+        ...
+
+    def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
+        """Write the product of a loop's state by an integer weight into its body; real numbers, float32."""
         ...
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
@@ -247,6 +252,8 @@ def render(
         elif node.name in topology.weighted_of:
             real = dialect.weigh(context, node, topology.weighted_of[node.name])
             context.set(node.outputs[0], Form.FLOAT, real)
+        elif node.name in topology.loop_of:
+            _keep(context, node, write_loop(context, node))
         elif node.name not in topology.fused_into:
             _copy_float(context, node)
     outputs, entered = [], {info.name for info in entering}
@@ -275,7 +282,10 @@ def _copy_float(context: Context, node: Node) -> None:
     for tensor in node.captured:
         context.get(tensor, Form.FLOAT)  # sub-graphs read outer tensors by name, so these must exist in real form
     read = context.shaped if node.op in OF_SHAPES else context.real
-    results = context.builder.copy(node, [read(t) for t in node.inputs])
+    _keep(context, node, context.builder.copy(node, [read(t) for t in node.inputs]))
+
+
+def _keep(context: Context, node: Node, results: Sequence[ir.Value]) -> None:
     for name, value in zip(node.outputs, results, strict=True):
         if name:
             context.set(name, Form.FLOAT, value)

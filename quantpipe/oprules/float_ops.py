@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _REAL = "its {} are computed in real numbers; no back end has an exact integer form of it"
-_CELL = "a recurrent cell keeps its state in real numbers from step to step (model.recurrent=steps writes it in steps)"
-_BODY = "its bodies are graphs of their own, which stay in float as a whole"
+_CELL = "a recurrent cell keeps its state in real numbers from step to step (model.recurrent: as steps, or in a loop)"
+_BODY = "its bodies are graphs of their own, which stay in float (hardware.recurrent: but for products of a state)"
 _INDEX = "its result is a position or a choice, not a value with a scale"
 _STATISTICS = "it divides by statistics of its own input (mean and variance of real numbers)"
 _ORDER = "its order of additions is its own, so no integer form is known to be equal"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from quantpipe.graph.view import MS_DOMAIN, Graph, Node
+from quantpipe.oprules.loops import multiplied
 from quantpipe.oprules.table import OP_RULES, float_reason, rule_of
 from quantpipe.types import ReasonKind
 
@@ -30,13 +31,15 @@ def multiply_accumulates(node: Node, graph: Graph) -> int:
     return work(node, graph) if work is not None else 0
 
 
-def is_unknown_work(node: Node) -> bool:
+def is_unknown_work(node: Node, graph: Graph) -> bool:
     """Return whether a node may multiply and add an amount that is not known.
 
-    It does where it holds graphs that do, or where its op is in no table.
+    It does where it holds graphs that do, but for loops that multiply by constants alone, or where its op is in no
+    table.
     """
     if node.has_body:
-        return any(op in STANDARD or op in MICROSOFT or op in _PRODUCTS for op in node.body_ops)
+        inside = sum(count for op, count in node.body_ops.items() if op in _MULTIPLYING)
+        return inside > len(multiplied(node, graph))
     counted = node.op in (MICROSOFT if node.domain == MS_DOMAIN else STANDARD)
     return rule_of(node) is None and not counted and float_reason(node).kind is ReasonKind.UNKNOWN_OP
 
@@ -56,6 +59,12 @@ def _recurrent(node: Node, graph: Graph) -> int:
     """Each step multiplies the input and the state by the weights of all gates and directions."""
     steps = prod(_shape(node, graph, 0)[:2])
     return steps * sum(prod(shape) for port in (1, 2) if (shape := _shape(node, graph, port)))
+
+
+def _loop(node: Node, graph: Graph) -> int:
+    """Each step multiplies a state by the constants that its body reads."""
+    first = len(node.inputs) - int(node.attr("num_scan_inputs", 0))
+    return prod(_shape(node, graph, first)[:2]) * sum(multiplied(node, graph).values())
 
 
 def _convolution(weight: int) -> Work:
@@ -131,6 +140,7 @@ _INTEGER: Mapping[str, Work] = {
 
 STANDARD: Mapping[str, Work] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    "Scan": _loop,
     "DeformConv": _convolution(1),
     "Einsum": _einsum,
     "Attention": _attention,
@@ -152,4 +162,4 @@ MICROSOFT: Mapping[str, Work] = {
 }
 """onnxruntime's own."""
 
-_PRODUCTS = frozenset(op for op, rule in OP_RULES.items() if rule.weight is not None)
+_MULTIPLYING = frozenset(op for op, rule in OP_RULES.items() if rule.weight is not None).union(STANDARD, MICROSOFT)

@@ -95,6 +95,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         The report.
     """
     settings, graph, topology, inputs = job.settings, job.graph, job.topology, job.inputs
+    anew = graph.as_given is not None
     evaluation, plan, data = evaluated.evaluation, evaluated.plan, inputs.data_record()
     recovery = found.recovery
     carried = evaluation.generalization
@@ -151,7 +152,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *forms_warnings(evaluated.forms),
             *([slow] if (slow := slow_warning(evaluated.lacking)) is not None else []),
             *([evaluated.slower] if evaluated.slower is not None else []),
-            *([behind] if (behind := baseline_warning(evaluated.baseline, topology)) is not None else []),
+            *([behind] if (behind := baseline_warning(evaluated.baseline, topology, anew)) is not None else []),
         ],
     }
 

@@ -178,7 +178,8 @@ def _evaluate(
     if slow is not None:
         job.console.warn(slow)
     speed = speed_of(job.graph, job.topology, settings.spec, found.strategy.bits, latency=evaluation.latency)
-    slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking)
+    anew = job.graph.as_given is not None
+    slower = slower_warning(speed, job.topology, settings.spec, latency=evaluation.latency, lacking=lacking, anew=anew)
     if slower is not None:
         job.console.warn(slower)
     beside = imported_part(
@@ -230,7 +231,7 @@ def _baseline(made: Realized, evaluation: Evaluation, realized: Rendered) -> Bas
     session = Session(realized.model, where="the realized model")
     compared = Compared(graph, session, job.inputs.calibrate, job.inputs.evaluate, latency["float_ms"])
     found = baseline(compared, evaluation.accurate)
-    said = baseline_warning(found, job.topology)
+    said = baseline_warning(found, job.topology, job.graph.as_given is not None)
     if said is not None:
         job.console.warn(said)
     return found

@@ -70,6 +70,7 @@ def plan_payload(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
         "narrowings": {t: _requantize(r) for t, r in plan.narrowings.items()},
         "kernels": {n: _placed(topology.kernel_of[n], k) | _kernel(k) for n, k in plan.kernels.items()},
         **({"weighted": weighted} if weighted else {}),
+        **({"loops": _loops(plan, topology)} if plan.loops else {}),
         "rescales": list(plan.rescales),
         "raised": list(plan.raised),
     }
@@ -87,6 +88,20 @@ def _blocks(weight: WeightTensor) -> dict[str, Any]:
     zero = grid.zero_point.tolist() if np.any(grid.zero_point) else 0
     codes = [grid.low, grid.high]
     return {"block": {"size": grid.size, "multiplier": grid.multiplier.tolist(), "zero_point": zero, "codes": codes}}
+
+
+def _loops(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
+    """What the body of each loop multiplies its state by."""
+    return {
+        node: {
+            "state": topology.loop_of[node].state,
+            "products": [
+                {"node": p.node, "weight": p.weight, "scale": _number(p.scale), "accumulator_bound": p.bound}
+                for p in products
+            ],
+        }
+        for node, products in plan.loops.items()
+    }
 
 
 def _tables(plan: QuantPlan, topology: Topology) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from quantpipe.plan import blocks
 from quantpipe.plan.builder import PlanBuilder
 from quantpipe.plan.families import plan_kernel
 from quantpipe.plan.given_blocks import kept_weight
+from quantpipe.plan.loops import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.tables import given_table, row_table
@@ -87,7 +88,9 @@ class Planner:
             if kernel.weight is not None:
                 choose_weight(builder, kernel)
         for kernel in topology.weighted:
-            choose_real_weight(builder, kernel)
+            choose_real_weight(builder, kernel.weight or "")
+        for tensor in dict.fromkeys(weight for site in topology.loops for _, weight in site.products):
+            choose_real_weight(builder, tensor)
         for kernel in topology.kernels:
             rule = rule_of(self._graph.by_name[kernel.node])
             if rule is not None:
@@ -100,6 +103,7 @@ class Planner:
         return QuantPlan(
             narrowings=narrowings,
             constants={t: _constant(builder, t) for t in topology.constants},
+            loops={site.node: loop_products(builder, site) for site in topology.loops},
             tables={t.tensor: self._table(t.tensor, strategy.bits[t.tensor]) for t in topology.tables},
             quantizers=builder.quantizers,
             weights=builder.weights,

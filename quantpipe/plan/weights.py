@@ -46,9 +46,8 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
     builder.weights[tensor] = weight
 
 
-def choose_real_weight(builder: PlanBuilder, kernel: Kernel) -> None:
-    """Choose the integers of a weight by which real numbers are multiplied; accuracy recovery may give others."""
-    tensor = kernel.weight or ""
+def choose_real_weight(builder: PlanBuilder, tensor: str) -> None:
+    """Choose the integers of a weight of a node in float; accuracy recovery may give others."""
     weight = builder.make_weight(tensor, builder.strategy.bits[tensor], builder.strategy.weights[tensor])
     builder.weights[tensor] = builder.overrides.weights.get(tensor, weight)
 

@@ -37,6 +37,10 @@ class PlanDigest:
             digest.update(plan.tables[site.tensor].digest)
         for kernel in topology.weighted:
             digest.update(plan.weights[kernel.weight or ""].digest)
+        for loop in topology.loops:
+            names |= {loop.state: None}
+            for _, tensor in loop.products:
+                digest.update(plan.weights[tensor].digest)
         for name in names:
             for numbers in (plan.quantizers, plan.raw_scales, plan.narrowings, plan.constants):
                 _feed(digest, numbers.get(name))

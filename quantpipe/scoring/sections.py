@@ -57,7 +57,16 @@ class Section:
         """Return what it computes, but for numbers: sections of two topologies with the same one are the same."""
         nodes = [n.name for n in self.graph.nodes]
         return repr(
-            (nodes, self.topology.kernels, self.topology.weighted, self.feeds, self.reads, self.makes, self.live)
+            (
+                nodes,
+                self.topology.kernels,
+                self.topology.weighted,
+                self.topology.loops,
+                self.feeds,
+                self.reads,
+                self.makes,
+                self.live,
+            )
         )
 
 

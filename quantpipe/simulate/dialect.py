@@ -23,6 +23,7 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import fixed_sum
+from quantpipe.lowering.loops import StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
@@ -133,6 +134,26 @@ class Simulated(Arithmetic):
         self.centred[found.name or ""] = weight
         inputs = [found if t == kernel.weight else context.real(t) for t in node.inputs]
         return context.builder.copy(node, inputs)[0]
+
+    def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
+        """Write the product of a loop's state by an integer weight, with whole numbers in float32 or float64."""
+        q, product = step.quantizer, step.product
+        weight = context.plan.weights[product.weight]
+        name = f"{product.weight}.centred"
+        held = self._weight(context, name, weight.centred().astype(np.float32))
+        self.centred[held.name or ""] = weight
+        bounds = [self._scalar(context, f"{q.tensor}.{side}", np.float32(v)) for side, v in
+                  (("low", q.low), ("high", q.high))]  # fmt: skip
+        steps = step.op("Div", step.state, self._scalar(context, f"{q.tensor}.scale", q.scale), name="steps")
+        state = step.op("Clip", step.op("Round", steps, name="round"), *bounds, name="clip")
+        wide = product.bound >= EXACT
+        if wide:
+            state = step.op("Cast", state, name="double", to=int(ir.DataType.DOUBLE))
+            held = self._double(context, held, f"{name}/double")
+        sums = step.op("MatMul", state, held, name="sums")
+        if wide:
+            sums = step.op("Cast", sums, name="single", to=int(ir.DataType.FLOAT))
+        return step.op("Mul", sums, self._scalar(context, f"{product.node}.scale", product.scale), name="real")
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write q - z of integers from outside the graph, as float32."""

@@ -52,6 +52,7 @@ from quantpipe.types.hardware import (
     WeightLimits,
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, Keep
+from quantpipe.types.loops import NO_CELLS, CellForms, LoopProduct, LoopSite, RecurrentLimits
 from quantpipe.types.plan import (
     Accumulate,
     Average,
@@ -149,6 +150,7 @@ from quantpipe.types.topology import Edge, Form, Kernel, Operand, ScaleGroup, To
 
 __all__ = [
     "MULTIPLIER_BITS",
+    "NO_CELLS",
     "Accumulate",
     "Accumulator",
     "AccumulatorRow",
@@ -167,6 +169,7 @@ __all__ = [
     "CalibratePart",
     "CauseKind",
     "CauseRow",
+    "CellForms",
     "ChannelRow",
     "ChannelStats",
     "Choice",
@@ -226,6 +229,8 @@ __all__ = [
     "Limit",
     "LoadedPart",
     "Lookup",
+    "LoopProduct",
+    "LoopSite",
     "LossRow",
     "Measured",
     "Metrics",
@@ -267,6 +272,7 @@ __all__ = [
     "RecoveryGain",
     "RecoveryRecord",
     "RectifiedRow",
+    "RecurrentLimits",
     "ReplayedSearch",
     "Requantize",
     "RequantizeKind",

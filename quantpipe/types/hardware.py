@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from quantpipe.types.dtype import DType
+from quantpipe.types.loops import RecurrentLimits
 from quantpipe.types.schema import Blocks, Granularity
 from quantpipe.types.tables import TableLimits
 
@@ -355,6 +356,8 @@ class HardwareSpec:
     """Forms that the device's own tool chain loads, the best first; none where it loads nothing that is written."""
     tables: TableLimits | None = None
     """How tables of which rows are looked up are stored; None: as they are, in float."""
+    recurrent: RecurrentLimits | None = None
+    """How a recurrent layer in a loop multiplies its state; None: it stays in float."""
 
     @property
     def declared(self) -> Mapping[str, tuple[OpSignature, ...]]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import MULTIPLIER_BITS, Accumulator, FixedRounding, FunctionKind, RequantizeKind, Rounding
+from quantpipe.types.loops import LoopProduct
 from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.tables import RowTable
@@ -370,9 +371,8 @@ KernelPlan = Accumulate | Contract | Sum | Product | Average | Lookup | Program 
 class QuantPlan:
     """Hold every number of the integer model: `quantizers` by stored tensor, `weights` by constant, `kernels` by node.
 
-    `raw_scales`: scale of each tensor that is handed on as accumulator; `narrowings`: how such a tensor is stored for
-    those who read it narrow; `constants`: integers of constants read as data. `rescales` and `raised` list, for the
-    report, where operands were brought to one scale and where a weight's scale was raised so that its bias fits.
+    `raw_scales` are of accumulators that are handed on, `narrowings` of those that others read stored; `constants` are
+    read as data, rows of `tables` looked up; `loops` have products inside; `rescales` and `raised` are for the report.
     """
 
     quantizers: Mapping[str, Quantizer]
@@ -384,7 +384,7 @@ class QuantPlan:
     rescales: tuple[RescaleRow, ...] = ()
     raised: tuple[RaisedRow, ...] = ()
     tables: Mapping[str, RowTable] = field(default_factory=dict)
-    """Constant table -> its integers, where rows of it are looked up."""
+    loops: Mapping[str, tuple[LoopProduct, ...]] = field(default_factory=dict)
 
     @cached_property
     def mean_weight_bits(self) -> float:

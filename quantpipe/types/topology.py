@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quantpipe.types.dtype import DType
 from quantpipe.types.hardware import OpSignature
 from quantpipe.types.kernel import KernelSite
+from quantpipe.types.loops import LoopSite
 from quantpipe.types.reason import Reason
 from quantpipe.types.schema import Blocks
 from quantpipe.types.statistics import Range
@@ -147,6 +148,8 @@ class Topology:
     """Kernel node -> every way in which the device runs it; its bits say which one is taken (hardware/storage.py)."""
     tables: tuple[TableSite, ...] = ()
     """Constants of which float nodes look rows up, and which are stored in integers."""
+    loops: tuple[LoopSite, ...] = ()
+    """Loops of real numbers whose body multiplies a state by constants in integers."""
 
     sites: tuple[KernelSite, ...] = ()
     """Where kernels that are patterns of ops lie."""
@@ -154,14 +157,15 @@ class Topology:
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).
 
-        `nodes`: those of the part, which say what tables it looks rows up in, and what it multiplies real numbers by;
-        None: all of both.
+        `nodes`: those of the part, which say what tables it looks rows up in, what it multiplies real numbers by, and
+        what loops it has; None: all of these.
         """
         if nodes is None:
             return replace(self, kernels=kernels)
         tables = tuple(t for t in self.tables if not set(t.nodes).isdisjoint(nodes))
         weighted = tuple(k for k in self.weighted if k.node in nodes)
-        return replace(self, kernels=kernels, tables=tables, weighted=weighted)
+        loops = tuple(loop for loop in self.loops if loop.node in nodes)
+        return replace(self, kernels=kernels, tables=tables, weighted=weighted, loops=loops)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:
@@ -192,6 +196,11 @@ class Topology:
     def weighted_of(self) -> Mapping[str, Kernel]:
         """Return a mapping: node in float whose weight is held in integers -> what it reads and gives."""
         return {k.node: k for k in self.weighted}
+
+    @cached_property
+    def loop_of(self) -> Mapping[str, LoopSite]:
+        """Return a mapping: loop in float whose products are integer ones -> what is known of it."""
+        return {loop.node: loop for loop in self.loops}
 
     @cached_property
     def fused_into(self) -> Mapping[str, str]:

@@ -14,6 +14,7 @@ from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
 from quantpipe.verify.kernels import KernelCheck
+from quantpipe.verify.loops import check_loops
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import Numbers, limits
 
@@ -85,6 +86,7 @@ def _checked(folder: Folder) -> Verdict:
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
             ) from error
     check_weighted(plan, model)
+    check_loops(plan, model)
     floats = {str(f["node"]) for f in certificate["float_nodes"]}
     floats |= _looking_up(model, numbers.plan.get("tables", {}))
     check_ends(numbers, floats)

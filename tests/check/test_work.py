@@ -80,7 +80,7 @@ CASES: dict[str, tuple[Graph, int]] = {
 def test_multiply_accumulates(case: str) -> None:
     graph, expected = CASES[case]
     assert multiply_accumulates(graph.nodes[0], graph) == expected
-    assert not is_unknown_work(graph.nodes[0])
+    assert not is_unknown_work(graph.nodes[0], graph)
 
 
 def recurrent() -> Line:

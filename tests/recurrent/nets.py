@@ -54,7 +54,7 @@ def layer(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), feeds
 
 
-def classifier(op: str, steps: int = 4, *, direction: str = "forward", **attributes: Any) -> onnx.ModelProto:
+def classifier(op: str, steps: int | None = 4, *, direction: str = "forward", **attributes: Any) -> onnx.ModelProto:
     """Frames `[N, T, 6]` through a layer of 8, and its last state through a dense layer."""
     rng = np.random.default_rng(3)
     ways, size, rows = 2 if direction == "bidirectional" else 1, 8, GATES[op] * 8
@@ -85,7 +85,7 @@ def classifier(op: str, steps: int = 4, *, direction: str = "forward", **attribu
     graph = helper.make_graph(
         nodes,
         "classifier",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", steps, 6])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", steps or "T", 6])],
         [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
         [*held, numpy_helper.from_array(np.asarray([-1, ways * size], np.int64), "shape")],
     )

@@ -1,7 +1,8 @@
-"""Recurrent layers (LSTM, GRU, RNN) as the products and functions that their steps are made of."""
+"""Recurrent layers (LSTM, GRU, RNN) as the products and functions that their steps are made of, in a row or a loop."""
 
 from quantpipe.graph.rewrites.recurrent.layer import CELLS, PARTS
 from quantpipe.graph.rewrites.recurrent.layout import time_first
+from quantpipe.graph.rewrites.recurrent.loop import looped
 from quantpipe.graph.rewrites.recurrent.unroll import MOST_STEPS, unrolled
 
-__all__ = ["CELLS", "MOST_STEPS", "PARTS", "time_first", "unrolled"]
+__all__ = ["CELLS", "MOST_STEPS", "PARTS", "looped", "time_first", "unrolled"]

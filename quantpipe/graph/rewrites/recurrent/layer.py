@@ -60,13 +60,14 @@ class Direction:
 class Layer:
     """Hold a recurrent layer: its node, directions, states and attributes.
 
-    `hidden` and `cell` are None where they are zero; `lengths` where all samples have the whole length.
+    `steps` is None where the length is free. `hidden` and `cell` are None where they are zero; `lengths` where all
+    samples have the whole length.
     """
 
     node: ir.Node
     kind: Kind
     size: int
-    steps: int
+    steps: int | None
     data: ir.Value
     directions: tuple[Direction, ...]
     hidden: ir.Value | None
@@ -77,14 +78,22 @@ class Layer:
     reset_after: bool
 
 
-def layer_of(node: ir.Node, most: int) -> Layer | None:
-    """Return the layer that a node is; None where it is none, or none of a fixed length of at most `most` steps."""
+def layer_of(node: ir.Node, most: int | None = None) -> Layer | None:
+    """Return the layer that a node is, None where it is none, or one that cannot be written as nodes.
+
+    Args:
+        node: the node.
+        most: so many steps at most, of a fixed number; None: any number, or one that is free.
+    """
     if not is_op(node, *CELLS) or int(attribute(node, "layout", 0)):
         return None
     kind = CELLS[node.op_type]
     data, weight, recurrent, bias, lengths, hidden, cell, peephole = (*node.inputs, *[None] * 8)[:8]
     steps = data.shape[0] if data is not None and data.shape is not None and len(data.shape) == 3 else None
-    if data is None or not isinstance(steps, int) or not 0 < steps <= most:
+    fixed = steps if isinstance(steps, int) else None
+    if data is None or (fixed is not None and fixed < 1):
+        return None
+    if most is not None and (fixed is None or fixed > most):
         return None
     numbers = [constant(v) for v in (weight, recurrent)]
     if any(n is None for n in numbers) or any(v is not None and constant(v) is None for v in (bias, peephole)):
@@ -98,12 +107,12 @@ def layer_of(node: ir.Node, most: int) -> Layer | None:
         node,
         kind,
         directions[0].recurrent.shape[1],
-        steps,
+        fixed,
         data,
         directions,
         None if _is_zero(hidden) else hidden,
         None if _is_zero(cell) or not kind.cell else cell,
-        None if lengths is None or (whole is not None and bool(np.all(whole >= steps))) else lengths,
+        None if lengths is None or (whole is not None and fixed is not None and np.all(whole >= fixed)) else lengths,
         None if clip is None else float(clip),
         bool(attribute(node, "input_forget", 0)),
         bool(attribute(node, "linear_before_reset", 0)),

@@ -1,0 +1,105 @@
+"""Loops whose body multiplies a state by constants: recurrent layers of any length, with their products in integers.
+
+A loop stays in float, and so does what it carries. In its body, the device takes the state in stored integers and
+multiplies it by an integer weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from quantpipe.annotate.weighted import LEFT
+from quantpipe.graph.view import Graph
+from quantpipe.oprules.loops import products_of
+from quantpipe.types import (
+    DType,
+    Edge,
+    Granularity,
+    HardwareSpec,
+    Isa,
+    LoopSite,
+    Reason,
+    ReasonKind,
+    WeightSite,
+)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """Hold the loops with integer products, the types of their states, and why others have none."""
+
+    sites: tuple[LoopSite, ...]
+    dtypes: Mapping[str, DType]
+    reasons: Mapping[str, Reason]
+
+
+def loop_sites(
+    graph: Graph, spec: HardwareSpec, reasons: Mapping[str, Reason], stored: Mapping[str, DType]
+) -> Loops:  # fmt: skip
+    """Return the loops whose products the device takes in integers.
+
+    Args:
+        graph: the clean model.
+        spec: the device.
+        reasons: float node -> why it is in float.
+        stored: the types of tensors that kernels read or make.
+
+    Returns:
+        The loops, in graph order.
+    """
+    sites: list[LoopSite] = []
+    dtypes: dict[str, DType] = {}
+    told: dict[str, Reason] = {}
+    for node in graph.nodes:
+        reason = reasons.get(node.name)
+        if reason is None or not (reason.kind in LEFT or reason.kind is ReasonKind.OP) or not node.has_body:
+            continue
+        found = products_of(node, graph)
+        if found is None or any(_read_elsewhere(graph, weight, node.name) for _, weight in found.products):
+            continue
+        limits = spec.recurrent
+        if limits is None:
+            told[node.name] = replace(reason, text="its device says nothing of recurrent layers in a loop (recurrent)")
+            continue
+        if spec.isa is Isa.AVX2:
+            told[node.name] = replace(reason, text="pairs of its products would saturate on avx2 (isa)")
+            continue
+        dtype = stored.get(found.state, limits.inputs)
+        if dtype is not limits.inputs:
+            said = f"its state is stored as {dtype} for others, and its products take {limits.inputs}"
+            told[node.name] = replace(reason, text=said)
+            continue
+        dtypes[found.state] = dtype
+        sites.append(LoopSite(node.name, found.state, found.products))
+        said = f"real numbers; its {len(found.products)} products take a state of {dtype} and integer weights"
+        told[node.name] = Reason(ReasonKind.WEIGHT_ONLY, said)
+    return Loops(tuple(sites), dtypes, told)
+
+
+def edges_of(graph: Graph, sites: Sequence[LoopSite]) -> Iterator[Edge]:
+    """Yield the connections inside of loops that integers travel: the state and each weight, to the loop itself."""
+    for site in sites:
+        first = len(graph.by_name[site.node].inputs)
+        yield Edge(site.node, site.state, site.node, first)
+        for port, weight in enumerate(dict.fromkeys(w for _, w in site.products), first + 1):
+            yield Edge(weight, weight, site.node, port)
+
+
+def loop_weights(
+    spec: HardwareSpec, sites: Sequence[LoopSite], granularity: Callable[[str], Granularity], *, edges: Sequence[Edge]
+) -> tuple[WeightSite, ...]:
+    """Return the weights of the loops' products, `[H, C]`, with a scale for each column where they have several."""
+    found: dict[str, WeightSite] = {}
+    for site in sites:
+        for _, weight in site.products:
+            axis = 1 if granularity(weight) is Granularity.PER_CHANNEL else None
+            keys = tuple(e.key for e in edges if e.tensor == weight)
+            most = min(DType.INT8.bits, spec.weights.bits)
+            found[weight] = WeightSite(weight, (site.node,), DType.INT8, 1, axis, most, keys)
+    return tuple(found.values())
+
+
+def _read_elsewhere(graph: Graph, weight: str, loop: str) -> bool:
+    readers = {reader.name for reader, _ in graph.consumers.get(weight, ())}
+    return readers != {loop} or weight in graph.output_names

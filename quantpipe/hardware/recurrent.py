@@ -1,0 +1,26 @@
+"""Reading `recurrent` of a hardware file: how a recurrent layer in a loop multiplies its state."""
+
+from __future__ import annotations
+
+from quantpipe.errors import nearest
+from quantpipe.hardware.reader import Data, Reader
+from quantpipe.types import DType, RecurrentLimits
+
+FIELDS = ("inputs",)
+INPUTS = (DType.UINT8, DType.INT8, DType.INT16)
+
+
+def read_recurrent_limits(reader: Reader, data: Data) -> RecurrentLimits | None:
+    """Return how products in a loop take the state; None where the file says nothing, so that they stay in float.
+
+    Raises:
+        HardwareError: naming the field, what was found and what is legal.
+    """
+    if data.get("recurrent") is None:
+        return None
+    part = reader.section(data, "recurrent", FIELDS, "inputs")
+    inputs = part.get("inputs")
+    if str(inputs) not in INPUTS:
+        near = nearest(str(inputs), [str(word) for word in INPUTS])
+        raise reader.error("recurrent.inputs", f"is {inputs!r}{near}; legal are {', '.join(INPUTS)}")
+    return RecurrentLimits(DType(str(inputs)))

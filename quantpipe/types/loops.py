@@ -1,0 +1,61 @@
+"""Loops (Scan) whose body multiplies a state by constants: where they are, and their integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe.types.dtype import DType
+
+
+@dataclass(frozen=True)
+class RecurrentLimits:
+    """State how a device multiplies the state of a recurrent layer in a loop (docs/hardware.md, recurrent layers).
+
+    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers.
+    """
+
+    inputs: DType
+
+
+@dataclass(frozen=True)
+class CellForms:
+    """Name the ops of recurrent layers that are written anew, and how.
+
+    `steps`: those of a fixed length that is not too long as their steps. `loops`: all others as a loop.
+    """
+
+    steps: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+
+
+NO_CELLS = CellForms()
+"""All recurrent layers stay as they are."""
+
+
+@dataclass(frozen=True)
+class LoopSite:
+    """Describe a loop: its node, the tensor of all states, and the products of its body by node and constant.
+
+    `state` is an output of the node, `[T, …]`: what a product reads in a step, or made from it by a gate of 0 to 1.
+    """
+
+    node: str
+    state: str
+    products: tuple[tuple[str, str], ...]
+    edges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class LoopProduct:
+    """Hold the numbers of one product: Σ (q_h - z_h)·q_w in integers, times `scale`, `()` or `[C]` float32.
+
+    `bound` is the greatest magnitude of a sum.
+    """
+
+    node: str
+    weight: str
+    scale: NDArray[np.float32] = field(repr=False)
+    bound: int = 0
