@@ -72,7 +72,8 @@ def loop_sites(
             continue
         dtypes[found.state] = dtype
         sites.append(LoopSite(node.name, found.state, found.products))
-        said = f"real numbers; its {len(found.products)} products take a state of {dtype} and integer weights"
+        many = f"its {len(found.products)} products take" if len(found.products) > 1 else "its product takes"
+        said = f"it computes with real numbers; {many} a state of {dtype} and integer weights"
         told[node.name] = Reason(ReasonKind.WEIGHT_ONLY, said)
     return Loops(tuple(sites), dtypes, told)
 

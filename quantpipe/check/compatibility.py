@@ -197,7 +197,7 @@ def check(graph: Graph, topology: Topology, spec: HardwareSpec, schema: Schema) 
     )
     sums = accumulations(graph, topology, spec, schema)
     total = sum(work.values())
-    integer = sum(work[k.node] for k in topology.kernels)
+    integer = sum(work[k.node] for k in topology.kernels) + sum(work[loop.node] for loop in topology.loops)
     factors = {k.node: alignment(graph.by_name[k.node], graph, spec) for k in topology.kernels if k.weight is not None}
     padded = sum(work[node] * factor for node, factor in factors.items())
     ends, inside = conversions(graph, topology)

@@ -16,7 +16,7 @@ from quantpipe.hardware.storage import narrowest, storage_types, weight_only_typ
 from quantpipe.hardware.vectors import vector_steps
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.work import multiply_accumulates
-from quantpipe.types import Form, HardwareSpec, Kernel, Topology, WeightSite
+from quantpipe.types import Form, HardwareSpec, Kernel, LoopSite, Topology, WeightSite
 
 Bits = Mapping[str, int]
 CostFunction = Callable[[Topology, Graph, HardwareSpec, Bits], float]
@@ -104,7 +104,8 @@ def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
 
-    Float nodes count 32 x 32, or 32 times the bits of a weight in integers.
+    Float nodes count 32 x 32, or 32 times the bits of a weight in integers; products inside of loops count by the bits
+    of their weights and of the state.
 
     Args:
         topology: what runs in integers.
@@ -118,7 +119,9 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
     total = 0
     for node in graph.nodes:
         kernel = topology.kernel_of.get(node.name) or topology.weighted_of.get(node.name)
-        total += macs(node, graph) * _operand_bits(kernel, bits)
+        loop = topology.loop_of.get(node.name)
+        width = _operand_bits(kernel, bits) if loop is None else _loop_bits(loop, bits)
+        total += macs(node, graph) * width
     return float(total)
 
 
@@ -175,7 +178,12 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
         spec = costs.get(node.name, device)
         kernel = topology.kernel_of.get(node.name)
         loaded = 0.0
-        if kernel is None:
+        if (loop := topology.loop_of.get(node.name)) is not None:
+            held = [topology.weight_of[t] for t in dict.fromkeys(weight for _, weight in loop.products)]
+            loaded = sum(prod(graph.shapes[w.tensor]) * w.dtype.bits / 8 for w in held)
+            widest = max(topology.group_of[loop.state].dtype.bits, *(w.dtype.bits for w in held))
+            found = work / rate(spec, widest)
+        elif kernel is None:
             rule = rule_of(node)
             weight = rule.weight_of(node, graph) if rule is not None else None
             loaded = prod(graph.shapes[weight]) * FLOAT_BITS / 8 if weight is not None else 0.0
@@ -263,6 +271,10 @@ def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
     if kernel.weight is None:
         return prod(bits.get(o.tensor, FLOAT_BITS) for o in kernel.operands)
     return bits[kernel.weight] * bits.get(kernel.operands[0].tensor, FLOAT_BITS)
+
+
+def _loop_bits(loop: LoopSite, bits: Bits) -> int:
+    return bits[loop.state] * max(bits[weight] for _, weight in loop.products)
 
 
 def alignment(node: Node, graph: Graph, spec: HardwareSpec) -> float:

@@ -14,14 +14,18 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from quantpipe.check.compatibility import check
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
 from quantpipe.evaluate.compared_models import Simulated
+from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.graph.execute import Session
 from quantpipe.graph.rewrites.recurrent import CELLS, looped
 from quantpipe.graph.view import Graph
 from quantpipe.hardware.cells import Recurrent, cell_forms
+from quantpipe.hardware.cost import bops, cycles
 from quantpipe.hardware.load import load_hardware
+from quantpipe.metrics.reference import Compared
 from quantpipe.oprules.loops import products_of
 from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
 from quantpipe.types import CellForms, DType
@@ -284,3 +288,24 @@ def test_layers_are_timed_beside_the_users_own(kept: str) -> None:
     graph = cleaned(classifier("LSTM", 3), {"x": frames(4, 3)}, forms)
     assert any(node.op_type == "LSTM" for node in graph.timed.graph)
     assert (graph.as_given is None) == (kept == "cells")
+
+
+def test_products_in_loops_count_as_integers() -> None:
+    graph = loop_of("LSTM")
+    made = line(graph, hardware("npu_w8a16"), samples=ArraySamples({"x": frames(8)}))
+    real = line(graph, hardware("npu_w8a16", recurrent=None), samples=ArraySamples({"x": frames(8)}))
+    share = [check(graph, m.topology, m.spec, m.schema).mac_share for m in (made, real)]
+    assert share[0] == 1.0 and share[1] < 1.0
+    bits = {t: 16 for g in made.topology.groups for t in g.tensors} | {w.tensor: 8 for w in made.topology.weights}
+    for cost in (bops, cycles):
+        assert cost(made.topology, graph, made.spec, bits) < cost(real.topology, graph, real.spec, bits)
+
+
+def test_what_a_loop_costs_is_explained() -> None:
+    """The weight inside of a loop is among the causes, with its own loss."""
+    made = made_on("ort_cpu", "LSTM")
+    plan = made.plan((8, 4), seed=1)
+    causes = Causes(made.graph, made.topology, plan, made.samples, compared=Compared())
+    found = causes.rows(3, lambda *a: None)
+    (site,) = made.topology.loops
+    assert {site.products[0][1], site.state} <= {row["tensor"] for row in found}

@@ -23,6 +23,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
+from quantpipe.lowering.loops import StepBody
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize.qonnx.arithmetic import (
     EXACT,
@@ -253,6 +254,15 @@ class Qonnx(VendorQdq):
 
     def _nodes(self, context: Context) -> Nodes:
         return Nodes(context.builder, lambda name, value: self.constant(context, name, value))
+
+    def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
+        """Refuse products inside of loops: nodes of the format stand in no body that its tools read."""
+        raise HardwareError(
+            "the qonnx form writes no product inside of a loop; legal are model.recurrent=cells, which leaves the layer"
+            " in float, and realize=integer",
+            stage="realize",
+            where=step.product.node,
+        )
 
     def _is_binary(self, context: Context) -> bool:
         if self._binary is None:

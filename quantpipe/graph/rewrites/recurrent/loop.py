@@ -91,11 +91,14 @@ def _body(writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.T
     inside = BodyWriter(writer)
     at = f"{way.name}/step"
 
-    def port(name: str, type_: ir.TypeProtocol | None) -> ir.Value:
-        return ir.Value(name=f"{writer.name}/{at}/{name}", type=type_ or FLOAT)
+    def port(name: str, type_: ir.TypeProtocol | None, *shape: int | None) -> ir.Value:
+        return ir.Value(name=f"{writer.name}/{at}/{name}", type=type_ or FLOAT, shape=ir.Shape(list(shape)))
 
-    state = State(port("hidden_before", FLOAT), port("cell_before", FLOAT) if layer.kind.cell else None)
-    scanned = [port(name, t) for name, t in zip(("gates_at", "valid_at"), types, strict=False)]
+    carried = (1, None, layer.size)
+    state = State(
+        port("hidden_before", FLOAT, *carried), port("cell_before", FLOAT, *carried) if layer.kind.cell else None
+    )
+    scanned = [port(name, t, None, None) for name, t in zip(("gates_at", "valid_at"), types, strict=False)]
     axis = inside.constant("step_axis", np.asarray([0], np.int64))
     gates, *valid = (
         inside.op("Unsqueeze", v, axis, name=f"{at}/{name}") for v, name in zip(scanned, ("x", "valid"), strict=False)
@@ -105,6 +108,9 @@ def _body(writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.T
     row = inside.op("Squeeze", shown, axis, name=f"{at}/row")
     # A value may be one output only: what is shown and kept is the same in most layers.
     kept = [v for v in (after.hidden, after.cell) if v is not None]
+    # The runtime asks for the shapes of what leaves a body where it cannot infer that of what enters.
+    for value, shape in (*((v, carried) for v in kept), (row, (None, layer.size))):
+        value.type, value.shape = FLOAT, ir.Shape(list(shape))
     given = [v for v in (state.hidden, state.cell) if v is not None]
     return ir.Graph([*given, *scanned], [*kept, row], nodes=inside.nodes, name=f"{writer.name}/{at}")
 
