@@ -19,13 +19,15 @@ from quantpipe.graph.external_weights import copied
 from quantpipe.graph.view import Graph
 
 Feeds = Mapping[str, NDArray[Any]]
+SEQUENCE = "object"
+"""The dtype of what is no tensor: a sequence of tensors, of any shapes, or nothing."""
 
 
 def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """Return the shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
-    shapes = {name: tuple(int(d) for d in np.shape(value)) for name, value in values.items()}
-    dtypes = {name: np.asarray(value).dtype.name for name, value in values.items()}
+    shapes = {name: _shape(value) for name, value in values.items()}
+    dtypes = {name: value.dtype.name if isinstance(value, np.ndarray) else SEQUENCE for name, value in values.items()}
     for name in graph.constant_names():
         tensor = graph.constant_tensor(name)
         shapes[name] = tuple(tensor.shape.numpy())
@@ -36,8 +38,13 @@ def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dic
 def with_varying(graph: Graph, feeds: Feeds) -> Graph:
     """Return the graph that also knows which tensors are of another shape for another sample (`feeds` `[N, ...]`)."""
     values = _tensors(graph, feeds)
-    varying = {name for name, value in values.items() if np.shape(value)[1:] != graph.shapes[name][1:]}
+    varying = {name for name, value in values.items() if _shape(value)[1:] != graph.shapes[name][1:]}
     return replace(graph, varying=graph.varying | varying)
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    """The shape of a tensor; `()` of what is none."""
+    return tuple(int(size) for size in value.shape) if isinstance(value, np.ndarray) else ()
 
 
 def _tensors(graph: Graph, feeds: Feeds) -> dict[str, NDArray[Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 
 from quantpipe.graph.rewrites.affine import batch_norm_to_conv, constant_difference, constant_quotient
+from quantpipe.graph.rewrites.bags import rows_in_front
 from quantpipe.graph.rewrites.branch import inline_known_branch
 from quantpipe.graph.rewrites.cast_like import cast_like
 from quantpipe.graph.rewrites.einsum import einsum_to_matmul
@@ -56,6 +57,7 @@ REWRITES: tuple[Rewrite, ...] = (
     constant_difference,
     constant_quotient,
     spatial_mean,
+    rows_in_front,
     batch_norm_to_conv,
 )
 
