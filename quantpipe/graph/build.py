@@ -119,7 +119,7 @@ class GraphBuilder:
         Args:
             node: the node of the float graph.
             inputs: what it reads here; None for an absent optional input.
-            outputs: names of its outputs; None: its own.
+            outputs: names of its outputs, of the first ones at least; None: its own.
             claim: whether the outputs are the very tensors of these names.
 
         Returns:
@@ -127,6 +127,7 @@ class GraphBuilder:
         """
         own = claim or outputs is None
         names = list(node.outputs if outputs is None else outputs)
+        names += [f"{names[0]}/{n}" if node.outputs[n] else "" for n in range(len(names), len(node.outputs))]
         return self._append(
             node.op_type, node.domain, inputs, node.attributes, name=node.name, outputs=names, claim=own
         )

@@ -152,6 +152,14 @@ def max_pool_refuses(node: Node, graph: Graph) -> str | None:
     return "its indices are used" if len(node.outputs) > 1 and node.outputs[1] else None
 
 
+def top_refuses(node: Node, graph: Graph) -> str | None:
+    """Return why a TopK cannot run in integers (where its positions are read, its order is open), or None."""
+    positions = node.outputs[1] if len(node.outputs) > 1 else ""
+    if positions in graph.consumers or positions in graph.output_names:
+        return "its positions are read, which are no values with a scale"
+    return None if node.attr("sorted", 1) else "the order of its results is open (sorted=0)"
+
+
 def pad_refuses(node: Node, graph: Graph) -> str | None:
     """Return why a Pad cannot run in integers (it pads with another constant than zero), or None."""
     if node.attr("mode", "constant") != "constant":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 _REAL = "its {} are computed in real numbers; no back end has an exact integer form of it"
 _CELL = "a recurrent cell keeps its state in real numbers from step to step (model.recurrent: as steps, or in a loop)"
-_BODY = "its bodies are graphs of their own, which stay in float (hardware.recurrent: but for products of a state)"
+_BODY = "its bodies are graphs of their own, which stay in float as a whole"
 _INDEX = "its result is a position or a choice, not a value with a scale"
 _STATISTICS = "it divides by statistics of its own input (mean and variance of real numbers)"
 _ORDER = "its order of additions is its own, so no integer form is known to be equal"
@@ -35,7 +35,7 @@ FLOAT_OPS: Mapping[str, str] = {
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _CELL),
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _BODY),
     **dict.fromkeys(
-        ("ArgMax", "ArgMin", "TopK", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
+        ("ArgMax", "ArgMin", "NonMaxSuppression", "NonZero", "Unique", "Compress", "Multinomial"), _INDEX
     ),
     **dict.fromkeys(
         ("GroupNormalization", "MeanVarianceNormalization", "LRN", "SkipLayerNormalization",

@@ -102,6 +102,7 @@ _OWN: Mapping[str, OpRule] = {
     "Tile": _MOVE,
     "ReduceMax": _MOVE,
     "ReduceMin": _MOVE,
+    "TopK": OpRule(Family.MOVE, refuse=f.top_refuses),
     "Concat": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT),
     "Max": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),
     "Min": OpRule(Family.MOVE, data=None, winner=Winner.OUTPUT, refuse=f.extreme_refuses),

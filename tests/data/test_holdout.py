@@ -19,7 +19,7 @@ from quantpipe.data.recurrent_state import carry
 from quantpipe.data.subset import First
 from quantpipe.metrics.detection_outputs import DetectionOptions
 from quantpipe.pipeline.inputs import load
-from quantpipe.types import Keep, Samples, TensorInfo
+from quantpipe.types import NO_CELLS, Keep, Samples, TensorInfo
 from tests.ops.line import hardware
 
 INPUTS = [TensorInfo("x", (None, 2), "float32")]
@@ -132,7 +132,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         fixed={},
         isolate=True,
         keep=Keep.ALL,
-        cells=(),
+        cells=NO_CELLS,
         spec=hardware("ort_cpu"),
     )
     inputs = load(cast(Any, settings))

@@ -85,6 +85,16 @@ class Net:
         more = [self.constant(np.asarray(sizes, np.int64))]
         self._nodes.append(helper.make_node("Split", [x, *more], list(outputs), name=self._fresh("split"), axis=axis))
 
+    def top(self, x: str, count: int, *, read: bool = False, **attrs: Any) -> str:
+        """The largest or smallest elements along an axis; `read`: their positions are an output, too."""
+        name = self._fresh("top")
+        outputs = [f"{name}_out", f"{name}_positions"]
+        inputs = [x, self.constant(np.int64([count]))]
+        self._nodes.append(helper.make_node("TopK", inputs, outputs, name=name, **attrs))
+        if read:
+            self.output(outputs[1])
+        return outputs[0]
+
     def conv(
         self,
         x: str,

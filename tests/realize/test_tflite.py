@@ -64,6 +64,7 @@ def differing(
 
 
 REFUSED = {
+    "top_k_smallest": "legal is the largest of a fixed number",
     "conv_3d": "slides over three axes",
     "transposed_dilations": "without dilations",
     "transposed_1d": "transposed convolutions of two axes",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
+from quantpipe.errors import HardwareError
 from quantpipe.realize.tflite import litert
 from quantpipe.types import DType, HardwareSpec
 from tests.ops.line import Net, hardware, hardware_data, line
@@ -88,3 +90,32 @@ def test_greatest_and_least_of_sixteen_bits(op: str) -> None:
     for plan in (made.plan((16, 13, 8, 4), seed=5), made.ties(16)):
         count, _ = differing(made, plan)
         assert count.elements and count.differing == 0
+
+
+@pytest.mark.parametrize(("axis", "read"), [(3, False), (1, False), (2, True)])
+def test_the_largest_elements_keep_their_scale(axis: int, read: bool) -> None:
+    """A TopK whose positions are read is two: the values in integers, the positions by a node in float."""
+    net = Net(seed=2)
+    x = net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3)
+    values = net.top(x, 2, axis=axis, read=read)
+    net.output(net.conv(values, 2 if axis == 1 else 4, 5, 1, 1))
+    made = line(net, "tflite_int8")
+    top = [n for n in made.graph.nodes if n.op == "TopK"]
+    assert len(top) == (2 if read else 1)
+    kept = [made.topology.kernel_of[n.name] for n in top if n.name in made.topology.kernel_of]
+    assert [k.output for k in kept] == [values]
+    plan = made.plan((8, 7, 5), seed=1)
+    assert plan.quantizers[values].scale == plan.quantizers[kept[0].operands[0].tensor].scale
+    assert made.agree(plan, "integer", everywhere=True).differing == 0
+    if not read:
+        count, _ = differing(made, plan)
+        assert count.elements and count.differing == 0
+
+
+@pytest.mark.parametrize("changed", [{"largest": 0}, {"sorted": 0}], ids=["the smallest", "in any order"])
+def test_what_topk_v2_does_not_do(changed: dict[str, Any]) -> None:
+    net = Net(seed=2)
+    net.output(net.conv(net.top(net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3), 2, axis=3, **changed), 4, 5, 1, 1))
+    made = line(net, "tflite_int8")
+    with pytest.raises(HardwareError, match=r"legal is the largest of a fixed number|no TopK in float"):
+        differing(made, made.plan())

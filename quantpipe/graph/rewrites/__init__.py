@@ -21,7 +21,7 @@ from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
 from quantpipe.graph.rewrites.rms_norm import rms_norm
 from quantpipe.graph.rewrites.rsqrt import rsqrt
-from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices
+from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices, top_values_apart
 from quantpipe.graph.rewrites.swish import swish
 
 Rewrite = Callable[[ir.Graph, ir.Node], None]
@@ -47,6 +47,7 @@ NORMS_OPSET = 23
 
 REWRITES: tuple[Rewrite, ...] = (
     split_to_slices,
+    top_values_apart,
     einsum_to_matmul,
     fold_to_pairs,
     finite_mask,

@@ -47,6 +47,21 @@ def _sizes(node: ir.Node) -> list[int] | None:
     return [min(part, total - part * n) for n in range(len(node.outputs))]
 
 
+def top_values_apart(graph: ir.Graph, node: ir.Node) -> None:
+    """Write a TopK whose values and positions are both read as two: values keep the scale of its input."""
+    if not is_op(node, "TopK") or len(node.outputs) < 2:
+        return
+    values, positions = node.outputs
+    if not all(v.uses() or v.is_graph_output() for v in (values, positions)):
+        return
+    name = f"{node.name}_positions"
+    apart = ir.Node("", "TopK", node.inputs, list(node.attributes.values()), num_outputs=2, name=name)
+    graph.insert_before(node, apart)
+    apart.outputs[0].name = f"{name}_values"
+    take_place(positions, apart.outputs[1])
+    positions.name = f"{node.name}_unread"
+
+
 def fold_to_pairs(graph: ir.Graph, node: ir.Node) -> None:
     """Write a Sum, Max or Min of any number of operands as a chain of ops on two."""
     if not is_op(node, *PAIRED) or (len(node.inputs) == 2 and node.op_type == PAIRED[node.op_type]):

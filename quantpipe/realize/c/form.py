@@ -35,6 +35,7 @@ OPS: Mapping[str, Write] = {
     "MaxPool": moves.maximum_of_window,
     **dict.fromkeys(("GlobalMaxPool", "ReduceMax", "ReduceMin"), moves.extreme_along),
     **dict.fromkeys(("Max", "Min"), moves.extreme_of_two),
+    "TopK": moves.top_along,
 }
 """Op -> how it is written in C."""
 

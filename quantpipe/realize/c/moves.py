@@ -2,7 +2,7 @@
 
 What a moving op does is found by running it once on places instead of values: the result says which element of which
 operand stands where. That is written as a few nested loops where the places are regular, else as a table of places. So
-no op needs a rule of its own; those that choose among values (maxima, minima) do.
+no op needs a rule of its own; those that choose among values (maxima, minima, the largest of several) do.
 """
 
 from __future__ import annotations
@@ -77,6 +77,25 @@ def extreme_along(walk: Walk, node: Node, kernel: Kernel) -> None:
         f"{out.ctype} best = x0[{index(read)}];\nint j;\nfor (j = 1; j < {count}; j++) {{\n"
         f"    const {data.ctype} v = x0[{index(read)} + {where}];\n    if (v {sign} best) best = v;\n}}\n"
         f"y[{index(made)}] = best;"
+    )
+    walk.source.call(f"{node.op} {node.name}", loops(outer, text) if outer else _indent(text), [data], out)
+
+
+def top_along(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write the largest or smallest elements along an axis, in order: each goes to its place among those held."""
+    data, out = walk.operand(kernel, 0), walk.result(kernel)
+    axis = int(node.attr("axis", -1)) % len(data.shape)
+    kept = [a for a in range(len(data.shape)) if a != axis]
+    own, steps = strides_of(data.shape), strides_of(out.shape)
+    outer, (made, read) = collapsed([data.shape[a] for a in kept], [[steps[a] for a in kept], [own[a] for a in kept]])
+    count, held = data.shape[axis], out.shape[axis]
+    sign = ">" if node.attr("largest", 1) else "<"
+    text = (
+        f"{out.ctype} *top = y + {index(made)};\nint j, held = 0;\nfor (j = 0; j < {count}; j++) {{\n"
+        f"    const {data.ctype} v = x0[{index(read)} + j * {own[axis]}];\n    int at = held;\n"
+        f"    for (; at > 0 && v {sign} top[(at - 1) * {steps[axis]}]; at--)\n"
+        f"        if (at < {held}) top[at * {steps[axis]}] = top[(at - 1) * {steps[axis]}];\n"
+        f"    if (at < {held}) top[at * {steps[axis]}] = v;\n    if (held < {held}) held++;\n}}"
     )
     walk.source.call(f"{node.op} {node.name}", loops(outer, text) if outer else _indent(text), [data], out)
 

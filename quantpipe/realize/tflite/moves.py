@@ -11,7 +11,7 @@ from quantpipe.realize.tflite.elements import aligned
 from quantpipe.realize.tflite.layout import behind_transpose, channels_last, laid, place, plain, same_memory
 from quantpipe.realize.tflite.walk import Walk, Writer
 from quantpipe.realize.tflite.windows import as_map, padded, window_of
-from quantpipe.types import Form, Kernel
+from quantpipe.types import DType, Form, Kernel
 
 
 def numbers_of(walk: Walk, node: Node, port: int, attribute: str | None = None) -> list[int] | None:
@@ -177,6 +177,25 @@ def reduced(walk: Walk, node: Node, kernel: Kernel) -> None:
     walk.keep(kernel.output, Form.QUANTIZED, target, result)
 
 
+def top(walk: Walk, node: Node, kernel: Kernel) -> None:
+    """Write the largest elements along the last axis in memory, by falling size."""
+    source, count = kernel.operands[0].tensor, numbers_of(walk, node, 1, "k")
+    rank = len(walk.graph.shapes[source])
+    axis = int(node.attr("axis", -1)) % rank
+    if count is None or not node.attr("largest", 1):
+        raise walk.refused("legal is the largest of a fixed number")
+    if walk.free and axis == 0:
+        raise walk.refused("it orders the samples of a batch")
+    order = next((o for o in walk.orders(source) if o[-1] == axis), (*(a for a in range(rank) if a != axis), axis))
+    value, result = walk.operand(kernel.operands[0], order), walk.make(kernel.output, order)
+    places = walk.file.tensor(
+        f"{kernel.output} (positions)", walk.file.shape(result), DType.INT32, free=walk.is_free(kernel.output, order)
+    )
+    number = walk.numbers(f"{node.name}/count", np.asarray(count[0], np.int32))
+    walk.file.operator("TOPK_V2", [value, number], [result, places], 2, kind="TopKV2Options")
+    walk.keep(kernel.output, Form.QUANTIZED, order, result)
+
+
 def resize(walk: Walk, node: Node, kernel: Kernel) -> None:
     """Write a nearest Resize, by whichever of TFLite's coordinates takes the same elements."""
     before, after = walk.graph.shapes[node.inputs[0]], walk.graph.shapes[node.outputs[0]]
@@ -262,6 +281,7 @@ def repeated(walk: Walk, node: Node, kernel: Kernel) -> None:
 WRITERS: Mapping[str, Writer] = {
     **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), reshape),
     **dict.fromkeys(REDUCTIONS, reduced),
+    "TopK": top,
     **dict.fromkeys(BLOCKS, blocks),
     **dict.fromkeys(("Expand", "Tile"), repeated),
     "Transpose": transpose,

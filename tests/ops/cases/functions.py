@@ -246,6 +246,16 @@ def reduce_min(net: Net) -> None:
     between(net, "ReduceMin", axes=[3], keepdims=1)
 
 
+@case
+def top_k(net: Net) -> None:
+    net.output(net.conv(net.top(front_of(net), 2, axis=3), 6, 4, 1, 1))
+
+
+@case
+def top_k_smallest(net: Net) -> None:
+    net.output(net.conv(net.top(front_of(net), 3, axis=2, largest=0), 6, 4, 1, 1))
+
+
 def _split(name: str, *sizes: int, axis: int = 1) -> None:
     def build(net: Net) -> None:
         front = front_of(net, channels=7)
