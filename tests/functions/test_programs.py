@@ -9,7 +9,7 @@ from quantpipe.graph.normalize import expose
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.plan.formulas import FORMULAS
 from quantpipe.plan.programs import PROGRAMS
-from quantpipe.types import Contract, FunctionKind, Program
+from quantpipe.types import Contract, FunctionKind, Program, StepOp
 from tests.functions.devices import BASES, NORMS, device
 from tests.ops.line import Net, hardware, line
 from tests.ops.test_every_op import graph_of
@@ -51,6 +51,42 @@ def test_results_are_near_the_float_model(case: str, base: str) -> None:
     wanted, found = made.outputs(), made.outputs(made.realize(made.plan(8), "integer").model)
     for name in wanted:
         assert np.sqrt(np.mean((wanted[name] - found[name]) ** 2)) < 0.15 * np.std(wanted[name])
+
+
+@pytest.mark.parametrize(("case", "op", "kind"), [("layer_norm", "LayerNormalization", "integer_sqrt"),
+                                                 ("softmax_last", "Softmax", "table")])  # fmt: skip
+def test_a_program_says_what_its_integers_are_worth(case: str, op: str, kind: str) -> None:
+    """What it makes, by its scale, is what its multiplier brings to the scale of the result; or is stored as it is."""
+    made = line(graph_of(case), device("multiplier", {op: kind}))
+    plan = made.plan(8)
+    program, out = plan.kernels["mid"], plan.quantizers[made.topology.kernel_of["mid"].output]
+    assert isinstance(program, Program)
+    if program.output is None:
+        assert program.acc_scale == out.scale
+    else:
+        np.testing.assert_allclose(program.output.multiplier, program.acc_scale / out.scale, rtol=1e-6)
+        assert program.acc_scale != out.scale
+
+
+@pytest.mark.parametrize(("base", "size", "divided"), [("multiplier", 3, False), ("fixed", 3, False),
+                                                      ("shift", 4, False), ("shift", 3, True)])  # fmt: skip
+@pytest.mark.parametrize("op", ["ReduceMean", "ReduceSum"])
+def test_a_mean_divides_where_no_shift_does(op: str, base: str, size: int, divided: bool) -> None:
+    net = Net(seed=2, opset=18)
+    x = net.conv(net.input(None, 3, 5, size), 3, 4, 1, 1)
+    net.output(net.node(op, x, net.constant(np.asarray([3], np.int64)), name="mid"))
+    made = line(net, device(base, {op: "sum"}))
+    plan = made.plan(8)
+    program, data = plan.kernels["mid"], plan.quantizers[x]
+    assert isinstance(program, Program)
+    steps = [step.op for step in program.steps]
+    assert (StepOp.DIV in steps) == (divided and op == "ReduceMean")
+    if StepOp.DIV not in steps:
+        share = size if op == "ReduceMean" else 1
+        np.testing.assert_allclose(program.acc_scale, data.scale / share, rtol=1e-6)
+    wanted, found = made.outputs(), made.outputs(made.realize(plan, "integer").model)
+    for name in wanted:
+        assert np.abs(wanted[name] - found[name]).max() < 4 * float(plan.quantizers[name].scale) + 4 * float(data.scale)
 
 
 @pytest.mark.parametrize("case", ["matmul_activations", "matmul_activations_deep"])

@@ -89,7 +89,7 @@ def test_leaky_relu_is_that_of_tflite() -> None:
 
 
 @pytest.mark.parametrize("zero", [-128, -20, 0, 7])
-@pytest.mark.parametrize("scale", [0.003, 0.0235, 0.05, 0.1, 0.4])
+@pytest.mark.parametrize("scale", [0.003, 0.008, 0.0235, 0.05, 0.1, 0.4])
 def test_hard_swish_is_that_of_tflite(scale: float, zero: int) -> None:
     """Every code, on grids on both sides of the exponents at which the kernel takes another way."""
     _, node = function_of("HardSwish")
@@ -156,7 +156,10 @@ def test_formulas_are_near_the_float_function(op: str, kind: str, how: Requantiz
         data = grid(DType.INT8, scale, 3)
         real = (np.arange(-128, 128) - 3) * float(data.scale)
         wanted = gelu(real) if op == "Gelu" else np.exp(real)
-        out = grid(DType.INT8, scale if op == "Gelu" else float(wanted.max()) / 127)
-        found = FORMULAS[op, FunctionKind(kind)](Formula(node, data, out, spec, -128, 127))
-        steps = np.clip(wanted / float(out.scale), -128, 127)
-        assert np.abs(found - steps).max() <= BOUNDS[op, kind], (scale, np.abs(found - steps).max())
+        # Exponentials are positive, so that their zero point lies at the end: twice the steps, and twice the distance.
+        for zero, top in ((0, 127), (-128, 255)) if op == "Exp" else ((3, 124),):
+            out = grid(DType.INT8, scale if op == "Gelu" else float(wanted.max()) / top, zero)
+            found = FORMULAS[op, FunctionKind(kind)](Formula(node, data, out, spec, -128, 127))
+            steps = np.clip(wanted / float(out.scale) + zero, -128, 127)
+            most = BOUNDS[op, kind] * (top / 127 if op == "Exp" else 1)
+            assert np.abs(found - steps).max() <= most, (scale, zero, np.abs(found - steps).max())
