@@ -187,7 +187,9 @@ def main() -> int:
     chosen = sample(ROOT, arguments.seed, arguments.count, arguments.within)
     results = read(arguments.log)
     if arguments.table:
-        heading = f"`python -m tests.mutation.source --seed {arguments.seed}`."
+        own = f" --within {' '.join(arguments.within)}" if arguments.within != list(TESTS) else ""
+        own += f" --count {arguments.count}" if arguments.count != COUNT else ""
+        heading = f"`python -m tests.mutation.source --seed {arguments.seed}{own}`."
         arguments.table.write_text(table(chosen, results, heading), encoding="utf-8")
         return 0
     with tempfile.TemporaryDirectory() as folder:
