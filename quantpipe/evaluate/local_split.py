@@ -8,9 +8,10 @@ sums that overflowed, else multipliers, shifts and tables.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, Quant
 
 Array = NDArray[Any]
 ACCUMULATOR = " (accumulator)"
+IN_CACHE = 1 << 17
+"""Elements that are worked on at once."""
 
 
 @dataclass
@@ -78,17 +81,17 @@ def local_splits(
         return {}
     model = bind(simulation.rendered.model, simulation.weights)
     inner = list(dict.fromkeys(name for one in known for name in one.names))
-    simulated = Session(expose(model, inner), where="simulated model")
+    simulated = Session(expose(model, inner), spin=False, where="simulated model")
     ends = [one.kernel.output for one in known]
-    real = Session(expose(graph.model, ends), where=graph.source)
+    real = Session(expose(graph.model, ends), spin=False, where=graph.source)
     signal = dict.fromkeys(ends, 0.0)
     with ThreadPoolExecutor(available_cores()) as pool:
         for batch in samples.batches(run_size(graph, [*ends, *ends])):
             values = simulated.run({**batch.inputs, **simulation.scalars}, inner)
-            wanted = {end: array.astype(np.float64) for end, array in real.run(batch.inputs, ends).items()}
+            wanted = real.run(batch.inputs, ends)
             list(pool.map(lambda one: one.add(values, wanted[one.kernel.output]), known))  # noqa: B023
             for end, array in wanted.items():
-                signal[end] += float(np.sum(array**2))
+                signal[end] += sum(float(np.sum(array[rows].astype(np.float64) ** 2)) for rows in _in_cache(array.shape))
     return {one.kernel.output: one.row(signal[one.kernel.output] or 1.0) for one in known}
 
 
@@ -139,7 +142,7 @@ class _Made:
         models = [part]
         for count in range(1, len(here) + 1):
             models.append(with_constants(part, {t: constants[t].held for t in here[:count]}))
-        forms = [Session(model, where=f"kernel {kernel.node}") for model in models]
+        forms = [Session(model, where=f"kernel {kernel.node}", threads=1) for model in models]
         if kernel.weight not in here and len(forms) > 1:
             forms.insert(1, forms[0])  # its weight is as it was
         limits = simulation.limits.get(output)
@@ -152,28 +155,41 @@ class _Made:
         return [self.stored, *(name for name, _ in self.operands.values()), *(self.limits or ())]
 
     def add(self, values: Mapping[str, Array], wanted: Array) -> None:
+        """Include one batch: what the simulated model holds, and the float model's result, float32."""
         feeds = {t: (values[name] * scale).astype(np.float32) for t, (name, scale) in self.operands.items()}
-        output, scale = self.kernel.output, self.scale
-        made = [one.run(feeds)[output].astype(np.float64) for one in self.forms]
+        made = [one.run(feeds)[self.kernel.output] for one in self.forms]
         made += [made[-1]] * (3 - len(made))
+        held, wrong = values[self.stored], self._wrong(values)
+        for rows in _in_cache(held.shape):
+            real = [one[rows].astype(np.float64) for one in made]
+            self._add(real, wanted[rows].astype(np.float64), held[rows], wrong[rows] if wrong is not None else None)
+
+    def _wrong(self, values: Mapping[str, Array]) -> NDArray[np.bool_] | None:
+        """Where a sum overflowed; None where none did."""
+        if self.limits is None:
+            return None
+        before, after = (values[name] for name in self.limits)
+        shape = values[self.stored].shape
+        wrong = before != after if before.shape == shape else np.full(shape, bool(np.any(before != after)))
+        return np.asarray(wrong) if np.any(wrong) else None
+
+    def _add(self, made: Sequence[Array], wanted: Array, held: Array, wrong: NDArray[np.bool_] | None) -> None:
+        """Include some rows of the three real forms, float64, beside the integers that are held."""
+        scale, rounded = self.scale, made[2]
         self.sums.add("inherited", made[0], wanted)
         self.sums.add("weight", made[1], made[0])
         self.sums.add("bias", made[2], made[1])
-        rounded = made[2]
         if self.quantizer is not None:
             clipped = np.clip(made[2], self.quantizer.low * scale, self.quantizer.high * scale)
             rounded = round_real(clipped / scale) * scale
             self.sums.add("clipping", clipped, made[2])
             self.sums.add("rounding", rounded, clipped)
-        held = values[self.stored].astype(np.float64) * scale
-        wrong = np.zeros(held.shape, bool)
-        if self.limits is not None:
-            before, after = (values[name] for name in self.limits)
-            wrong = (
-                before != after if before.shape == held.shape else np.full(held.shape, bool(np.any(before != after)))
-            )
-        self.sums.add("overflow", held[wrong], rounded[wrong])
-        self.sums.add("rescale", held[~wrong], rounded[~wrong])
+        real = held.astype(np.float64) * scale
+        if wrong is None:
+            self.sums.add("rescale", real, rounded)
+        else:
+            self.sums.add("overflow", real[wrong], rounded[wrong])
+            self.sums.add("rescale", real[~wrong], rounded[~wrong])
 
     def row(self, signal: float) -> SplitRow:
         sums = self.sums
@@ -186,6 +202,16 @@ class _Made:
             "overflow": sums.overflow / signal,
             "rescale": sums.rescale / signal,
         }
+
+
+def _in_cache(shape: Sequence[int]) -> Iterator[slice | tuple[()]]:
+    """Yield parts along the first axis whose elements, a few times over, fit a processor's cache."""
+    if not shape:
+        yield ()
+        return
+    step = max(1, IN_CACHE * shape[0] // max(prod(shape), 1))
+    for first in range(0, shape[0], step):
+        yield slice(first, first + step)
 
 
 def _operand(
