@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.evaluate.channels import ChannelSums, channel_axis
+from quantpipe.evaluate.in_cache import in_cache
 from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
@@ -148,6 +149,11 @@ def add_layer(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quan
         q: The integers less their zero point, in the same shape.
         quantizer: How they are stored.
     """
+    for rows in in_cache(x.shape) if x.shape == q.shape else ((),):
+        _add(sums, x[rows], q[rows], quantizer)
+
+
+def _add(sums: LayerSums, x: NDArray[Any], q: NDArray[Any], quantizer: Quantizer) -> None:
     scale = np.asarray(quantizer.scale, np.float64)
     real, held = x.astype(np.float64), q.astype(np.float64) * scale
     if sums.channels is not None:

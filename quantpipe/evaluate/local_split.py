@@ -8,16 +8,16 @@ sums that overflowed, else multipliers, shifts and tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.calibrate.passes import run_size
+from quantpipe.evaluate.in_cache import in_cache
 from quantpipe.evaluate.sensitivity import Exchanged
 from quantpipe.graph.execute import Session, available_cores
 from quantpipe.graph.extract import part_of
@@ -31,8 +31,6 @@ from quantpipe.types import Accumulate, Contract, Form, Kernel, Quantizer, Quant
 
 Array = NDArray[Any]
 ACCUMULATOR = " (accumulator)"
-IN_CACHE = 1 << 17
-"""Elements that are worked on at once."""
 
 
 @dataclass
@@ -91,7 +89,7 @@ def local_splits(
             wanted = real.run(batch.inputs, ends)
             list(pool.map(lambda one: one.add(values, wanted[one.kernel.output]), known))  # noqa: B023
             for end, array in wanted.items():
-                signal[end] += sum(float(np.sum(array[rows].astype(np.float64) ** 2)) for rows in _in_cache(array.shape))
+                signal[end] += sum(float(np.sum(array[rows].astype(np.float64) ** 2)) for rows in in_cache(array.shape))
     return {one.kernel.output: one.row(signal[one.kernel.output] or 1.0) for one in known}
 
 
@@ -160,7 +158,7 @@ class _Made:
         made = [one.run(feeds)[self.kernel.output] for one in self.forms]
         made += [made[-1]] * (3 - len(made))
         held, wrong = values[self.stored], self._wrong(values)
-        for rows in _in_cache(held.shape):
+        for rows in in_cache(held.shape):
             real = [one[rows].astype(np.float64) for one in made]
             self._add(real, wanted[rows].astype(np.float64), held[rows], wrong[rows] if wrong is not None else None)
 
@@ -202,16 +200,6 @@ class _Made:
             "overflow": sums.overflow / signal,
             "rescale": sums.rescale / signal,
         }
-
-
-def _in_cache(shape: Sequence[int]) -> Iterator[slice | tuple[()]]:
-    """Yield parts along the first axis whose elements, a few times over, fit a processor's cache."""
-    if not shape:
-        yield ()
-        return
-    step = max(1, IN_CACHE * shape[0] // max(prod(shape), 1))
-    for first in range(0, shape[0], step):
-        yield slice(first, first + step)
 
 
 def _operand(
