@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from quantpipe.errors import HardwareError
+from quantpipe.graph.execute import Session
 from quantpipe.realize.tflite import litert
+from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
+from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import DType, HardwareSpec
 from tests.ops.line import Net, hardware, hardware_data, line
 from tests.realize.test_tflite import DEVICES, differing
@@ -119,3 +122,33 @@ def test_what_topk_v2_does_not_do(changed: dict[str, Any]) -> None:
     made = line(net, "tflite_int8")
     with pytest.raises(HardwareError, match=r"legal is the largest of a fixed number|no TopK in float"):
         differing(made, made.plan())
+
+
+FLOAT_POOLS: dict[str, dict[str, Any]] = {
+    "same": {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 0, 1, 1]},
+    "around": {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]},
+    "wide": {"kernel_shape": [4, 3], "strides": [1, 2], "pads": [2, 1, 1, 0]},
+    "ceil": {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1},
+    "upper": {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"},
+    "none": {"kernel_shape": [2, 2], "strides": [2, 2]},
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_POOLS)
+@pytest.mark.parametrize("op", ["AveragePool", "MaxPool", "GlobalAveragePool"])
+def test_pools_in_float(op: str, name: str) -> None:
+    """Beside onnxruntime, which counts the elements within the map alone, too."""
+    net = Net(seed=4)
+    hidden = net.conv(net.input(None, 3, 8, 8), 3, 4, 3, 3, pads=[1] * 4)
+    pooled = net.node(op, hidden, name="mid", **({} if op == "GlobalAveragePool" else FLOAT_POOLS[name]))
+    net.output(pooled)
+    made = line(net, "tflite_int8", float_nodes=["mid"])
+    assert "mid" in made.topology.float_nodes
+    plan = made.plan()
+    written = write_model(made.graph, made.topology, plan, whole=False)
+    runner = TfliteRunner(TfliteModel(written.content, "memory"), Kernels.REFERENCE)
+    realized = Session(made.realize(plan, "integer").model)
+    for batch in made.samples.batches(4):
+        found, wanted = runner.outputs(batch.inputs)[pooled], realized.run(batch.inputs)[pooled]
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from quantpipe.graph.view import Node
 from quantpipe.realize.tflite import moves
-from quantpipe.realize.tflite.layout import Order, plain, turned
+from quantpipe.realize.tflite.layout import Order, channels_last, plain, turned
 from quantpipe.realize.tflite.walk import Walk
+from quantpipe.realize.tflite.windows import Window, plain_padding, window_of
 from quantpipe.types import Form, Kernel
 
 RealWriter = Callable[[Walk, Node], None]
@@ -105,6 +109,75 @@ def reduced(walk: Walk, node: Node) -> None:
     walk.keep(output, Form.FLOAT, made, result)
 
 
+POOLS: Mapping[str, str] = {"AveragePool": "AVERAGE_POOL_2D", "MaxPool": "MAX_POOL_2D"}
+"""Averages of TFLite are over the elements within the map. Other pads are written in front, and what they count."""
+
+
+def pool(walk: Walk, node: Node) -> None:
+    """Write an average or a maximum over windows of a map."""
+    source, output = node.inputs[0], node.outputs[0]
+    before, after = walk.graph.shapes[source], walk.graph.shapes[output]
+    if len(before) != 4 or len(node.outputs) > 1 or any(d != 1 for d in node.attr("dilations") or ()):
+        raise walk.refused("legal are windows over two axes, without dilations and positions")
+    window = window_of(node, node.attr("kernel_shape"), before[2:], after[2:])
+    order = channels_last(4)
+    value, result = walk.get(source, order, Form.FLOAT), walk.make(output, order, Form.FLOAT)
+    padding = plain_padding(walk, window, before[2:])
+    counted = node.op == "AveragePool" and bool(node.attr("count_include_pad", 0))
+    size = {"filterHeight": window.kernel[0], "filterWidth": window.kernel[1]}
+    if padding is None or (counted and any((*window.before, *window.behind))):
+        value, padding = _padded(walk, window, value, node), walk.file.enum("Padding", "VALID")
+    else:
+        counted = True  # TFLite's own pads are not counted, and there is nothing to mend
+    common = {"kind": "Pool2DOptions", **size, **window.options(padding)}
+    if node.op == "MaxPool" or counted:
+        walk.file.operator(POOLS[node.op], [value], [result], 2, **common)
+    else:
+        whole = walk.file.tensor(f"{output} (pads counted)", walk.file.shape(result), "float32", free=walk.free)
+        walk.file.operator(POOLS[node.op], [value], [whole], 2, **common)
+        share = walk.file.constant(f"{node.name}/share", _share(window, before[2:], after[2:]), "float32")
+        walk.file.operator("MUL", [whole, share], [result], 1, kind="MulOptions")
+    walk.keep(output, Form.FLOAT, order, result)
+
+
+def _padded(walk: Walk, window: Window, value: int, node: Node) -> int:
+    """A map with the pads of a window: of zeros, or of what is never the maximum."""
+    batch, *size, channels = walk.file.shape(value)
+    behind = [max(b, 0) for b in window.behind]
+    shape = [batch, *(s + a + b for s, a, b in zip(size, window.before, behind, strict=True)), channels]
+    result = walk.file.tensor(f"{node.name} (padded)", shape, "float32", free=walk.free)
+    pads = [(0, 0), *zip(window.before, behind, strict=True), (0, 0)]
+    numbers = walk.numbers(f"{node.name}/pads", np.asarray(pads, np.int32))
+    if node.op == "MaxPool":
+        least = np.asarray([np.finfo(np.float32).min], np.float32)
+        lowest = walk.file.constant(f"{node.name}/lowest", least, "float32")
+        walk.file.operator("PADV2", [value, numbers, lowest], [result], 2, kind="PadV2Options")
+    else:
+        walk.file.operator("PAD", [value, numbers], [result], 2, kind="PadOptions")
+    return result
+
+
+def _share(window: Window, size: Sequence[int], result: Sequence[int]) -> NDArray[np.float32]:
+    """Elements of a window over those of it that lie within the map, `[1, H, W, 1]`."""
+    inside = []
+    for n, count, k, step, before in zip(size, result, window.kernel, window.strides, window.before, strict=True):
+        first = np.arange(count) * step - before
+        inside.append(np.minimum(first + k, n) - np.maximum(first, 0))
+    whole = np.float32(window.kernel[0] * window.kernel[1])
+    return np.asarray(whole / np.outer(*inside).astype(np.float32), np.float32)[None, :, :, None]
+
+
+def mean_of_map(walk: Walk, node: Node) -> None:
+    """Write the average over all positions of a map as MEAN."""
+    source, output = node.inputs[0], node.outputs[0]
+    rank = len(walk.graph.shapes[source])
+    order = channels_last(rank)
+    value, result = walk.get(source, order, Form.FLOAT), walk.make(output, order, Form.FLOAT)
+    axes = walk.numbers(f"{node.name}/axes", range(1, rank - 1))
+    walk.file.operator("MEAN", [value, axes], [result], 2, kind="ReducerOptions", keepDims=True)
+    walk.keep(output, Form.FLOAT, order, result)
+
+
 def _in_float(write: Callable[[Walk, Node, Kernel, Form], None]) -> RealWriter:
     return lambda walk, node: write(walk, node, NO_KERNEL, Form.FLOAT)
 
@@ -117,4 +190,6 @@ WRITERS: Mapping[str, RealWriter] = {
     "Softmax": softmax,
     "Concat": concat,
     **dict.fromkeys(REDUCTIONS, reduced),
+    **dict.fromkeys(POOLS, pool),
+    "GlobalAveragePool": mean_of_map,
 }

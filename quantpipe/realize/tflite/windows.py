@@ -86,6 +86,19 @@ def padded(walk: Walk, window: Window, value: int, q: Quantizer, *, fill: int) -
     return result, walk.file.enum("Padding", "VALID")
 
 
+def plain_padding(walk: Walk, window: Window, size: Sequence[int]) -> int | None:
+    """Return the padding that an operator with a window does itself; None where it needs a Pad in front.
+
+    Args:
+        walk: the file in the making.
+        window: the window.
+        size: the spatial shape of its input.
+    """
+    if not any((*window.before, *(max(b, 0) for b in window.behind))):
+        return walk.file.enum("Padding", "VALID")
+    return walk.file.enum("Padding", "SAME") if _same(window, size) else None
+
+
 def _same(window: Window, size: Sequence[int]) -> bool:
     """Whether these are the pads that TFLite makes of SAME: results of size / stride, the odd pad behind."""
     rows = zip(window.kernel, window.strides, window.dilations, size, window.before, window.behind, strict=True)
