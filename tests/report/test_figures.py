@@ -155,15 +155,16 @@ def test_size_and_speed_of_large_pages(count: int) -> None:
 
 @pytest.mark.program
 def test_a_run_in_a_browser(tmp_path: Path) -> None:
-    """At three sizes, and a page of 2000 tensors: every figure is there, and the console stays empty."""
+    """At three sizes, and pages of 2,000 and 10,000 tensors: every figure is there, and the console stays empty."""
     result = quantpipe.quantize(
         quantpipe.example_model(), DigitsDataset(), "vta", folder=tmp_path / "run", search="greedy",
         objective={"cost": "bits"}, evaluate={"latency_runs": 1, "baseline": "none"},
         recover={"option": "default", "steps": ["rounding"]},
     )  # fmt: skip
     evaluate = result.folder / "evaluate"
-    stored = {"large": made(2000)}
-    (tmp_path / "large.html").write_text(render_html(*stored["large"]), encoding="utf-8")
+    stored = {"large": made(2000), "huge": made(10_000)}
+    for name, (report, drawn) in stored.items():
+        (tmp_path / f"{name}.html").write_text(render_html(report, drawn), encoding="utf-8")
     figures = read_json(evaluate / "figures.json")
     (before,) = figures["stages"]
     after = {row["tensor"]: row["sqnr_db"] for row in result.report["layers"]}
@@ -174,7 +175,7 @@ def test_a_run_in_a_browser(tmp_path: Path) -> None:
     assert len(figures["graph"]["nodes"]) == 23 and len(figures["histograms"]) == 6
     assert sum(map(sum, figures["confusion"]["counts"])) == 607
     assert all(one["image"] for one in figures["changed"])
-    for path in (evaluate / "report.html", tmp_path / "large.html"):
+    for path in (evaluate / "report.html", *(tmp_path / f"{name}.html" for name in stored)):
         for size in ((1400, 1000), (820, 1100), (390, 844)):
             seen = browse(path, size)
             assert seen.console == []
