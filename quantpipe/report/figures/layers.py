@@ -80,7 +80,7 @@ def bars(layers: Sequence[Mapping[str, Any]], shares: Mapping[str, float]) -> st
             axes[2].barh(at, [100 * shares.get(str(row["tensor"]), 0.0) for row in rows], color=QUIET)
             axes[2].set_xlabel("share of the cycles [%]")
             axes[2].locator_params(axis="x", nbins=3)  # small shares have long numbers
-        canvas.figure.subplots_adjust(wspace=0.08)
+        canvas.figure.subplots_adjust(wspace=0.14)
         return canvas.svg()
 
 
