@@ -1,7 +1,8 @@
 """Scale groups and weight sites: which tensors share one scale, one bit width, one decision.
 
 Same-scale ops tie their ports together (union-find). Inside a group the statistics that count are those of the winning
-side: the inputs of pools and reshapes (their results are parts of them), the results of concatenations.
+side: the inputs of pools and reshapes (their results are parts of them), the results of concatenations. Max, Min and
+Where leave values out: an operand of theirs that something else reads keeps its range, and a scale where that is free.
 """
 
 from __future__ import annotations
@@ -88,13 +89,16 @@ def scale_groups(
             apart = own is not None and common is not None and not own.agrees(common)
             if apart and not rescales and (met := _met(own, common)) is not None:
                 own, common, apart = met, met, False
+            # What else reads an operand wants all of its range, also where the result has none of it.
+            wanted = rule.selects and _read_elsewhere(graph, operand.tensor, kernel)
+            apart = apart or (wanted and rescales)
             operands.append(replace(operand, rescaled=apart))
             if apart:
                 continue
             ties.merge(operand.tensor, kernel.output)
             if own is not None or common is not None:
                 pinned[ties[kernel.output]] = own or common  # type: ignore[assignment]
-            if rule.winner is Winner.OUTPUT:
+            if rule.winner is Winner.OUTPUT and not wanted:
                 derived.add(operand.tensor)
         if common is not None and ties[kernel.output] not in pinned:
             pinned[ties[kernel.output]] = common
@@ -195,6 +199,12 @@ def weight_sites(
             block = None  # kernels in integers take no float scales
         sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=block))
     return tuple(sites)
+
+
+def _read_elsewhere(graph: Graph, tensor: str, kernel: Kernel) -> bool:
+    """Whether a tensor is an output of the model, or read by other nodes than a kernel's."""
+    readers = {reader.name for reader, _ in graph.consumers.get(tensor, ())}
+    return bool(readers.difference((kernel.node, *kernel.fused))) or tensor in graph.output_names
 
 
 def _in_order(graph: Graph, stored: Mapping[str, DType]) -> list[str]:

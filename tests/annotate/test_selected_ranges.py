@@ -1,0 +1,60 @@
+"""Max, Min and Where leave values of their operands out: what else reads an operand still gets all of its range."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops.line import Line, Net, line
+
+
+def selecting(op: str, device: str, *, shared: bool, leaves: bool = False) -> Line:
+    """An operand whose half the result has none of; `shared`: another layer reads it, `leaves`: it is an output."""
+    net = Net(seed=1)
+    x = net.input(None, 3, 8, 8)
+    a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.node("Relu", net.conv(x, 3, 4, 3, 3, name="b"))
+    if op == "Where":
+        chosen = net.node(op, net.constant(np.zeros((1, 4, 1, 1), bool)), a, b, name="mid")
+    elif op == "Min":
+        a, b = (net.node("Mul", v, net.constant(np.float32(-1))) for v in (a, b))
+        chosen = net.node(op, a, b, name="mid")
+    else:
+        chosen = net.node(op, a, b, name="mid")
+    net.output(net.conv(chosen, 4, 3, 1, 1, name="behind"))
+    if shared:
+        net.output(net.conv(a, 4, 3, 1, 1, name="other"))
+    if leaves:
+        net.output(a)
+    return line(net, device)
+
+
+@pytest.mark.parametrize("device", ["ort_cpu", "tflite_int8", "qnn_htp", "vta"])
+@pytest.mark.parametrize("op", ["Max", "Min", "Where"])
+def test_another_reader_gets_the_whole_range(op: str, device: str) -> None:
+    made = selecting(op, device, shared=True)
+    plan = made.plan(8)
+    assert made.agree(plan, "integer").differing == 0
+    wanted, found = made.outputs(), made.outputs(made.realize(plan, "integer").model)
+    for name in wanted:
+        noise = np.square(wanted[name] - found[name]).sum() / np.square(wanted[name]).sum()
+        assert 10 * np.log10(noise) < -25, name
+
+
+def test_who_rescales_keeps_a_scale_for_the_result() -> None:
+    """Where operands are brought to another scale, result and operand have one each; elsewhere one holds both."""
+    for device, apart in (("ort_cpu", True), ("tflite_int8", False)):
+        made = selecting("Max", device, shared=True)
+        kernel, plan = made.topology.kernel_of["mid"], made.plan(8)
+        first, second = kernel.operands
+        assert first.rescaled == apart and not second.rescaled
+        scales = [float(plan.quantizers[t].scale) for t in (first.tensor, kernel.output)]
+        assert (scales[0] > scales[1]) == apart
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_alone_the_result_decides(leaves: bool) -> None:
+    made = selecting("Max", "tflite_int8", shared=False, leaves=leaves)
+    kernel = made.topology.kernel_of["mid"]
+    group = made.topology.group_of[kernel.output]
+    assert (kernel.operands[0].tensor in group.sources) == leaves
+    assert not any(o.rescaled for o in kernel.operands)
