@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from quantpipe.types import Range
 
+FUNCTION, SCALE = "the op's function", "hardware: fixed_scale"
+OF_DEVICE = (FUNCTION, SCALE)
+"""Reasons of ranges that results of some ops have on a device, as against those that a user or a file states."""
+
 
 @dataclass(frozen=True)
 class FixedRange:
@@ -19,6 +23,11 @@ class FixedRange:
     bits: int | None
     reason: str
     yields: bool = False
+
+    @property
+    def is_of_device(self) -> bool:
+        """Return whether the device gives it to the result of an op, whatever the samples are."""
+        return self.reason in OF_DEVICE
 
     def agrees(self, other: FixedRange) -> bool:
         """Return whether both can hold at once."""

@@ -82,11 +82,15 @@ def scale_groups(
             solved.append(kernel)
             continue
         held = {o.tensor: pinned.get(ties[o.tensor]) for o in kernel.operands}
-        common = pinned.get(ties[kernel.output]) or _most(list(held.values()))
+        # What a device fixes for one operand would cut the others off: it is brought to the scale of the result.
+        loose = rescales and None in held.values() and ties[kernel.output] not in pinned
+        ruling = [pin for pin in held.values() if not (loose and pin is not None and pin.is_of_device)]
+        common = pinned.get(ties[kernel.output]) or _most(ruling)
         operands = []
         for operand in kernel.operands:
             own = held[operand.tensor]
             apart = own is not None and common is not None and not own.agrees(common)
+            apart = apart or (loose and own is not None and own.is_of_device)
             if apart and not rescales and (met := _met(own, common)) is not None:
                 own, common, apart = met, met, False
             # What else reads an operand wants all of its range, also where the result has none of it.

@@ -8,7 +8,7 @@ import numpy as np
 
 from quantpipe import intmath
 from quantpipe.annotate.constraints import WHERE, Constraint, Kind
-from quantpipe.annotate.fixed_range import FixedRange
+from quantpipe.annotate.fixed_range import FUNCTION, SCALE, FixedRange
 from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph, Node
@@ -79,7 +79,7 @@ def _of_device(spec: HardwareSpec, node: Node, dtype: DType, schema: Schema) -> 
     """The scale and zero point that the device gives a node's result, whatever the samples are; None: it gives none."""
     for signature in spec.signatures_of(node.name, node.op):
         if signature.fixed_scale is not None and dtype in signature.outputs:
-            return _exact(node.outputs[0], signature.fixed_scale, dtype, schema, where="hardware: fixed_scale")
+            return _exact(node.outputs[0], signature.fixed_scale, dtype, schema, where=SCALE)
     return None
 
 
@@ -97,14 +97,14 @@ def _fixed(limits: tuple[float, float], bits: int, dtype: DType, schema: Schema)
     if not affine:
         steps = 1 << (bits if low >= 0 and not dtype.signed else bits - 1)
         top = end if how.denominator is Denominator.RANGE else end * (steps - 1) / steps
-        return FixedRange(Range(-top if low < 0 else 0.0, top), bits, "the op's function")
+        return FixedRange(Range(-top if low < 0 else 0.0, top), bits, FUNCTION)
     step = end / (1 << 15) if long and end <= 1 else (high - low) / (1 << bits)
     least = 0 if low >= 0 and (not dtype.signed or not long) else -(1 << (bits - 1))
     if high == 0:
         least = 1 - (1 << bits)
     # A divisor of 2^b wants the end that is out of reach.
     count = (1 << bits) - (how.denominator is Denominator.MAX)
-    return FixedRange(Range(least * step, (least + count) * step), bits, "the op's function")
+    return FixedRange(Range(least * step, (least + count) * step), bits, FUNCTION)
 
 
 def _uniform(tensor: str, constraint: Constraint, dtype: DType, schema: Schema) -> FixedRange:

@@ -58,3 +58,21 @@ def test_alone_the_result_decides(leaves: bool) -> None:
     group = made.topology.group_of[kernel.output]
     assert (kernel.operands[0].tensor in group.sources) == leaves
     assert not any(o.rescaled for o in kernel.operands)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_a_scale_that_a_device_fixes_is_that_of_one_operand_alone(also: bool) -> None:
+    """Tanh has 1/32768 there: in a Concat it is brought to the scale of the whole, and cuts nothing else off."""
+    net = Net(seed=1)
+    x = net.input(None, 3, 8, 8)
+    a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.node("Tanh", net.conv(x, 3, 4, 3, 3, name="b"), name="tanh")
+    other = net.node("Tanh", a, name="other") if also else a
+    net.output(net.conv(net.node("Concat", b, other, axis=1, name="mid"), 8, 3, 1, 1), a)
+    made = line(net, "npu_w8a16")
+    kernel = made.topology.kernel_of["mid"]
+    assert [o.rescaled for o in kernel.operands] == [not also, False]
+    plan = made.plan(16)
+    assert made.agree(plan, "integer").differing == 0
+    wanted, found = made.outputs(), made.outputs(made.realize(plan, "integer").model)
+    for name in wanted:
+        assert np.square(wanted[name] - found[name]).sum() < 1e-3 * np.square(wanted[name]).sum(), name
