@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from quantpipe.annotate.constraints import WHERE
 from quantpipe.annotate.disjoint import disjoint, in_order
+from quantpipe.annotate.fixed_operands import rescales as can_rescale
 from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.errors import ConfigError
 from quantpipe.graph.view import Graph
@@ -24,8 +25,6 @@ from quantpipe.types import (
     Granularity,
     HardwareSpec,
     Kernel,
-    RequantizeKind,
-    Rounding,
     ScaleGroup,
     WeightSite,
 )
@@ -74,8 +73,7 @@ def scale_groups(
     pinned = {t: pins[t] for t in stored if t in pins}
     derived: set[str] = set()
     solved = []
-    how = spec.requantize
-    rescales = how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
+    rescales = can_rescale(spec)
     for kernel in kernels:
         rule = rule_of(graph.by_name[kernel.node])
         if rule is None or rule.family not in (Family.MOVE, Family.CLAMP) or kernel.form is not Form.QUANTIZED:

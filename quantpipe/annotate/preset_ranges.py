@@ -52,7 +52,7 @@ def pins_of(
         rule = rule_of(producer) if producer is not None else None
         formed = False
         if producer is not None and rule is not None and rule.fixed is not None:
-            formed = kernel_of.get(producer.name) is not None and _has_own_range(spec, producer, rule.family)
+            formed = kernel_of.get(producer.name) is not None and has_own_range(spec, producer, rule.family)
             if fixed_outputs or formed:
                 found[tensor] = _fixed(rule.fixed, min(dtype.bits, spec.activations.bits), dtype, schema)
         own = _of_device(spec, producer, dtype, schema) if producer is not None and producer.name in kernel_of else None
@@ -69,8 +69,8 @@ def pins_of(
     return found
 
 
-def _has_own_range(spec: HardwareSpec, node: Node, family: Family) -> bool:
-    """Whether the device forms the node with a result of one scale, whatever the samples are."""
+def has_own_range(spec: HardwareSpec, node: Node, family: Family) -> bool:
+    """Return whether the device forms the node with a result of one scale, whatever the samples are."""
     kinds = {s.function or spec.functions.get(node.op) for s in spec.signatures_of(node.name, node.op)}
     return family is Family.ROWS or FunctionKind.TFLITE in kinds
 

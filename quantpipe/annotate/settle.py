@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from quantpipe.annotate.conditions import AnnotateOptions, Conditions, decide
 from quantpipe.annotate.edges import accepted, misread
+from quantpipe.annotate.fixed_operands import cut_off
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.matching import joins_of, pairs_of, placed, sites_of
 from quantpipe.oprules import Family, rule_of
@@ -63,6 +64,7 @@ def settle(graph: Graph, spec: HardwareSpec, options: AnnotateOptions, structure
         draft = Draft()
         kernels = _kernels(graph, own, conditions, swallowed, draft=draft)
         wrong = misread(graph, own, conditions, kernels, dtypes=draft.dtypes)
+        wrong = wrong or cut_off(graph, own, conditions, kernels, fixed_outputs=options.fixed_outputs)
         inside = {n for chain in swallowed.values() for n in chain}.union(conditions.integer).difference(wrong)
         whole = tuple(site for site in sites if inside.issuperset(site.nodes))
         if len(whole) < len(sites):

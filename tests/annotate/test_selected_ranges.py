@@ -60,15 +60,21 @@ def test_alone_the_result_decides(leaves: bool) -> None:
     assert not any(o.rescaled for o in kernel.operands)
 
 
-@pytest.mark.parametrize("also", [False, True])
-def test_a_scale_that_a_device_fixes_is_that_of_one_operand_alone(also: bool) -> None:
-    """Tanh has 1/32768 there: in a Concat it is brought to the scale of the whole, and cuts nothing else off."""
+def joined(device: str, *, also: bool, join: str = "Concat") -> Line:
+    """A Tanh and what has another range, or another Tanh, in one op."""
     net = Net(seed=1)
     x = net.input(None, 3, 8, 8)
     a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.node("Tanh", net.conv(x, 3, 4, 3, 3, name="b"), name="tanh")
     other = net.node("Tanh", a, name="other") if also else a
-    net.output(net.conv(net.node("Concat", b, other, axis=1, name="mid"), 8, 3, 1, 1), a)
-    made = line(net, "npu_w8a16")
+    more = {"axis": 1} if join == "Concat" else {}
+    net.output(net.conv(net.node(join, b, other, name="mid", **more), 8 if more else 4, 3, 1, 1), a)
+    return line(net, device)
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_a_scale_that_a_device_fixes_is_that_of_one_operand_alone(also: bool) -> None:
+    """Tanh has 1/32768 there: in a Concat it is brought to the scale of the whole, and cuts nothing else off."""
+    made = joined("npu_w8a16", also=also)
     kernel = made.topology.kernel_of["mid"]
     assert [o.rescaled for o in kernel.operands] == [not also, False]
     plan = made.plan(16)
@@ -76,3 +82,18 @@ def test_a_scale_that_a_device_fixes_is_that_of_one_operand_alone(also: bool) ->
     wanted, found = made.outputs(), made.outputs(made.realize(plan, "integer").model)
     for name in wanted:
         assert np.square(wanted[name] - found[name]).sum() < 1e-3 * np.square(wanted[name]).sum(), name
+
+
+@pytest.mark.parametrize("join", ["Concat", "Max"])
+@pytest.mark.parametrize("device", ["tflite_int8", "tflite_16x8"])
+def test_what_nothing_rescales_is_joined_in_float(device: str, join: str) -> None:
+    made = joined(device, also=False, join=join)
+    reason = str(made.topology.float_nodes["mid"])
+    assert "a scale that the device fixes for one of its operands would cut the others off" in reason
+    plan = made.plan(16 if device == "tflite_16x8" else 8)
+    assert made.agree(plan, "integer").differing == 0
+    wanted, found = made.outputs(), made.outputs(made.realize(plan, "integer").model)
+    for name in wanted:
+        assert np.square(wanted[name] - found[name]).sum() < 3e-3 * np.square(wanted[name]).sum(), name
+    alike = joined(device, also=True, join=join)
+    assert "mid" in alike.topology.kernel_of  # both have the same scale

@@ -1,0 +1,64 @@
+"""Joins of an operand whose scale the device fixes with others, where nothing can be brought to another scale.
+
+A Softmax, a Sigmoid or a Tanh may have one scale on a device, whatever the samples are. In a Concat, Max, Min or Where
+it would be the scale of all, and the range of its function would cut the others off. So such an op runs in float where
+the device, or the host beside it, runs it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quantpipe.annotate.conditions import Conditions
+from quantpipe.annotate.preset_ranges import has_own_range
+from quantpipe.graph.view import Graph, Node
+from quantpipe.hardware.legality import takes_float
+from quantpipe.oprules import Family, OpRule, rule_of
+from quantpipe.oprules.rule import Winner
+from quantpipe.types import Form, HardwareSpec, Kernel, OpSignature, RequantizeKind, Rounding
+
+CUT = "a scale that the device fixes for one of its operands would cut the others off, and it brings none to another"
+
+
+def rescales(spec: HardwareSpec) -> bool:
+    """Return whether the device brings stored integers to another scale, as Q(DQ(q)) in float32."""
+    how = spec.requantize
+    return how.kind is RequantizeKind.FLOAT_MULTIPLIER and how.rounding is Rounding.HALF_EVEN
+
+
+def cut_off(
+    graph: Graph, spec: HardwareSpec, conditions: Conditions, kernels: Sequence[Kernel], *, fixed_outputs: bool
+) -> dict[str, dict[OpSignature, str]]:
+    """Return the joins that would cut some of their operands off, with their signatures and why.
+
+    Args:
+        graph: the graph.
+        spec: the device.
+        conditions: which nodes run in integers, with their signatures.
+        kernels: the kernels in graph order.
+        fixed_outputs: whether functions have their usual scales on any device.
+
+    Returns:
+        Node -> its signature and why it does not fit.
+    """
+    found: dict[str, dict[OpSignature, str]] = {}
+    fixed: set[str] = set()
+    for kernel in kernels if not rescales(spec) else ():
+        node = graph.by_name[kernel.node]
+        rule = rule_of(node)
+        if rule is None or kernel.form is not Form.QUANTIZED:
+            continue
+        read = [o.tensor in fixed for o in kernel.operands]
+        if rule.family is Family.MOVE and rule.winner is Winner.OUTPUT and any(read) and not all(read):
+            if takes_float(spec, node, graph, rule):
+                found[kernel.node] = {conditions.integer[kernel.node]: CUT}
+        elif (all(read) and rule.family is Family.MOVE) or _is_fixed(spec, node, rule, fixed_outputs=fixed_outputs):
+            fixed.add(kernel.output)
+    return found
+
+
+def _is_fixed(spec: HardwareSpec, node: Node, rule: OpRule, *, fixed_outputs: bool) -> bool:
+    """Whether a result has a scale that does not depend on samples."""
+    if rule.fixed is not None and (fixed_outputs or has_own_range(spec, node, rule.family)):
+        return True
+    return any(s.fixed_scale is not None for s in spec.signatures_of(node.name, node.op))
