@@ -18,6 +18,7 @@ from quantpipe.oprules.rule import Winner
 from quantpipe.types import Form, HardwareSpec, Kernel, OpSignature, RequantizeKind, Rounding
 
 CUT = "a scale that the device fixes for one of its operands would cut the others off, and it brings none to another"
+"""Also of two operands that have other such scales each."""
 
 
 def rescales(spec: HardwareSpec) -> bool:
@@ -42,23 +43,24 @@ def cut_off(
         Node -> its signature and why it does not fit.
     """
     found: dict[str, dict[OpSignature, str]] = {}
-    fixed: set[str] = set()
+    fixed: dict[str, tuple[float, float] | None] = {}
     for kernel in kernels if not rescales(spec) else ():
         node = graph.by_name[kernel.node]
         rule = rule_of(node)
         if rule is None or kernel.form is not Form.QUANTIZED:
             continue
-        read = [o.tensor in fixed for o in kernel.operands]
-        if rule.family is Family.MOVE and rule.winner is Winner.OUTPUT and any(read) and not all(read):
-            if takes_float(spec, node, graph, rule):
-                found[kernel.node] = {conditions.integer[kernel.node]: CUT}
-        elif (all(read) and rule.family is Family.MOVE) or _is_fixed(spec, node, rule, fixed_outputs=fixed_outputs):
-            fixed.add(kernel.output)
+        if rule.family is not Family.MOVE:
+            own = conditions.integer[kernel.node].fixed_scale
+            fixed[kernel.output] = own or _range_of(spec, node, rule, fixed_outputs=fixed_outputs)
+            continue
+        read = {fixed.get(o.tensor) for o in kernel.operands}
+        if len(read) == 1:
+            fixed[kernel.output] = read.pop()
+        elif rule.winner is Winner.OUTPUT and takes_float(spec, node, graph, rule):
+            found[kernel.node] = {conditions.integer[kernel.node]: CUT}
     return found
 
 
-def _is_fixed(spec: HardwareSpec, node: Node, rule: OpRule, *, fixed_outputs: bool) -> bool:
-    """Whether a result has a scale that does not depend on samples."""
-    if rule.fixed is not None and (fixed_outputs or has_own_range(spec, node, rule.family)):
-        return True
-    return any(s.fixed_scale is not None for s in spec.signatures_of(node.name, node.op))
+def _range_of(spec: HardwareSpec, node: Node, rule: OpRule, *, fixed_outputs: bool) -> tuple[float, float] | None:
+    """The range of a function whose result has one scale, whatever the samples are; None of all others."""
+    return rule.fixed if fixed_outputs or has_own_range(spec, node, rule.family) else None

@@ -15,7 +15,7 @@ from onnx_ir.convenience import convert_attributes
 
 from quantpipe.graph.build import Attribute
 from quantpipe.graph.view import Node
-from quantpipe.oprules.loops import body_of
+from quantpipe.oprules.loops import body_of, name_of
 from quantpipe.types import Form, LoopProduct, Quantizer
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class StepBody:
 
     def op(self, op_type: str, *inputs: ir.Value | None, name: str, **attributes: Attribute) -> ir.Value:
         """Append a node with one output, and return the output; `name` is put behind that of the product."""
-        full = f"{self._before.name}/{name}"
+        full = f"{self.product.node}/{name}"
         node = ir.Node("", op_type, inputs, convert_attributes(attributes), num_outputs=1, name=full)
         node.outputs[0].name = f"{full}_out"
         self._body.insert_before(self._before, node)
@@ -62,7 +62,7 @@ def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
         if tensor not in weights:
             context.get(tensor, Form.FLOAT)  # the body reads it by name
     body = own.clone(allow_outer_scope_values=True)
-    by_name = {inner.name: inner for inner in body}
+    by_name = {name_of(inner): inner for inner in body}
     for product in context.plan.loops[node.name]:
         inner = by_name[product.node]
         step = StepBody(body, inner, context.plan.quantizers[site.state], product)

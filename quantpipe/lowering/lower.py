@@ -97,7 +97,11 @@ class Dialect(Protocol):
         ...
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
-        """Write the product of a loop's state by an integer weight into its body; real numbers, float32."""
+        """Write the product of a loop's state by an integer weight into its body; real numbers, float32.
+
+        A realized form names its nodes `quantize`, `clip` (where there is one), `sums` and `real`: the comparison shows
+        what these compute (`show_loops.py`).
+        """
         ...
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:

@@ -21,7 +21,7 @@ class ShownProduct:
 
     def name(self, step: str) -> str:
         """Return the name of the output that shows a step."""
-        return f"{self.product.node} ({step})"
+        return f"{self.node}: {self.product.node} ({step})"
 
 
 def show_products(model: ir.Model, topology: Topology, plan: QuantPlan) -> list[ShownProduct]:
@@ -67,11 +67,14 @@ def _in_place_of(graph: ir.Graph, loop: ir.Node, body: ir.Graph, names: list[str
     states = len(loop.inputs) - loop.attributes["num_scan_inputs"].as_int()
     turned, own = loop.attributes.get("scan_output_directions"), loop.outputs
     ways = list(turned.as_ints()) if turned is not None else [0] * (len(own) - states)
+    more = [0] * len(names)
     attributes = {
         **loop.attributes,
         "body": ir.AttrGraph("body", body),
-        "scan_output_directions": ir.AttrInt64s("scan_output_directions", [*ways, *[0] * len(names)]),
+        "scan_output_directions": ir.AttrInt64s("scan_output_directions", [*ways, *more]),
     }
+    if (axes := loop.attributes.get("scan_output_axes")) is not None:
+        attributes["scan_output_axes"] = ir.AttrInt64s("scan_output_axes", [*axes.as_ints(), *more])
     outputs = [*(ir.Value(name=v.name, type=v.type, shape=v.shape) for v in own), *(ir.Value(name=n) for n in names)]
     new = ir.Node("", "Scan", loop.inputs, attributes=list(attributes.values()), outputs=outputs, name=loop.name)
     graph.insert_before(loop, new)

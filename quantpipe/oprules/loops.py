@@ -55,9 +55,9 @@ def products_of(node: Node, graph: Graph) -> LoopProducts | None:
         weight = _constant(inner, graph)
         place = None if weight is None else _state_of(inner.inputs[0], carried)
         if weight is not None and place is not None:
-            found.append((inner.name or "", weight))
+            found.append((name_of(inner), weight))
             places.add(place)
-    if len(places) != 1:
+    if len(places) != 1 or len({name for name, _ in found}) < len(found):
         return None
     made = _made(body.outputs[places.pop()])
     shown = (k for k, v in enumerate(body.outputs[states:], states) if _made(v) is made)
@@ -65,12 +65,17 @@ def products_of(node: Node, graph: Graph) -> LoopProducts | None:
     return None if state is None else LoopProducts(state, tuple(found))
 
 
+def name_of(inner: ir.Node) -> str:
+    """Return the name of a node of a body: that of its result where it has none, as other exporters leave it."""
+    return inner.name or inner.outputs[0].name or ""
+
+
 def multiplied(node: Node, graph: Graph) -> Mapping[str, int]:
     """Return how many weights each product of a loop by a constant of the graph has, by its node in the body."""
     body = body_of(node)
     if body is None:
         return {}
-    weights = ((inner.name or "", _constant(inner, graph)) for inner in body)
+    weights = ((name_of(inner), _constant(inner, graph)) for inner in body)
     return {name: graph.constant(weight).size for name, weight in weights if weight is not None}
 
 

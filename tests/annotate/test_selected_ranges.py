@@ -60,12 +60,12 @@ def test_alone_the_result_decides(leaves: bool) -> None:
     assert not any(o.rescaled for o in kernel.operands)
 
 
-def joined(device: str, *, also: bool, join: str = "Concat") -> Line:
-    """A Tanh and what has another range, or another Tanh, in one op."""
+def joined(device: str, *, also: bool, join: str = "Concat", second: str = "Tanh") -> Line:
+    """A Tanh and what has another range, or (`also`) another function, in one op."""
     net = Net(seed=1)
     x = net.input(None, 3, 8, 8)
     a, b = net.conv(x, 3, 4, 3, 3, name="a"), net.node("Tanh", net.conv(x, 3, 4, 3, 3, name="b"), name="tanh")
-    other = net.node("Tanh", a, name="other") if also else a
+    other = net.node(second, a, name="other") if also else a
     more = {"axis": 1} if join == "Concat" else {}
     net.output(net.conv(net.node(join, b, other, name="mid", **more), 8 if more else 4, 3, 1, 1), a)
     return line(net, device)
@@ -97,3 +97,6 @@ def test_what_nothing_rescales_is_joined_in_float(device: str, join: str) -> Non
         assert np.square(wanted[name] - found[name]).sum() < 3e-3 * np.square(wanted[name]).sum(), name
     alike = joined(device, also=True, join=join)
     assert "mid" in alike.topology.kernel_of  # both have the same scale
+    other = joined(device, also=True, join=join, second="Sigmoid")
+    assert "mid" in other.topology.float_nodes  # each has one of its own
+    assert other.agree(other.plan(8), "integer").differing == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from dataclasses import replace
 from fractions import Fraction
@@ -35,13 +34,7 @@ from tests.ops.cases import CASES
 from tests.ops.line import Line, Net, hardware, line, load, normal_samples
 from tests.ops.test_every_op import line_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _litert() -> None:
-    why = litert.missing()
-    if why is not None:
-        assert os.environ.get("CI") != "true", why
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("litert_here")
 
 
 def differing(

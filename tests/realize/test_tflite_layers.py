@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +18,7 @@ from quantpipe.types import DType, HardwareSpec
 from tests.ops.line import Net, hardware, hardware_data, line
 from tests.realize.test_tflite import DEVICES, differing
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _litert() -> None:
-    why = litert.missing()
-    if why is not None:
-        assert os.environ.get("CI") != "true", why
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("litert_here")
 
 
 def four_bits(device: str) -> HardwareSpec:

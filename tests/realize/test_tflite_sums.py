@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from quantpipe.graph.execute import Session
-from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.run import Kernels, TfliteModel, TfliteRunner
 from quantpipe.realize.tflite.write import write_model
 from quantpipe.types import Program
@@ -18,13 +16,7 @@ from tests.ops.line import Line, Net, line
 from tests.realize.test_tflite import differing
 from tests.realize.test_xnnpack import row_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _litert() -> None:
-    why = litert.missing()
-    if why is not None:
-        assert os.environ.get("CI") != "true", why
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("litert_here")
 
 
 PLACES: list[tuple[tuple[int, ...], list[int]]] = [

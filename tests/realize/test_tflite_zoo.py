@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.ops.test_zoo_agreement import MODELS, line_of
-from tests.realize.test_tflite import _litert, differing
+from tests.realize.test_tflite import differing
 from tests.zoo import requires_zoo
 
-pytestmark = [requires_zoo, pytest.mark.slow]
-needs_litert = _litert
+pytestmark = [requires_zoo, pytest.mark.slow, pytest.mark.usefixtures("litert_here")]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from quantpipe.errors import HardwareError
 from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.evaluate.forms import WrittenBeside, executed
 from quantpipe.lowering import Rendered
-from quantpipe.realize.tflite import litert
 from quantpipe.realize.tflite.form import TfliteForm, kernels_of
 from quantpipe.realize.tflite.run import Kernels
 from quantpipe.types import FixedRounding, FormRow, QuantPlan, Sum
@@ -29,12 +27,7 @@ from tests.realize.test_tflite import detector, small
 DEVICE = "tflite_xnnpack"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _litert() -> None:
-    why = litert.missing()
-    if why is not None:
-        assert os.environ.get("CI") != "true", why
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("litert_here")
 
 
 def row_of(made: Line, plan: QuantPlan, folder: Path) -> FormRow:

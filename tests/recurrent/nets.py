@@ -90,3 +90,36 @@ def classifier(op: str, steps: int | None = 4, *, direction: str = "forward", **
         [*held, numpy_helper.from_array(np.asarray([-1, ways * size], np.int64), "shape")],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def scans(*, named: bool, axes: bool, count: int = 1) -> onnx.ModelProto:
+    """Loops as others write them: samples first, two products of a state; nodes of bodies without names, or alike."""
+    rng, node, value = np.random.default_rng(0), helper.make_node, helper.make_tensor_value_info
+    nodes = [node("Shape", ["x"], ["samples"], start=0, end=1, name="samples"),
+             node("Concat", ["samples", "size"], ["shape"], axis=0, name="shape"),
+             node("ConstantOfShape", ["shape"], ["zeros"], name="zeros")]  # fmt: skip
+    constants: dict[str, Array] = {"size": np.asarray([SIZE])}
+    for number in range(count):
+        inner = [("MatMul", ["before", f"R{number}"], "first"), ("Add", ["at", "first"], "sum"),
+                 ("Tanh", ["sum"], "half"), ("MatMul", ["before", f"S{number}"], "second"),
+                 ("Add", ["half", "second"], "more"), ("Tanh", ["more"], "after"),
+                 ("Identity", ["after"], "row")]  # fmt: skip
+        held = [node(op, read, [made], **({"name": made} if named else {})) for op, read, made in inner]
+        ports = [value(name, TensorProto.FLOAT, ["N", SIZE]) for name in ("before", "at", "after", "row")]
+        body = helper.make_graph(held, "body", ports[:2], ports[2:])
+        more = {"scan_output_axes": [1]} if axes else {}
+        nodes += [node("MatMul", ["x", f"W{number}"], [f"gates{number}"], name=f"in{number}"),
+                  node("Scan", ["zeros", f"gates{number}"], [f"last{number}", f"all{number}"], name=f"scan{number}",
+                       body=body, num_scan_inputs=1, scan_input_axes=[1], **more),
+                  node("MatMul", [f"last{number}", f"w{number}"], [f"scores{number}"],
+                       name=f"out{number}")]  # fmt: skip
+        shapes = {"W": (INPUT, SIZE), "R": (SIZE, SIZE), "S": (SIZE, SIZE), "w": (SIZE, 5)}
+        constants |= {f"{k}{number}": (rng.standard_normal(v) / 2).astype(np.float32) for k, v in shapes.items()}
+    graph = helper.make_graph(
+        nodes,
+        "scans",
+        [value("x", TensorProto.FLOAT, ["N", "T", INPUT])],
+        [value(f"scores{n}", TensorProto.FLOAT, ["N", 5]) for n in range(count)],
+        [numpy_helper.from_array(v, k) for k, v in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

@@ -31,7 +31,7 @@ from quantpipe.oprules.work import is_unknown_work, multiply_accumulates
 from quantpipe.types import CellForms, DType
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
-from tests.recurrent.nets import SIZE, classifier, layer
+from tests.recurrent.nets import INPUT, SIZE, classifier, layer, scans
 from tests.recurrent.test_steps import GIVEN, MORE, cleaned, run
 from tests.verify.folders import refreshed, write
 
@@ -268,10 +268,35 @@ def test_why_a_loop_stays_in_float() -> None:
 
 
 def test_a_state_that_others_read_in_another_type_stays_real() -> None:
-    made = line(loop_of("LSTM"), hardware("npu_w8a16", recurrent="int8"), samples=ArraySamples({"x": frames(8)}))
-    (loop,) = (n for n in made.graph.nodes if n.op == "Scan")
-    assert not made.topology.loops or made.plan(8).quantizers[made.topology.loops[0].state].dtype is DType.INT8
-    assert loop.name in made.topology.float_nodes
+    model, feeds = layer("LSTM", steps=None, given=("B",))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((SIZE, 5), np.float32), "w"))
+    model.graph.node.append(onnx.helper.make_node("MatMul", ["Y", "w"], ["dense"], name="dense"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("dense", onnx.TensorProto.FLOAT, None))
+    graph = cleaned(model, feeds, LOOPS)
+    (loop,) = (n for n in graph.nodes if n.op == "Scan")
+    for inputs, taken in (("int16", True), ("int8", False)):
+        made = line(graph, hardware("npu_w8a16", recurrent=inputs), samples=ArraySamples(feeds))
+        assert bool(made.topology.loops) == taken
+        said = "its state is stored as int16 for others, and its products take int8"
+        assert (said in str(made.topology.float_nodes[loop.name])) != taken
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("axes", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_loops_of_other_exporters(named: bool, axes: bool, count: int) -> None:
+    """Bodies whose nodes have no names, or the names of another body's, and outputs along another axis."""
+    x = np.random.default_rng(3).standard_normal((24, 5, INPUT)).astype(np.float32)
+    graph = cleaned(scans(named=named, axes=axes, count=count), {"x": x[:4]}, CellForms())
+    made = line(graph, "ort_cpu", samples=ArraySamples({"x": x}))
+    assert [len(site.products) for site in made.topology.loops] == [2] * count
+    plan = made.plan()
+    for form in ("qdq", "integer"):
+        agreement = made.agree(plan, form, everywhere=True)
+        assert agreement.differing == 0
+        wanted, found = made.outputs(), made.outputs(made.realize(plan, form).model)
+        for name in wanted:
+            assert np.square(wanted[name] - found[name]).sum() < 3e-3 * np.square(wanted[name]).sum()
 
 
 def test_what_a_loop_multiplies_is_counted() -> None:

@@ -19,6 +19,7 @@ from quantpipe.graph.rewrites.hard_sigmoid import hard_sigmoid
 from quantpipe.graph.rewrites.hard_swish import hard_swish
 from quantpipe.graph.rewrites.layer_norm import layer_norm
 from quantpipe.graph.rewrites.means import spatial_mean
+from quantpipe.graph.rewrites.recurrent import weights_outside
 from quantpipe.graph.rewrites.rms_norm import rms_norm
 from quantpipe.graph.rewrites.rsqrt import rsqrt
 from quantpipe.graph.rewrites.several import extreme_to_clip, fold_to_pairs, split_to_slices, top_values_apart
@@ -59,6 +60,7 @@ REWRITES: tuple[Rewrite, ...] = (
     constant_quotient,
     spatial_mean,
     rows_in_front,
+    weights_outside,
     batch_norm_to_conv,
 )
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_node
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_node, outside
 
 
 def rows_in_front(graph: ir.Graph, node: ir.Node) -> None:
@@ -21,7 +21,7 @@ def rows_in_front(graph: ir.Graph, node: ir.Node) -> None:
         return
     body = node.attributes["body"].as_graph()
     inside = {value.name for inner in body for value in inner.outputs} | {value.name for value in body.inputs}
-    outside = {value.name: value for made in graph for value in made.outputs} | {v.name: v for v in graph.inputs}
+    around = {value.name: value for made in graph for value in made.outputs} | {v.name: v for v in graph.inputs}
     for inner in list(body):
         if not is_op(inner, "Gather") or attribute(inner, "axis", 0) != 0:
             continue
@@ -29,16 +29,14 @@ def rows_in_front(graph: ir.Graph, node: ir.Node) -> None:
         part = inner.inputs[1].producer() if inner.inputs[1] is not None else None
         if part is None or not _is_part_of_rows(part, graph) or table is None or table in inside:
             continue
-        # What a body reads from outside is known by its name: copies of graphs have values of their own.
         places = part.inputs[0].name if part.inputs[0] is not None else None
-        if places in inside or places not in outside:
+        if places in inside or places not in around:
             continue
-        if table in body.initializers and table not in graph.initializers:
-            graph.register_initializer(body.initializers.pop(table))
-        if table not in graph.initializers:
+        held = outside(graph, body, table)
+        if held is None:
             continue
         name = inner.name or f"{node.name}_rows"
-        inputs = [graph.initializers[table], outside[places]]
+        inputs = [held, around[places]]
         rows = new_node(graph, node, "Gather", inputs, name=name, attributes={"axis": 0})
         own = ir.Node("", "Slice", [rows, *part.inputs[1:]], num_outputs=1, name=f"{name}_part")
         rows.name, own.outputs[0].name = f"{name}_rows", f"{name}_part_out"
@@ -58,5 +56,5 @@ def _is_part_of_rows(node: ir.Node, graph: ir.Graph) -> bool:
 def _known(value: ir.Value | None, graph: ir.Graph) -> NDArray[Any] | None:
     """A constant that a body reads, of its own or of the graph around it."""
     own = constant(value)
-    outside = graph.initializers.get(value.name or "") if value is not None else None
-    return own if own is not None or outside is None else constant(outside)
+    held = graph.initializers.get(value.name or "") if value is not None else None
+    return own if own is not None or held is None else constant(held)

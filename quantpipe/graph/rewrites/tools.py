@@ -105,3 +105,16 @@ def take_place(old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name = None
     new.name, new.shape, new.type = name, shape, dtype
+
+
+def outside(graph: ir.Graph, body: ir.Graph, name: str) -> ir.Value | None:
+    """Return the constant of that name of a graph; one of a body within it moves to the graph first.
+
+    What a body reads from outside is known by its name: copies of graphs have values of their own.
+
+    Returns:
+        The initializer of the graph; None where neither has one.
+    """
+    if name in body.initializers and name not in graph.initializers:
+        graph.register_initializer(body.initializers.pop(name))
+    return graph.initializers.get(name)

@@ -18,6 +18,7 @@ from quantpipe.graph.rewrites.recurrent.cells import WRITERS, State, Step, weigh
 from quantpipe.graph.rewrites.recurrent.layer import Direction, Layer, layer_of
 from quantpipe.graph.rewrites.recurrent.ports import Run, first_state, gates_of, masked, put_outputs
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
+from quantpipe.graph.rewrites.tools import is_op, outside
 
 FLOAT, BOOL = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BOOL)
 
@@ -31,6 +32,16 @@ def looped(graph: ir.Graph, node: ir.Node) -> None:
     valid = None if layer.lengths is None else _valid(writer, layer, layer.lengths)
     put_outputs(writer, layer, [_run(graph, writer, layer, way, valid=valid) for way in layer.directions])
     graph.remove(node, safe=True)
+
+
+def weights_outside(graph: ir.Graph, node: ir.Node) -> None:
+    """Move the matrices that a body multiplies by out of it, where a quantizer finds them."""
+    if not is_op(node, "Scan"):
+        return
+    body = node.attributes["body"].as_graph()
+    for inner in body:
+        if is_op(inner, "MatMul") and inner.inputs[1] is not None:
+            outside(graph, body, inner.inputs[1].name or "")
 
 
 class BodyWriter(StepWriter):
