@@ -47,7 +47,8 @@ class AnnotateOptions:
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
     as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
-    `float_tail`: whether everything behind the last layers stays in float (tail.py).
+    `float_tail`: whether everything behind the last layers stays in float (tail.py). `split_channels`: channels of
+    single tensors and weights that become several (split before annotation, `recover/rescale/split_channels.py`).
     """
 
     min_bits: int = 4
@@ -62,6 +63,7 @@ class AnnotateOptions:
     strict: bool = False
     fixed_outputs: bool = False
     constraints: Mapping[str, Any] | None = None
+    split_channels: Mapping[str, Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("choices", "threshold_steps", "float_nodes", "float_ops", "only_ops"):
@@ -86,6 +88,7 @@ class AnnotateOptions:
                 "legal are op types in one of the two lists (what only_ops does not name stays in float by that alone)",
                 where="annotate.float_ops",
             )
+        object.__setattr__(self, "split_channels", _channels(self.split_channels))
         _ = self.stated
 
     @cached_property
@@ -96,6 +99,25 @@ class AnnotateOptions:
             ConfigError: for those that say nothing legal.
         """
         return read_constraints(self.constraints or {})
+
+
+def _channels(given: Any) -> dict[str, tuple[int, ...]]:
+    """What `split_channels` says, as channels by tensor.
+
+    Raises:
+        ConfigError: for what is none.
+    """
+    where = "annotate.split_channels"
+    legal = "legal is a mapping of tensors or weights to lists of channels, such as {conv1.out: [3, 7]}, or null"
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"is {given!r}; {legal}", where=where)
+    found: dict[str, tuple[int, ...]] = {}
+    for name, channels in (given or {}).items():
+        listed = isinstance(channels, Sequence) and not isinstance(channels, str) and bool(channels)
+        if not listed or not all(isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in channels):
+            raise ConfigError(f"{name} has {channels!r}; {legal}", where=where)
+        found[str(name)] = tuple(channels)
+    return found
 
 
 @dataclass(frozen=True)

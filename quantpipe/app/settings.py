@@ -252,11 +252,11 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
 
 
 def _annotate(given: Mapping[str, Any], strict: bool) -> AnnotateOptions:
-    # `strict` is a key of its own at the top.
-    refuse_unknown(given, [name for name in AnnotateOptions.__dataclass_fields__ if name != "strict"], "annotate")
-    plain = {k: v for k, v in given.items() if k != "constraints"} | {"strict": strict}
+    known = [name for name in AnnotateOptions.__dataclass_fields__ if name != "strict"]  # which stands at the top
+    refuse_unknown(given, known, "annotate")
+    plain = {k: v for k, v in given.items() if k not in ("constraints", "split_channels")} | {"strict": strict}
     options: AnnotateOptions = _options(AnnotateOptions, plain, "annotate")
-    return replace(options, constraints=given["constraints"])
+    return replace(options, constraints=given["constraints"], split_channels=given.get("split_channels"))
 
 
 def _options(kind: type[Any], given: Mapping[str, Any], key: str) -> Any:

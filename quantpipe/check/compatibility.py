@@ -28,6 +28,7 @@ from quantpipe.hardware.legality import reachable
 from quantpipe.hardware.matching import unmatched
 from quantpipe.hardware.storage import widest_accumulator
 from quantpipe.oprules.work import is_unknown_work
+from quantpipe.recover import with_split_channels
 from quantpipe.types import NO_CELLS, CellForms, FloatOn, HardwareSpec, Keep, Overflow, Schema, Topology
 
 LARGE_THRESHOLD = 0.1
@@ -171,6 +172,7 @@ def check_model(
             "'check.shapes={input: [1, 3, 48, 320]}'",
             stage="check",
         ) from error
+    graph = with_split_channels(graph, spec, schema, options.split_channels or {})
     # Where nothing runs floats, the answer still lists every node that is refused.
     topology = analyze(graph, replace(spec, float_on=FloatOn.CPU), schema, options)
     return check(graph, topology, spec, schema)

@@ -9,7 +9,7 @@ so the function of the network stays as it is. Accuracy recovery changes channel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -144,13 +144,15 @@ class ChannelPassthrough:
 
     `offsets`: whether offsets pass, too. `repeats`: how many channels of the result each channel becomes (0: the op
     mixes channels here). `anywhere`: whether channels may lie along any axis; else they have to be the second.
-    `linear`: whether it does the same linear thing to each channel, so that mixtures of channels pass, too.
+    `linear`: whether it does the same linear thing to each channel, so that mixtures of channels pass, too. `slopes`:
+    the port of a constant that may have one number for each channel.
     """
 
     offsets: Callable[[Node], bool] = takes_offsets
     repeats: Callable[[Node, Graph], int] = lambda node, graph: 1
     anywhere: bool = False
     linear: bool = False
+    slopes: int | None = None
 
 
 def _flattened(node: Node, graph: Graph) -> int:
@@ -175,7 +177,7 @@ PASSAGES: Mapping[str, ChannelPassthrough] = {
     "Reshape": _VIEW,
     "Squeeze": _VIEW,
     "LeakyRelu": _SLOPES,
-    "PRelu": _SLOPES,
+    "PRelu": replace(_SLOPES, slopes=1),
 }
 """Ops that let a change of channels along axis 1 pass. Clamps do, too, with bounds per channel (by their family)."""
 
@@ -224,6 +226,9 @@ def keeps_rows(node: Node, graph: Graph) -> bool:
 
 REPEATS = ("Expand",)
 """Ops that repeat rows."""
+
+TARGET_SHAPES: Mapping[str, int] = {"Reshape": 1, "Expand": 1}
+"""Ops that are told the shape of their result, and the port that tells them."""
 
 
 @dataclass(frozen=True)

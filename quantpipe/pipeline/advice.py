@@ -6,7 +6,7 @@ The run's decisions are planned anew under the changed configuration, and the pl
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from quantpipe.calibrate.decided import base_of
 from quantpipe.errors import QuantpipeError
 from quantpipe.graph.execute import Session
+from quantpipe.graph.view import Graph
 from quantpipe.hardware.cost import COSTS
 from quantpipe.hardware.gain import own_cost
 from quantpipe.metrics.outputs import top1
@@ -26,7 +27,7 @@ from quantpipe.pipeline.precision import applied
 from quantpipe.pipeline.profile import loaded_profile
 from quantpipe.pipeline.settings import Settings
 from quantpipe.plan import NO_OVERRIDES, Overrides, Problem
-from quantpipe.recover import RecoverOptions
+from quantpipe.recover import RecoverOptions, with_split_channels
 from quantpipe.scoring.kept import KeptScorer
 from quantpipe.types import AdviceRow, Point, Profile, Samples, Strategy, Topology
 from quantpipe.types.choice_key import ChoiceKind
@@ -111,24 +112,38 @@ class Advisor:
     def _measured(self, change: Change) -> Measured:
         with tempfile.TemporaryDirectory(prefix="quantpipe-") as folder:
             settings = replace(change.settings, folder=Path(folder))
-            job = RunContext.of(settings, self._job.inputs, Quiet())
+            graph = self._with_more_channels(settings)
+            job = RunContext.of(settings, replace(self._job.inputs, graph=graph), Quiet())
             job = applied(job, self._found.report.get("precision"))
-            profile = self._statistics(job)
-            strategy = self._strategy(job, profile, change)
+            other = frozenset(t for t, shape in graph.shapes.items() if self._job.graph.shapes.get(t) != shape)
+            profile = self._statistics(job, other)
+            strategy = self._strategy(job, profile, change, other)
         job, overrides = job.with_topology_of(strategy), NO_OVERRIDES
         if change.recover is not None:
             overrides = _recovered(job, strategy, profile, change.recover)
         return self._judged(job, strategy, overrides)
 
-    def _statistics(self, job: RunContext) -> Profile:
-        """Those of the run, and what its own topology did not need; anew where they come from another place."""
+    def _with_more_channels(self, settings: Settings) -> Graph:
+        """The run's network, with the channels split that the run itself does not split."""
+        before = self._job.settings.annotate.split_channels or {}
+        more = {t: c for t, c in (settings.annotate.split_channels or {}).items() if t not in before}
+        return with_split_channels(self._job.graph, settings.spec, settings.schema, more)
+
+    def _statistics(self, job: RunContext, other: Collection[str]) -> Profile:
+        """Those of the run, and what its own topology did not need; anew where they come from another place.
+
+        `other`: tensors with other channels than in the run.
+        """
         same = job.settings.profile == self._job.settings.profile
         loaded = None
         if job.settings.profile is not None and self._profile is None:
             loaded = loaded_profile(job.settings, job.graph, job.variants.measured, job.estimator)
-        return calibrate(job, self._profile if same else None, loaded)
+        known = self._profile if same else None
+        if known is not None and other:
+            known = replace(known, tensors={t: s for t, s in known.tensors.items() if t not in other})
+        return calibrate(job, known, loaded)
 
-    def _strategy(self, job: RunContext, profile: Profile, change: Change) -> Strategy:
+    def _strategy(self, job: RunContext, profile: Profile, change: Change, other: Collection[str]) -> Strategy:
         """The run's decisions in the space of the changed run; ranges as they were, where they are the same group's."""
         own = self._found.strategy
         found = job.thresholds(profile).strategy(job.space.decode(_point(job, own)))
@@ -136,7 +151,8 @@ class Advisor:
             return found
         before = self._job.variants.at(own.structure)
         kept = _same_groups(before, job.variants.at(found.structure), own, found)
-        return replace(found, ranges={**found.ranges, **{key: own.ranges[key] for key in kept}})
+        as_before = {key: own.ranges[key] for key in kept if key not in other}
+        return replace(found, ranges={**found.ranges, **as_before})
 
     def _judged(self, job: RunContext, strategy: Strategy, overrides: Overrides) -> Measured:
         """`job` has the topology of the strategy already."""

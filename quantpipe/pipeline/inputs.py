@@ -22,6 +22,7 @@ from quantpipe.lowering import opset_for
 from quantpipe.metrics.reference import Compared
 from quantpipe.pipeline.compared import compared_by
 from quantpipe.pipeline.settings import Settings
+from quantpipe.recover import with_split_channels
 from quantpipe.types import Samples
 
 CHECK_SAMPLES = 4
@@ -77,6 +78,7 @@ def load(settings: Settings) -> Inputs:
         cells=settings.cells,
     )
     graph = replace(graph, states=states)
+    graph = with_split_channels(graph, settings.spec, settings.schema, settings.annotate.split_channels or {})
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)

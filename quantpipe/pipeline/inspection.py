@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quantpipe.calibrate.measure import measure
+from quantpipe.data.subset import First
 from quantpipe.evaluate.error_attribution import Causes
 from quantpipe.pipeline.advice import Advisor, Change
 from quantpipe.pipeline.advice_order import SPLIT, ordered
@@ -19,6 +20,7 @@ from quantpipe.pipeline.faults import name_faults, name_reasons
 from quantpipe.pipeline.proposals import Culprit, Proposals
 from quantpipe.plan import Problem
 from quantpipe.precision import findings_of
+from quantpipe.recover import outlier_channels
 from quantpipe.search import Metric
 from quantpipe.types import AccumulatorRow, AdviceRow, CauseRow, Profile, Samples, TensorStats, Topology
 
@@ -91,7 +93,10 @@ def inspect(
     culprits = culprits_of(rows, settled.topology)[: closeness.culprits]
     statistics = _statistics(job, culprits, settled.topology, profile)
     wrapped = [row["tensor"] for row in rows if row["overflow"]]
-    proposals = Proposals(job, found.strategy, settled.topology, statistics, wrapped)
+    shown = First(job.inputs.calibrate, min(len(few), len(job.inputs.calibrate)))
+    names = [t for one in culprits for t in one.members]
+    outliers = outlier_channels(job.graph, settled.topology, names, shown)
+    proposals = Proposals(job, found.strategy, settled.topology, statistics, wrapped, outliers)
     changes = [*(c for one in culprits for c in proposals.of(one)), *proposals.of_all(shipped, recovered=recovered)]
     measured = [change for change in changes if closeness.affordable(change)]
     job.console.stage("advice", f"{len(measured)} changes, each on {len(closeness.judged)} samples")

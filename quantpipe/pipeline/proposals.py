@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -57,10 +57,13 @@ class Proposals:
     statistics: Mapping[str, TensorStats]
     overflowed: Collection[str] = ()
     """Results whose sums overflow."""
+    outliers: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Tensor or weight -> channels worth a copy, as often as they are."""
 
     def of(self, culprit: Culprit) -> Iterator[Change]:
         """Return what could mend a culprit."""
         yield from self._in_float(culprit)
+        yield from self._split(culprit)
         if culprit.is_weight:
             yield from self._weights(culprit)
             return
@@ -162,6 +165,18 @@ class Proposals:
         except ConfigError:
             return
         yield Change(culprit.role, tuple(statements), words, (override("annotate.constraints", every),), settings)
+
+    def _split(self, culprit: Culprit) -> Iterator[Change]:
+        """A copy of channels that alone set the step of all others; what the run splits already stays as it is."""
+        before = self.job.settings.annotate.split_channels or {}
+        more = {t: self.outliers[t] for t in culprit.members if t in self.outliers and t not in before}
+        if more:
+            count = sum(map(len, more.values()))
+            words = f"{count} channel{'s' if count > 1 else ''} split, so that outliers set no step"
+            every = {**before, **more}
+            settings = with_annotate(self.job.settings, split_channels=every)
+            text = (override("annotate.split_channels", every),)
+            yield Change(culprit.role, tuple(more), words, text, settings)
 
     def _weights(self, culprit: Culprit) -> Iterator[Change]:
         settings, sites = self.job.settings, self.topology.weight_of

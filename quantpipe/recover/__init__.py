@@ -14,7 +14,9 @@ from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.layerwise import Recovery, recover
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.variants import Variants
+from quantpipe.recover.rescale.outlier_channels import outlier_channels
 from quantpipe.recover.rescale.rescale_channels import rescale_channels
+from quantpipe.recover.rescale.split_channels import with_split_channels
 from quantpipe.recover.steps import STEPS
 from quantpipe.recover.stored import overrides_arrays, overrides_from_arrays
 from quantpipe.recover.work import NotApplicable, State, Work
@@ -36,8 +38,10 @@ __all__ = [
     "Work",
     "accept_steps",
     "float_moments",
+    "outlier_channels",
     "overrides_arrays",
     "overrides_from_arrays",
     "recover",
     "rescale_channels",
+    "with_split_channels",
 ]

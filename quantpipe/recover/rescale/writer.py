@@ -49,8 +49,21 @@ class Writer:
         if self._uses[name] == 1:
             known = self._model.graph.initializers[name]
             known.const_value = ir.tensor(array, name=name)
+            known.shape, self._shapes[name] = ir.Shape(array.shape), array.shape
             return
         own.replace_input_with(port, self._added(f"{name}/{node.name}", array))
+
+    def attribute(self, node: Node, name: str, value: int) -> None:
+        """Set an attribute of a node that is a whole number."""
+        self._nodes[node.name].attributes[name] = ir.AttrInt64(name, value)
+
+    def resized(self, tensor: str, axis: int, size: int) -> None:
+        """Say that a tensor that nodes make has another size along an axis."""
+        value = next(v for v in self._nodes[self._graph.producers[tensor].name].outputs if v.name == tensor)
+        if value.shape is not None:
+            value.shape = ir.Shape([size if at == axis else found for at, found in enumerate(value.shape)])
+        shape = self._shapes[tensor]
+        self._shapes[tensor] = (*shape[:axis], size, *shape[axis + 1 :])
 
     def copy_for(self, node: Node, reader: Node) -> Node:
         """Put a copy of a node behind it, which one of the consumers of its result reads in its place.
