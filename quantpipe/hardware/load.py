@@ -69,6 +69,7 @@ OPTIONAL = (
     "float_on",
     "channel_bounds",
     "runs_here",
+    "qdq_bias",
     "functions",
     "loads",
     "kernels",
@@ -135,6 +136,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
         runs_here=reader.flag(data, "", "runs_here", default=False),
+        qdq_bias=_qdq_bias(reader, data.get("qdq_bias")),
         functions=read_functions(reader, data.get("functions")),
         loads=_loads(reader, data.get("loads", ())),
         tables=read_tables(reader, data),
@@ -150,6 +152,13 @@ def load_hardware(data: Data) -> HardwareSpec:
         refuse_contradictions(alone, own)
         refuse_idle_ops(alone, own)
     return spec if spec.realize else replace(spec, realize=_form_for(spec))
+
+
+def _qdq_bias(reader: Reader, value: object) -> DType | None:
+    if value not in (None, DType.FLOAT32.value):
+        legal = "float32, and null for integers behind DequantizeLinear"
+        raise reader.error("qdq_bias", f"is {value!r}; legal are {legal}")
+    return None if value is None else DType.FLOAT32
 
 
 def _loads(reader: Reader, value: object) -> tuple[str, ...]:

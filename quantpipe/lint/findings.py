@@ -17,7 +17,7 @@ from quantpipe.lint.forms import CAST, MULTIPLY, NARROWING
 from quantpipe.lint.reading import Reading, read
 from quantpipe.lint.rules import RULES, Place
 from quantpipe.oprules import Family, rule_of
-from quantpipe.types import HardwareSpec, RequantizeKind, Scales, TensorInfo
+from quantpipe.types import AddInputs, HardwareSpec, RequantizeKind, Scales, TensorInfo
 
 Feeds = Mapping[str, Any]
 
@@ -153,9 +153,21 @@ def _real_nodes(reading: Reading, spec: HardwareSpec) -> list[Finding]:
         elif node in reading.weight_only and not takes_weight_only(spec):
             text = f"its weights are integers, its data real numbers: {spec.name} computes it in float"
             found.append(Finding(Severity.NOTE, "weight_only", node.name, node.name, text))
-        elif node.name in below and node.name in above and node not in reading.weight_only:
+        elif node.name in below & above and node not in reading.weight_only and not _joins_layer(node, reading, spec):
             found.append(_island(node, spec))
     return found
+
+
+def _joins_layer(node: Node, reading: Reading, spec: HardwareSpec) -> bool:
+    """Whether the device computes a node within a layer whose result is not stored: an addition, or a clamp behind."""
+    rule, graph = rule_of(node), reading.graph
+    if rule is not None and rule.family is Family.CLAMP:
+        before = graph.producers.get(node.inputs[0])
+        return before is not None and before in reading.real and _joins_layer(before, reading, spec)
+    if rule is None or rule.family is not Family.SUM or spec.add_inputs is not AddInputs.RESIDUAL_ONLY:
+        return False
+    layers = {op.node.outputs[0] for op in reading.ops if op.weight is not None and op.output is None}
+    return any(tensor in layers for tensor in node.inputs)
 
 
 def _at_run_time(reading: Reading, spec: HardwareSpec) -> Iterator[Finding]:

@@ -47,6 +47,11 @@ class Place:
         return (*self.op.operands, *([self.op.output] if self.op.output is not None else []))
 
     @property
+    def behind_reals(self) -> bool:
+        """Return whether the op computes with what DequantizeLinear gives, and is not one on integers."""
+        return self.graph.by_name[self.op.node.name].op == self.op.node.op
+
+    @property
     def clamps_only(self) -> bool:
         """Return whether the op is a clip on stored integers, which is part of storing them."""
         rule = rule_of(self.op.node)
@@ -126,9 +131,17 @@ def weight_values(place: Place) -> Iterator[Objection]:
 
 
 def bias(place: Place) -> Iterator[Objection]:
-    """Yield an objection to a bias without the device's type, zero point 0, or the accumulator's scale s_x·s_w."""
+    """Yield an objection to a bias without the device's type, zero point 0, or the accumulator's scale s_x·s_w.
+
+    In a Q/DQ file it has the type that the tool chain loads there.
+    """
     found, spec = place.op.bias, place.spec
     if found is None:
+        return
+    if spec.qdq_bias is not None and place.behind_reals:
+        if found.dtype != spec.qdq_bias:
+            text = f"bias in {found.dtype} behind DequantizeLinear; the tool chain of {spec.name} loads {spec.qdq_bias}"
+            yield "bias_dtype", found.tensor, text
         return
     if found.dtype != spec.bias:
         yield "bias_dtype", found.tensor, f"bias in {found.dtype}; legal is {spec.bias}"

@@ -18,7 +18,7 @@ from quantpipe.graph.session_options import carried
 from quantpipe.lowering import Rendered
 from quantpipe.pipeline import stages
 from quantpipe.pipeline.context import RunContext
-from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance
+from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, VENDOR, Provenance, inexact_on
 from quantpipe.realize.ship import Shipped, ship_text
 from quantpipe.types import FormRow, QuantPlan, Samples
 
@@ -132,8 +132,11 @@ def _beside(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Wr
 
 def _rendered(job: RunContext, plan: QuantPlan, made: Provenance, form: str) -> Rendered:
     """An ONNX form as onnxruntime's kernels compute it, or as other tools load it where they cannot."""
+    spec = job.settings.spec
+    if form in VENDOR and inexact_on(spec, form) is not None:
+        return stages.realize(job.graph, job.topology, plan, form, made=made, vendor=True)
     try:
-        return stages.realize(job.graph, job.topology, plan, form, made=made, here=job.settings.spec.runs_here)
+        return stages.realize(job.graph, job.topology, plan, form, made=made, here=spec.runs_here)
     except HardwareError:
         if form not in VENDOR:
             raise

@@ -343,6 +343,8 @@ class HardwareSpec:
     """Whether what is stored behind a layer can be bounded by a minimum and a maximum per channel."""
     runs_here: bool = False
     """Whether the device is onnxruntime on a CPU, so that a latency measured here is its own."""
+    qdq_bias: DType | None = None
+    """The type of biases in the Q/DQ files that its tool chain loads: float32, or None for the type that they have."""
 
     first_last_bits: int | None = None
     """Bits of weights and inputs of the first and the last convolution or dense layer, where they are others."""

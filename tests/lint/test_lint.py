@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from quantpipe.check import made_up
 from quantpipe.graph.io import model_bytes
 from quantpipe.hardware.load import load_hardware
 from quantpipe.lint import Findings, Severity, lint_model
+from quantpipe.pipeline.stages import realize
 from quantpipe.types import HardwareSpec, RequantizeKind
 from tests.ops.line import CONF, Net, hardware, hardware_data, line
 
@@ -113,6 +115,26 @@ def test_a_wrong_bias_scale_is_found() -> None:
     change(model, bias.input[1], lambda a: (a * np.float32(1.5)).astype(np.float32))
     (found,) = findings(model, hardware("ort_cpu")).refused
     assert (found.rule, found.where) == ("bias_scale", bias.input[0])
+
+
+def test_integer_biases_are_refused_by_a_tool_chain_that_loads_real_ones() -> None:
+    made = line(net(), "tensorrt_both")
+    ours_alone = model_bytes(made.realize(made.plan(), "qdq").model)
+    found = findings(ours_alone, made.spec)
+    assert rules(found) == {"bias_dtype"}
+    assert {f.node for f in found.refused} == {"first", "depthwise", "dense"}
+    assert not findings(ours_alone, replace(made.spec, qdq_bias=None)).refused
+    assert not findings(model_bytes(made.realize(made.plan(), "integer").model), made.spec).refused
+    theirs = model_bytes(realize(made.graph, made.topology, made.plan(), "qdq", vendor=True).model)
+    assert not findings(theirs, made.spec).refused
+    assert rules(findings(theirs, replace(made.spec, qdq_bias=None))) == {"bias_dtype"}
+
+
+def test_an_addition_within_a_layer_is_no_island() -> None:
+    made = line(net(), "tensorrt")
+    fused = model_bytes(realize(made.graph, made.topology, made.plan(), "qdq", vendor=True).model)
+    assert not findings(fused, made.spec).findings
+    assert {f.rule for f in findings(fused, hardware("tensorrt_both")).findings} == {"float_island"}
 
 
 def test_the_most_negative_weight_is_found_where_it_is_not_allowed() -> None:
