@@ -24,6 +24,10 @@ _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""
 
 
+_LATER = ("qdq_bias", "split_channels")
+"""Fields that came later, and are left out while they say nothing: folders of before do not tell of them."""
+
+
 def part(settings: Settings, key: str) -> Any:
     """Return a part of a run's settings as plain data, by the words of the configuration.
 
@@ -84,7 +88,8 @@ PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
 
 def _fields(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(value) if field.name not in without]
-    return {name: getattr(value, name) for name in names}
+    found = {name: getattr(value, name) for name in names}
+    return {name: one for name, one in found.items() if one or name not in _LATER}
 
 
 def _made(value: Any) -> Any:

@@ -13,6 +13,7 @@ from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.estimators import MSE, Percentile
 from quantpipe.pipeline.origin_parts import KINDS, PARTS, part
 from quantpipe.pipeline.settings import Settings
+from quantpipe.types import DType
 from quantpipe.types.kernel import LogicalKernel
 from tests.app.configured import settings_of
 
@@ -40,6 +41,10 @@ def base() -> Settings:
         ("hardware.accumulator.overflow=saturate", {"hardware"}),
         ("hardware.description=another", set()),
         ("annotate.float_ops=[Add]", {"annotate"}),
+        ("annotate.split_channels={stem.out: [1]}", {"annotate"}),
+        ("annotate.split_channels={}", set()),
+        ("+hardware.qdq_bias=float32", {"hardware"}),
+        ("+hardware.qdq_bias=null", set()),
         ("annotate.choices=[auto,granularity]", {"annotate", KINDS}),
         ("annotate.choices=[bits]", {KINDS}),
         ("objective.cost=bits", {"objective", KINDS}),
@@ -66,7 +71,7 @@ def test_a_setting_changes_the_parts_it_belongs_to(base: Settings, override: str
 
 
 def test_every_field_of_a_device_but_words_counts(base: Settings) -> None:
-    held = part(base, "hardware")
+    held = part(replace(base, spec=replace(base.spec, qdq_bias=DType.FLOAT32)), "hardware")
     names = {field.name for field in dataclasses.fields(base.spec)}
     assert names - set(held) == {"description", "source", "placed", "joined"}
 
