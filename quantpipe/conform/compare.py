@@ -123,7 +123,7 @@ def _differing_own(site: Site, given: Mapping[str, Array], found: Array) -> int 
 def _explained(
     vectors: VectorSet, described: Described, tensor: str, *, given: Mapping[str, Array], found: Array
 ) -> list[ExplanationRow]:
-    """What would give what the device gave, the best first; only what gives more of it than the plan does."""
+    """What would give what the device gave, the best first; only what leaves half of the differences at most."""
     site = Site.making(vectors.network, tensor)
     if site is None:
         tried = entering_alternatives(vectors.network, tensor, vectors.inputs)
@@ -180,8 +180,11 @@ def _where(right: Array, one: Array, number: int) -> int | None:
 
 
 def _best(rows: Sequence[ExplanationRow], base: int) -> list[ExplanationRow]:
-    """The rows that leave least, none that leaves as much as the plan does; where some leave nothing, these alone."""
-    ranked = sorted((row for row in rows if row["left"] < base), key=lambda row: row["left"])
+    """The rows that leave least, and no more than half of what the plan does; where some leave nothing, these alone.
+
+    What leaves more agrees by chance: a device whose integers have nothing to do with the plan's meets some of them.
+    """
+    ranked = sorted((row for row in rows if 2 * row["left"] <= base), key=lambda row: row["left"])
     whole = [row for row in ranked if not row["left"]]
     return (whole or ranked)[:SHOWN]
 

@@ -100,6 +100,8 @@ def _read(path: Path, vectors: VectorSet) -> Iterator[tuple[str, Array]]:
 
 
 def _arrays(file: Path) -> Iterator[tuple[str, Array]]:
+    if not zipfile.is_zipfile(file):
+        raise ArtifactError("is no npz file, whatever its name says, or not all of one", stage=STAGE, where=str(file))
     try:
         with np.load(file, allow_pickle=False) as archive:
             for name in archive.files:

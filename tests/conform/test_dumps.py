@@ -105,6 +105,25 @@ def test_pads_of_zero_and_stored_integers_that_wrap_are_told(tmp_path: Path) -> 
     assert out.dtype is DType.INT8 and last is not None
 
 
+@pytest.mark.parametrize("spec", ["tflite_int8", "vta", "ort_cpu"])
+def test_integers_that_agree_by_chance_are_explained_by_nothing(spec: str, tmp_path: Path) -> None:
+    _, vectors = described_on(spec)
+    golden = vectors.golden[FIRST]
+    drawn = np.random.default_rng(0).permutation(golden.reshape(-1)).reshape(golden.shape)
+    found = compared(spec, {"x": vectors.golden["x"], FIRST: drawn}, tmp_path)
+    row = next(row for row in found["rows"] if row["tensor"] == FIRST)
+    assert row["differing"] > row["elements"] / 4 and row["explanations"] == []
+
+
+def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
+    _, vectors = described_on("tflite_int8")
+    np.savez(tmp_path / "dump.npz", x=vectors.golden["x"])
+    for content in (b"hello", (tmp_path / "dump.npz").read_bytes()[:-30]):
+        (tmp_path / "dump.npz").write_bytes(content)
+        with pytest.raises(ArtifactError, match="is no npz file"):
+            read_dump(tmp_path / "dump.npz", vectors)
+
+
 def test_steps_are_counted_by_units_of_the_last_place() -> None:
     assert histogram(np.asarray([0, 0, 1, -1, 1, 9, 100, -300])) == {"<-8": 1, "-1": 1, "+1": 2, ">8": 2}
 
@@ -159,7 +178,8 @@ def test_turned_axes_are_guessed_and_missing_files_named(tmp_path: Path) -> None
         read_dump(tmp_path / "dump.npz", vectors)
     with pytest.raises(ArtifactError, match="is not there"):
         read_dump(tmp_path / "away", vectors)
-    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    whole = (tmp_path / "dump.npz").read_bytes()
+    (tmp_path / "broken.npz").write_bytes(whole[:40] + bytes(40) + whole[80:])
     with pytest.raises(ArtifactError, match="cannot be read as npz"):
         read_dump(tmp_path / "broken.npz", vectors)
     (tmp_path / "text.txt").write_text("1")
