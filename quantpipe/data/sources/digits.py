@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +30,25 @@ SEARCH_SEED = 1  # of the draw from the held-out part; fixed, so that every run 
 
 def digits_arrays() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return all images `[1797, 8, 8, 1]` uint8 (0..16) and their labels `[1797]` int64, in scikit-learn's order."""
-    from sklearn.datasets import load_digits  # slow to import, and needed for this data set alone
+    rows = _rows()
+    return rows[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1), rows[:, -1].astype(np.int64)
+
+
+def _rows() -> NDArray[np.float64]:
+    """All images and labels, `[1797, 65]`: as the file within scikit-learn holds them.
+
+    The package itself is not imported for that, which would take a second of every run of the default data; but where
+    its file is not found there, it is asked.
+    """
+    package = find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return bunch.images.astype(np.uint8)[..., np.newaxis], bunch.target.astype(np.int64)
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def digits_parts(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
