@@ -19,8 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +38,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.hardware.schemas import resolve_schema
 from quantpipe.pipeline.stages import annotate, realize
 from quantpipe.plan import Problem
-from quantpipe.recover.layer_units import MOST, Choosing, samples_per_batch
+from quantpipe.recover.layer_units import Choosing, walked
 from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import Batch
 
@@ -113,12 +111,6 @@ class Problems:
         )
         return f"{len(found.ranges)}, {len(found.weights)}"
 
-    def walked(self) -> Iterator[Batch]:
-        """Yield the batches that a walk reads."""
-        samples = self.splits.calibrate
-        stride = ceil(len(samples) / MOST)
-        return islice(samples.batches(samples_per_batch(self.graph, ceil(len(samples) / stride))), 0, None, stride)
-
     def sqnr(self, table: ThresholdTable) -> str:
         """Return that of the integer model, in dB, over the first images of the evaluation split."""
         plan = self.problem.planner.plan(table.strategy(self.start))
@@ -149,7 +141,7 @@ def cost(turns: int) -> None:
     """Print seconds and passes, by turns with a float pass."""
     made = Problems(8)
     session, samples = Session(made.graph.model), made.splits.calibrate
-    some = sum(len(b) for b in made.walked())
+    some = sum(len(b) for b in walked(made.graph, made.splits.calibrate))
 
     def one(batches: Iterator[Batch]) -> None:
         for batch in batches:
@@ -162,7 +154,7 @@ def cost(turns: int) -> None:
     for _ in range(turns):
         for name, decide in CALIBRATORS.items():
             whole = seconds(lambda: one(samples.batches(made.graph.batch_size)))
-            part = seconds(lambda: one(made.walked()))
+            part = seconds(lambda: one(walked(made.graph, made.splits.calibrate)))
             table = made.table()
             table.strategy(made.start)  # which every run estimates
             took = seconds(lambda table=table, decide=decide: made.walk(table, decide))
@@ -172,7 +164,7 @@ def cost(turns: int) -> None:
             own[name].append(took / part)
     print(f"## What the walk takes\n\n{turns} turns, memory_mb={MEMORY_MB}: median, and the least and the greatest in")
     print(f"brackets. A pass over the {len(samples)} calibration samples: {middle(passes['float'])} s, reading them")
-    print(f"included. The walk runs on at most {MOST} of them, here {some}.\n")
+    print(f"included. The walk runs on {some} of them.\n")
     print(f"| calibrator | seconds | passes over all {len(samples)} | over the {some} that it may run on |")
     print("|---|---|---|---|")
     for name in CALIBRATORS:
@@ -202,7 +194,7 @@ def memory(limit: int) -> None:
     made = Problems(8)
     table, session = made.table(), Session(made.graph.model)
     table.strategy(made.start)
-    for batch in made.walked():  # what a float pass of such batches takes is no part of it
+    for batch in walked(made.graph, made.splits.calibrate):  # what a float pass of such batches takes is no part of it
         session.run(batch.inputs)
     release_memory()
     before, ended, most = resident_mb(), threading.Event(), 0.0

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +30,18 @@ from quantpipe.recover.reconstruct.activation_store import ActivationStore
 from quantpipe.types import Form
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Numbers = tuple[np.float32, int, int, int]
 """Scale, zero point, least and greatest integer."""
+Weight = tuple[bytes | None, Callable[[], Array] | None]
+"""A key that tells a weight from others, and what gives it; None of a unit's own."""
 
-MOST_KEPT = 1 << 27
-"""Bytes of weights whose sessions a unit keeps."""
+MOST_KEPT = 1 << 26
+"""Bytes of weights whose sessions a unit keeps, and all units before it together."""
 
-CHUNK = 1 << 16
-"""Elements that are rounded at a time: they stay in the cache between the steps."""
+CHUNK = 1 << 18
+"""Elements that are rounded at a time: they stay in the cache between the steps, which are long enough for two threads
+not to wait for the interpreter."""
 
 
 class Decisions(Protocol):
@@ -50,6 +55,14 @@ class Decisions(Protocol):
 
     def weight(self, tensor: str) -> Array:
         """Return the real values of a weight's integers."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Say what a unit of the quantized model runs with: how its inputs are rounded, and its weight, told by a key."""
+
+    numbers: Mapping[str, Numbers]
+    key: bytes | None = None
 
 
 class UnitRunner:
@@ -73,31 +86,45 @@ class UnitRunner:
         self._model = strip_initializers(model, self._given) if self._given else model
         self._threads = threads
         self._sessions: dict[bytes | None, Session] = {}
-        self._bytes = 0
+        self._each = sum(w.nbytes for w in self._given.values())
 
-    def session(self, key: bytes | None = None, make: Callable[[], Array] | None = None) -> Session:
-        """Return the unit with another weight, or with its own.
+    @property
+    def held(self) -> int:
+        """Return how many bytes the weights of its sessions have."""
+        return self._each * len(self._sessions)
+
+    def settle(self, key: bytes | None) -> None:
+        """Forget the sessions with other weights than its own and the one with this key."""
+        self._sessions = {k: session for k, session in self._sessions.items() if k in (None, key)}
+
+    def sessions(self, wanted: Sequence[Weight], pool: Executor) -> list[Session]:
+        """Return the unit with some weights, each a key that tells it from others, and what gives it.
 
         Args:
-            key: tells weights apart; None for the unit's own.
-            make: gives the weight, where it was not there before.
+            wanted: the weights; (None, None) is the unit's own.
+            pool: makes those side by side that were not there before.
 
         Returns:
-            The session.
+            The sessions.
         """
-        key = key if self.weight is not None else None
-        if key not in self._sessions:
-            weights = dict(self._given)
-            if self.weight is not None and key is not None and make is not None:
-                weights[self.weight] = make()
-            size = sum(w.nbytes for w in weights.values())
-            if self._bytes + size > MOST_KEPT:
-                self._sessions.clear()
-                self._bytes = 0
-            self._bytes += size
-            name = self.unit.nodes[0].name
-            self._sessions[key] = Session(self._model, threads=self._threads, spin=False, weights=weights, where=name)
-        return self._sessions[key]
+        makes = {key if self.weight is not None else None: make for key, make in wanted}
+        missing = [key for key in makes if key not in self._sessions]
+        if (len(self._sessions) + len(missing)) * self._each > MOST_KEPT:
+            self._sessions, missing = {}, list(makes)
+        made = pool.map(lambda key: self._session(makes[key]), missing)
+        self._sessions |= dict(zip(missing, made, strict=True))
+        return [self._sessions[key if self.weight is not None else None] for key, _ in wanted]
+
+    def session(self) -> Session:
+        """Return the unit with its own weight, which was made before."""
+        return self._sessions[None]
+
+    def _session(self, make: Callable[[], Array] | None) -> Session:
+        weights = dict(self._given)
+        if self.weight is not None and make is not None:
+            weights[self.weight] = make()
+        name = self.unit.nodes[0].name
+        return Session(self._model, threads=self._threads, spin=False, weights=weights, where=name)
 
 
 class LayerStream:
@@ -134,7 +161,9 @@ class LayerStream:
         self._unread: Iterable[Mapping[str, Array]] | None = batches
         self._concurrent, self._threads = 1, 1
         self._pool: ThreadPoolExecutor | None = None
-        self._runner: tuple[int, UnitRunner] | None = None
+        self._runners: dict[int, UnitRunner] = {}
+        self._offered: dict[int, tuple[int, Rounding]] = {}
+        """Batch -> the unit whose results in the quantized model are kept already, and what they were made with."""
 
     def __enter__(self) -> Self:
         return self
@@ -183,10 +212,18 @@ class LayerStream:
                 for n in self._batches[batch]]  # fmt: skip
 
     def runner(self, index: int) -> UnitRunner:
-        """Return what runs a unit; the last one that was asked for is kept."""
-        if self._runner is None or self._runner[0] != index:
-            self._runner = (index, UnitRunner(self._graph, self._units[index], self._threads))
-        return self._runner[1]
+        """Return what runs a unit; those that were asked for last are kept, while their weights are few bytes."""
+        if index not in self._runners:
+            for other in self._runners.values():
+                other.settle(None if other.weight is None else self._decisions.weight_key(other.weight))
+            while self._runners and sum(r.held for r in self._runners.values()) > MOST_KEPT:
+                del self._runners[next(iter(self._runners))]
+            self._runners[index] = UnitRunner(self._graph, self._units[index], self._threads)
+        return self._runners[index]
+
+    def sessions(self, runner: UnitRunner, wanted: Sequence[Weight]) -> list[Session]:
+        """Return a unit with some weights."""
+        return runner.sessions(wanted, self._read())
 
     def reach(self, index: int, numbers: Sequence[int]) -> None:
         """Take batches up to a unit, which they have not run yet."""
@@ -202,18 +239,37 @@ class LayerStream:
         """Return what a unit reads in the quantized model, not rounded yet."""
         return {t: self._reached.get(t, number) for t in self._units[index].reads}
 
-    def wanted(self, index: int, number: int, runner: UnitRunner) -> dict[str, Array]:
-        """Return what a unit makes in the float model; it is run where nobody asked before."""
+    def wanted(self, number: int, runner: UnitRunner, real: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what a unit makes in the float model of what it reads there; it is run where nobody asked before."""
         outputs = runner.unit.makes
         with self._locks[number]:
-            if not all(self._real.holds(t, number) for t in outputs):
-                for tensor, array in runner.session().run(self.real(index, number), outputs).items():
-                    self._real.put(tensor, number, array)
-        return {t: self._real.get(t, number) for t in outputs}
+            if all(self._real.holds(t, number) for t in outputs):
+                return {t: self._real.get(t, number) for t in outputs}
+            found = runner.session().run(real, outputs)
+            for tensor, array in found.items():
+                self._real.put(tensor, number, array)
+            return found
 
-    def side_by_side(self, run: Callable[[int], Any], numbers: Sequence[int]) -> Iterator[Any]:
+    def offer(self, index: int, number: int, how: Rounding, outputs: Mapping[str, Array]) -> None:
+        """Keep what a unit made in the quantized model, for the case that this is what is decided.
+
+        Args:
+            index: the unit.
+            number: the batch.
+            how: what it was made with.
+            outputs: what it makes, by tensor.
+        """
+        for tensor in self._read_on(index):
+            self._reached.put(tensor, number, outputs[tensor])
+        self._offered[number] = (index, how)
+
+    def _read_on(self, index: int) -> list[str]:
+        """What a unit makes that others read."""
+        return [t for t in self._units[index].makes if t in self._graph.consumers]
+
+    def side_by_side(self, run: Callable[[int], T], numbers: Sequence[int]) -> Iterator[T]:
         """Yield what a function gives for each batch, in order, with no more under way than run at once."""
-        pool, rest, under_way = self._read(), iter(numbers), deque[Future[Any]]()
+        pool, rest, under_way = self._read(), iter(numbers), deque[Future[T]]()
         for number in islice(rest, self._concurrent):
             under_way.append(pool.submit(run, number))
         try:
@@ -226,23 +282,26 @@ class LayerStream:
 
     def _through(self, index: int, numbers: Sequence[int]) -> None:
         unit = self._units[index]
-        wanted = [t for t in unit.makes if t in self._graph.consumers]
+        wanted = self._read_on(index)
         if wanted:
             runner = self.runner(index)
-            quantized = runner.session()
-            if (weight := runner.weight) is not None:
-                quantized = runner.session(self._decisions.weight_key(weight), lambda: self._decisions.weight(weight))
-            how = {t: self._decisions.numbers(t) for t in runner.stored}
+            key = None if runner.weight is None else self._decisions.weight_key(runner.weight)
+            how = Rounding({t: self._decisions.numbers(t) for t in runner.stored}, key)
+            left = [number for number in numbers if self._offered.get(number) != (index, how)]
+            if left:
+                own = (key, lambda: self._decisions.weight(runner.weight or ""))
+                _, quantized = self.sessions(runner, [(None, None), own])
 
-            def advance(number: int) -> None:
-                self.wanted(index, number, runner)
-                feeds = self.reached(index, number)
-                feeds |= {t: rounded(feeds[t], numbers) for t, numbers in how.items()}
-                for tensor, array in quantized.run(feeds, wanted).items():
-                    self._reached.put(tensor, number, array)
+                def advance(number: int) -> None:
+                    if not all(self._real.holds(t, number) for t in unit.makes):
+                        self.wanted(number, runner, self.real(index, number))
+                    feeds = self.reached(index, number)
+                    feeds |= {t: rounded(feeds[t], numbers) for t, numbers in how.numbers.items()}
+                    for tensor, array in quantized.run(feeds, wanted).items():
+                        self._reached.put(tensor, number, array)
 
-            for _ in self.side_by_side(advance, numbers):
-                pass
+                for _ in self.side_by_side(advance, left):
+                    pass
         gone = [t for t in (*unit.reads, *unit.makes) if self._last.get(t, -1) <= index]
         for number in numbers:
             self._at[number] = index + 1

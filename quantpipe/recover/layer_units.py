@@ -9,13 +9,14 @@ from math import ceil, prod
 from quantpipe import extend
 from quantpipe.extend import Calibrator
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import Kernel
+from quantpipe.types import Batch, Kernel, Samples
 
 BATCHES = 16
 """Aimed at, so that a calibrator can try something on a share of the samples."""
 
-MOST = 64
-"""Samples that a walk runs on, evenly spread over all."""
+SHARE, LEAST = 3, 32
+"""A walk runs on one of so many samples, evenly spread over all, and on so many at least: layer by layer, a sample
+costs several times what it costs the float model as a whole."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Choosing:
 def samples_per_batch(graph: Graph, count: int) -> int:
     """Return how many samples a batch has, so that there are enough batches to try something on a share of them."""
     return graph.fixed_batch or max(1, min(graph.batch_size, ceil(count / BATCHES)))
+
+
+def walked(graph: Graph, samples: Samples) -> Iterator[Batch]:
+    """Yield the batches that a walk runs on: a third of the samples, evenly spread over all."""
+    most = min(len(samples), max(LEAST, len(samples) // SHARE))
+    size = samples_per_batch(graph, most)
+    there = ceil(len(samples) / size)
+    count = min(there, max(1, most // size))
+    taken = {number * there // count for number in range(count)}
+    return (batch for number, batch in enumerate(samples.batches(size)) if number in taken)
 
 
 COMPARED = 4

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from math import ceil
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +22,12 @@ from quantpipe.extend import Calibrator, ExactGrid, LayerDecision, Views
 from quantpipe.oprules import rule_of
 from quantpipe.plan import Problem
 from quantpipe.plan.blocks import real_weight
-from quantpipe.recover.layer_stream import LayerStream, Numbers, rounded
-from quantpipe.recover.layer_units import MOST, Calibrated, Choosing, Unit, samples_per_batch, units_of
+from quantpipe.recover.layer_stream import LayerStream, Numbers, Rounding, rounded
+from quantpipe.recover.layer_units import Calibrated, Choosing, Unit, units_of, walked
 from quantpipe.types import Form, Kernel, Range, Samples, ScaleGroup, Strategy, Symmetry, WeightTensor
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Progress = Callable[[int, int, str], None]
 
 
@@ -64,9 +63,7 @@ def calibrate_layers(
     walk = _Walk(problem, table, strategy, decided, choosing)
     graph = problem.graph
     units = list(units_of(graph, problem.topology.kernel_of, problem.topology.fused_into))
-    stride = ceil(len(samples) / MOST)
-    size = samples_per_batch(graph, ceil(len(samples) / stride))
-    inputs = (batch.inputs for batch in islice(samples.batches(size), 0, None, stride))
+    inputs = (batch.inputs for batch in walked(graph, samples))
     with LayerStream(graph, units, inputs, decisions=walk, memory_mb=memory_mb) as walk.stream:
         for index, unit in enumerate(units):
             progress(index, len(units), unit.nodes[-1].name)
@@ -231,17 +228,27 @@ class _View:
 
     def compare(self, decisions: Sequence[LayerDecision | None], share: float = 1.0) -> Iterator[tuple[Views, ...]]:
         """Yield the views of each batch for several decisions, on a share of the batches."""
+        return self._each(decisions, share, lambda views: views)
+
+    def measure(
+        self, decisions: Sequence[LayerDecision | None], of: Callable[[tuple[Views, ...]], T], share: float = 1.0
+    ) -> list[T]:
+        """Return what a function makes of the views of each batch, on a share of the batches, side by side."""
+        return list(self._each(decisions, share, of))
+
+    def _each(
+        self, decisions: Sequence[LayerDecision | None], share: float, of: Callable[[tuple[Views, ...]], T]
+    ) -> Iterator[T]:
         stream, index = self._walk.stream, self._index
         numbers = stream.share(share)
         stream.reach(index, numbers)
         trials = [self._trial(d or LayerDecision()) for d in decisions]
         runner = stream.runner(index)
-        runner.session()  # which the batches would make side by side
-        sessions = [runner.session(t.key, t.make) for t in trials]
+        _, *sessions = stream.sessions(runner, [(None, None), *((t.key, t.make) for t in trials)])
 
-        def run(number: int) -> tuple[Views, ...]:
-            wanted = stream.wanted(index, number, runner)
+        def run(number: int) -> T:
             real, reached = stream.real(index, number), stream.reached(index, number)
+            wanted = stream.wanted(number, runner, real)
             made: dict[tuple[str, Numbers], Array] = {}
             found = []
             for trial, session in zip(trials, sessions, strict=True):
@@ -251,8 +258,11 @@ class _View:
                         made[tensor, how] = rounded(reached[tensor], how)
                     feeds[tensor] = made[tensor, how]
                 outputs = session.run(feeds, self.outputs)
-                found.append(Views(_some(real, self.inputs), _some(feeds, self.inputs), wanted, outputs))
-            return tuple(found)
+                if len(trials) == 1:
+                    stream.offer(index, number, Rounding(trial.numbers, trial.key), outputs)
+                seen = _some(wanted, self.outputs), _some(outputs, self.outputs)
+                found.append(Views(_some(real, self.inputs), _some(feeds, self.inputs), *seen))
+            return of(tuple(found))
 
         return stream.side_by_side(run, numbers)
 
@@ -333,7 +343,11 @@ class _View:
 
 
 def _some(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]:
-    return {name: arrays[name] for name in names if name in arrays}
+    """Some arrays to be looked at: the walk goes on with them, so nobody else may write there."""
+    found = {name: arrays[name].view() for name in names if name in arrays}
+    for array in found.values():
+        array.flags.writeable = False
+    return found
 
 
 def _real(weight: WeightTensor, channel_axis: int) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from quantpipe.types.statistics import Range
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +112,20 @@ class Layer(Protocol):
 
         Args:
             decisions: What to try.
+            share: How much of the samples to run.
+        """
+
+    def measure(
+        self, decisions: Sequence[LayerDecision | None], of: Callable[[tuple[Views, ...]], T], share: float = 1.0
+    ) -> list[T]:
+        """Return what a function makes of what `compare` yields for each batch.
+
+        It is called where the batch was run, several batches side by side, while `compare` hands one after the other
+        out: what takes as long as the layer itself, such as errors of its outputs, belongs here.
+
+        Args:
+            decisions: What to try.
+            of: Gets the views of a batch, one for each decision; it must not keep them.
             share: How much of the samples to run.
         """
 

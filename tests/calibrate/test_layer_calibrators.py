@@ -19,7 +19,7 @@ from quantpipe.errors import ConfigError
 from quantpipe.extend import ExactGrid, Extension, Layer, LayerDecision, Views
 from quantpipe.graph.execute import Session
 from quantpipe.graph.outputs import with_outputs
-from quantpipe.recover.layer_units import Calibrated, Choosing
+from quantpipe.recover.layer_units import Calibrated, Choosing, walked
 from quantpipe.recover.layer_views import calibrate_layers
 from quantpipe.types import QuantPlan, Range
 from tests.ops.line import ArraySamples, Line, Net, line
@@ -126,7 +126,9 @@ def test_the_four_views_are_those_of_the_two_models() -> None:
     made, recorder = line(net, samples=samples), Recorder()
     _, table, _ = calibrated(made, recorder)
     tensors = [t for n in made.graph.nodes for t in n.outputs]
-    real = {**samples.inputs, **Session(with_outputs(made.graph.model, tensors)).run(dict(samples.inputs))}
+    batches = [dict(batch.inputs) for batch in walked(made.graph, samples)]
+    inputs = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    real = {**inputs, **Session(with_outputs(made.graph.model, tensors)).run(inputs)}
     strategy = made.strategy(8)
     for kernel in made.topology.kernels:
         if kernel.node not in recorder.layers:
@@ -148,6 +150,52 @@ def test_the_four_views_are_those_of_the_two_models() -> None:
         weight.values * weight.scale[:, np.newaxis]
     ).T + made.graph.constant(dense.inputs[2])
     assert np.allclose(joined(views, "quantized_outputs", last.output), by_hand, atol=1e-4)
+
+
+def test_a_third_of_the_samples_is_walked_evenly_spread() -> None:
+    net, samples = two_layers()
+    graph = line(net, samples=samples).graph
+    for count, wanted in ((10, 10), (32, 32), (64, 32), (300, 100)):
+        shown = ArraySamples({"x": np.arange(count)})
+        found = np.concatenate([batch.inputs["x"] for batch in walked(graph, shown)])
+        assert wanted - 16 < len(found) <= wanted
+        assert np.diff(found).max() <= 16 * 3 + 1 and found[0] == 0 and found[-1] >= count * 0.8
+
+
+def test_what_a_function_makes_of_views_is_what_it_makes_of_those_that_are_compared() -> None:
+    net, samples = two_layers()
+    seen = []
+
+    def both(layer: Layer) -> LayerDecision | None:
+        tensor = layer.inputs[0]
+        decisions = [None, LayerDecision({tensor: Range(-0.5, 0.5)} if tensor in layer.open else {})]
+
+        def error(tried: tuple[Views, ...]) -> list[float]:
+            return [
+                float(np.abs(v.quantized_outputs[o] - v.float_outputs[o]).sum()) for v in tried for o in layer.outputs
+            ]
+
+        measured = layer.measure(decisions, error, 0.5)
+        assert measured == [error(tried) for tried in layer.compare(decisions, 0.5)]
+        seen.append(len(measured))
+        return None
+
+    calibrated(line(net, samples=samples), both)
+    assert len(seen) > 1 and min(seen) > 1
+
+
+def test_views_can_only_be_looked_at() -> None:
+    net, samples = two_layers()
+
+    def spoil(layer: Layer) -> LayerDecision | None:
+        for views in layer.batches():
+            for arrays in (views.float_inputs, views.quantized_inputs, views.float_outputs, views.quantized_outputs):
+                for array in arrays.values():
+                    with pytest.raises(ValueError, match="read-only"):
+                        array += 1
+        return None
+
+    calibrated(line(net, samples=samples), spoil)
 
 
 def test_later_layers_see_earlier_decisions_and_each_range_is_open_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -111,19 +113,42 @@ def test_the_spool_gives_back_what_was_put(limit: int) -> None:
                 np.testing.assert_array_equal(found, expected)
 
 
-def test_dropping_makes_room_and_files_vanish() -> None:
+def test_dropping_makes_room_and_places_are_used_again() -> None:
+    rng = np.random.default_rng(0)
     with ActivationStore(1000) as spool:
-        folder = Path(spool._folder.name)
-        spool.put("a", 0, np.zeros(1000, np.uint8))
-        spool.put("b", 0, np.zeros(1000, np.uint8))
-        assert len(list(folder.iterdir())) == 1
+        arrays = {name: rng.integers(0, 256, 1000, dtype=np.uint8) for name in "abcde"}
+        for name in "abc":
+            spool.put(name, 0, arrays[name])
+        assert (spool._used, spool._file._end) == (1000, 2000)
         spool.drop(["a", "b", "never seen"])
-        assert spool._used == 0 and not list(folder.iterdir())
-        spool.put("c", 0, np.zeros(1000, np.uint8))
-        assert not list(folder.iterdir())
+        assert spool._used == 0
+        spool.put("d", 0, arrays["d"])
+        spool.put("e", 0, arrays["e"])
+        assert (spool._used, spool._file._end) == (1000, 2000), "in the place of b"
+        for name in "cde":
+            np.testing.assert_array_equal(spool.get(name, 0), arrays[name])
         with pytest.raises(KeyError):
             spool.get("a", 0)
-    assert not folder.exists()
+
+
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_an_array_takes_the_place_of_another_one(limit: int) -> None:
+    with ActivationStore(limit) as spool:
+        for size in (10, 1000, 10):
+            spool.put("a", 0, np.full(size, size))
+            np.testing.assert_array_equal(spool.get("a", 0), np.full(size, size))
+        assert spool._used == (80 if limit else 0)
+        assert spool._file._end == (0 if limit else 80 + 8000)
+
+
+def test_the_file_has_no_name_and_a_short_one_is_said() -> None:
+    before = set(Path(tempfile.gettempdir()).glob("quantpipe-*"))
+    with ActivationStore(0) as spool:
+        spool.put("a", 0, np.zeros(1000))
+        assert set(Path(tempfile.gettempdir()).glob("quantpipe-*")) <= before
+        os.ftruncate(spool._file._file.fileno(), 4000)
+        with pytest.raises(OSError, match="ends at byte 4000"):
+            spool.get("a", 0)
 
 
 # ---------------------------------------------------------------- the file

@@ -15,12 +15,14 @@ from quantpipe.calibrate.estimators.mse import MSE
 from quantpipe.calibrate.estimators.over_base import OverBase
 from quantpipe.errors import ConfigError
 from quantpipe.types import Range
-from quantpipe.types.layer_views import Layer, LayerDecision
+from quantpipe.types.layer_views import Layer, LayerDecision, Views
 
-FACTORS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.4, 2.0)
-"""Of the base range, cut at the extremes; tried for each open input."""
+SMALLER, GREATER = (0.7, 0.5, 0.35, 0.2, 0.1), (1.4, 2.0)
+"""Of the base range, cut at the extremes: tried for each open input, one after the other while errors fall."""
 FINE_FACTORS = (0.85, 1.18)
 """Of the best of these, tried after them."""
+USUAL = 5
+"""Ranges that are tried for an input where the first ones to both sides are worse than the base range."""
 LEAST_ELEMENTS = 4096
 """Elements of a layer's output, at least, that a trial sees, where the samples have so many: few are soon fitted by
 chance, and cost little."""
@@ -53,7 +55,7 @@ class OutputError(OverBase):
     """
 
     base: Estimator = field(default_factory=MSE)
-    passes: float = 1.5
+    passes: float = 1.0
     weights: bool = True
 
     def __post_init__(self) -> None:
@@ -65,8 +67,7 @@ class OutputError(OverBase):
     def layer(self, layer: Layer) -> LayerDecision | None:
         """Return the best of the tried ranges and thresholds of one layer."""
         open_inputs, thresholds = layer.open, layer.thresholds if self.weights else None
-        tries = 1 + len(FACTORS) + len(FINE_FACTORS)
-        trials = len(open_inputs) * tries + (0 if thresholds is None else len(WEIGHT_FACTORS) + 1)
+        trials = len(open_inputs) * USUAL + (0 if thresholds is None else len(WEIGHT_FACTORS) + 1)
         if not trials:
             return None
         share, ranges = self._share(layer, trials), dict[str, Range]()
@@ -96,12 +97,18 @@ def _range(layer: Layer, ranges: dict[str, Range], tensor: str, share: float) ->
         decisions = [LayerDecision({**ranges, tensor: scaled(f)}) for f in factors]
         return np.asarray(_compared(layer, decisions, share, AT_ONCE).sum(axis=1))
 
-    factors: tuple[float, ...] = (1.0, *FACTORS)
-    found = errors(factors)
-    fine = tuple(factors[int(np.argmin(found))] * f for f in FINE_FACTORS)
-    factors, found = (*factors, *fine), np.concatenate([found, errors(fine)])
-    least = int(np.argmin(found))
-    return scaled(factors[least]) if found[least] < WORTH * found[0] else None
+    first = (1.0, SMALLER[0], GREATER[0])
+    found = dict(zip(first, errors(first), strict=True))
+    best = min(found, key=found.__getitem__)
+    for factor in () if best == 1.0 else (SMALLER if best < 1.0 else GREATER)[1:]:
+        found[factor] = errors([factor])[0]
+        if found[factor] >= found[best]:
+            break  # errors rise to both sides of the best range
+        best = factor
+    fine = [best * f for f in FINE_FACTORS]
+    found |= dict(zip(fine, errors(fine), strict=True))
+    best = min(found, key=found.__getitem__)
+    return scaled(best) if found[best] < WORTH * found[1.0] else None
 
 
 def _weight(
@@ -131,12 +138,13 @@ def _compared(layer: Layer, decisions: Sequence[LayerDecision], share: float, at
 
 def _errors(layer: Layer, decisions: Sequence[LayerDecision], share: float) -> NDArray[np.float64]:
     """Squared errors of each channel of the layer's first output, `[decisions, C]`."""
-    total: Any = 0.0
     name = layer.outputs[0]
-    for tried in layer.compare(decisions, share):
+
+    def squares(tried: tuple[Views, ...]) -> NDArray[np.float64]:
         axis = layer.output_axis % max(tried[0].float_outputs[name].ndim, 1)
-        total = total + np.stack([_squares(v.float_outputs[name], v.quantized_outputs[name], axis) for v in tried])
-    return np.asarray(total, np.float64)
+        return np.stack([_squares(v.float_outputs[name], v.quantized_outputs[name], axis) for v in tried])
+
+    return np.asarray(sum(layer.measure(decisions, squares, share)), np.float64)
 
 
 def _squares(wanted: NDArray[Any], found: NDArray[Any], axis: int) -> NDArray[np.float64]:

@@ -1,10 +1,12 @@
-"""Tensors of all batches between two segments: in memory up to a limit, on disk beyond it."""
+"""Tensors of all batches between two segments: in memory up to a limit, in a file beyond it."""
 
 from __future__ import annotations
 
+import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import dataclass
 from threading import Lock
 from types import TracebackType
 from typing import Any, Self
@@ -13,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Key = tuple[str, int]
 
 
 class ActivationStore:
-    """Keep arrays by (tensor, batch), up to `limit` bytes in memory and the rest in files.
+    """Keep arrays by (tensor, batch), up to `limit` bytes in memory and the rest in a file.
 
-    The files vanish with the store. Several threads may put and get.
+    The file has no name, so that it vanishes with the store, or with the process. Several threads may put and get.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
-        self._memory: dict[tuple[str, int], Array] = {}
-        self._elements: dict[tuple[str, int], int] = {}
-        self._files: dict[tuple[str, int], Path] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="quantpipe-")
-        self._number = 0
+        self._memory: dict[Key, Array] = {}
+        self._elements: dict[Key, int] = {}
+        self._spilled: dict[Key, _Spilled] = {}
+        self._file = _SpillFile()
         self._lock = Lock()
 
     def __enter__(self) -> Self:
@@ -39,36 +41,38 @@ class ActivationStore:
         self.close()
 
     def close(self) -> None:
-        """Delete the files and forget everything."""
+        """Delete the file and forget everything."""
         self._memory.clear()
-        self._files.clear()
+        self._spilled.clear()
         self._elements.clear()
-        self._folder.cleanup()
+        self._file.close()
 
     def put(self, tensor: str, batch: int, array: Array) -> None:
-        """Keep the array of one tensor and batch.
+        """Keep the array of one tensor and batch, in the place of another one.
 
         Args:
             tensor: the tensor.
             batch: the number of the batch.
             array: its values.
         """
+        key, array = (tensor, batch), np.asarray(array, order="C")
         with self._lock:
+            self._forget(key)
             if self._used + array.nbytes <= self._limit:
-                self._memory[tensor, batch] = np.asarray(array, order="C")
+                self._memory[key] = array
                 self._used += array.nbytes
-                self._elements[tensor, batch] = array.size
+                self._elements[key] = array.size
                 return
-            self._number += 1
-            path = Path(self._folder.name) / f"{self._number}.npy"
-        np.save(path, array)
-        self._files[tensor, batch] = path
-        self._elements[tensor, batch] = array.size  # last: what is held can be read
+            place = self._file.place(array.nbytes)
+        self._file.write(place, array)
+        with self._lock:
+            self._spilled[key] = _Spilled(place, array.shape, array.dtype)
+            self._elements[key] = array.size  # last: what is held can be read
 
     def get(self, tensor: str, batch: int) -> Array:
         """Return the array of one tensor and batch."""
         found = self._memory.get((tensor, batch))
-        return found if found is not None else np.asarray(np.load(self._files[tensor, batch]))
+        return found if found is not None else self._file.read(self._spilled[tensor, batch])
 
     def elements(self, tensor: str, batch: int) -> int:
         """Return how many the array has; it is not read for that."""
@@ -92,10 +96,65 @@ class ActivationStore:
             The bytes of memory that this frees.
         """
         names, before = set(tensors), self._used
-        for key in [k for k in self._elements if k[0] in names and batch in (None, k[1])]:
-            del self._elements[key]
-            if key in self._memory:
-                self._used -= self._memory.pop(key).nbytes
-            if key in self._files:
-                self._files.pop(key).unlink(missing_ok=True)
+        with self._lock:
+            for key in [k for k in self._elements if k[0] in names and batch in (None, k[1])]:
+                self._forget(key)
         return before - self._used
+
+    def _forget(self, key: Key) -> None:
+        self._elements.pop(key, None)
+        if key in self._memory:
+            self._used -= self._memory.pop(key).nbytes
+        if key in self._spilled:
+            self._file.free(self._spilled.pop(key).place)
+
+
+@dataclass(frozen=True)
+class _Place:
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Spilled:
+    place: _Place
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class _SpillFile:
+    """One file without a name. Places are used again, by arrays of the same size: most tensors have batches of one."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="quantpipe-")  # noqa: SIM115  (open as long as the store)
+        self._free: dict[int, list[_Place]] = defaultdict(list)
+        self._end = 0
+
+    def close(self) -> None:
+        self._file.close()
+
+    def place(self, size: int) -> _Place:
+        """A place that is free from here on no more; not for several threads at once, like `free`."""
+        if self._free[size]:
+            return self._free[size].pop()
+        self._end += size
+        return _Place(self._end - size, size)
+
+    def free(self, place: _Place) -> None:
+        self._free[place.size].append(place)
+
+    def write(self, place: _Place, array: Array) -> None:
+        data, offset = array.reshape(-1).view(np.uint8).data, place.offset
+        while data:
+            count = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[count:], offset + count
+
+    def read(self, spilled: _Spilled) -> Array:
+        found = np.empty(spilled.shape, spilled.dtype)
+        data, offset = found.reshape(-1).view(np.uint8).data, spilled.place.offset
+        while data:
+            count = os.preadv(self._file.fileno(), [data], offset)
+            if not count:
+                raise OSError(f"the file of tensors between layers ends at byte {offset}")
+            data, offset = data[count:], offset + count
+        return found
