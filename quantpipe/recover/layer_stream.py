@@ -37,7 +37,7 @@ Weight = tuple[bytes | None, Callable[[], Array] | None]
 """A key that tells a weight from others, and what gives it; None of a unit's own."""
 
 MOST_KEPT = 1 << 26
-"""Bytes of weights whose sessions a unit keeps, and all units before it together."""
+"""Bytes of weights whose sessions a unit keeps, and all units before it together; an eighth of the memory, if less."""
 
 CHUNK = 1 << 18
 """Elements that are rounded at a time: they stay in the cache between the steps, which are long enough for two threads
@@ -72,7 +72,7 @@ class UnitRunner:
     times the run of a depthwise convolution. Sessions are kept while their weights are few bytes.
     """
 
-    def __init__(self, graph: Graph, unit: Unit, threads: int) -> None:
+    def __init__(self, graph: Graph, unit: Unit, threads: int, most: int) -> None:
         kernel = unit.kernel
         operands = kernel.operands if kernel is not None else ()
         self.unit = unit
@@ -84,7 +84,7 @@ class UnitRunner:
         if self.weight is not None:
             self._given[self.weight] = graph.constant(self.weight)
         self._model = strip_initializers(model, self._given) if self._given else model
-        self._threads = threads
+        self._threads, self._most = threads, most
         self._sessions: dict[bytes | None, Session] = {}
         self._each = sum(w.nbytes for w in self._given.values())
 
@@ -109,7 +109,7 @@ class UnitRunner:
         """
         makes = {key if self.weight is not None else None: make for key, make in wanted}
         missing = [key for key in makes if key not in self._sessions]
-        if (len(self._sessions) + len(missing)) * self._each > MOST_KEPT:
+        if (len(self._sessions) + len(missing)) * self._each > self._most:
             self._sessions, missing = {}, list(makes)
         made = pool.map(lambda key: self._session(makes[key]), missing)
         self._sessions |= dict(zip(missing, made, strict=True))
@@ -157,7 +157,7 @@ class LayerStream:
         self._samples = 0
         self._batches: list[list[int]] = []
         """The numbers of the pieces of each batch."""
-        self._memory = memory_mb << 19
+        self._memory, self._kept = memory_mb << 19, min(MOST_KEPT, memory_mb << 17)
         self._unread: Iterable[Mapping[str, Array]] | None = batches
         self._concurrent, self._threads = 1, 1
         self._pool: ThreadPoolExecutor | None = None
@@ -216,9 +216,9 @@ class LayerStream:
         if index not in self._runners:
             for other in self._runners.values():
                 other.settle(None if other.weight is None else self._decisions.weight_key(other.weight))
-            while self._runners and sum(r.held for r in self._runners.values()) > MOST_KEPT:
+            while self._runners and sum(r.held for r in self._runners.values()) > self._kept:
                 del self._runners[next(iter(self._runners))]
-            self._runners[index] = UnitRunner(self._graph, self._units[index], self._threads)
+            self._runners[index] = UnitRunner(self._graph, self._units[index], self._threads, self._kept)
         return self._runners[index]
 
     def sessions(self, runner: UnitRunner, wanted: Sequence[Weight]) -> list[Session]:
