@@ -117,6 +117,20 @@ class Simulated:
             self._as_written = self._written.run(self._feeds)
         return self._as_written
 
+    def explained(self, expected: Values, tensor: str, found: Array) -> Array:
+        """Return where the integers behind a float node are one step off, as its result lies between the two steps.
+
+        Args:
+            expected: the values of the simulated model.
+            tensor: the tensor.
+            found: its integers in the other model.
+
+        Returns:
+            Which of them its rounding explains, bool, in the same shape.
+        """
+        tolerance = island_tolerance(expected[tensor], self.as_written()[tensor])
+        return explained_step(found, expected[tensor], tolerance, self.plan.quantizers[tensor])
+
     def real_tolerance(self, values: Values, tensor: str) -> Array:
         """Return what a real number may be off by rounding: that of a kernel's sum, or of nodes in float."""
         kernel = self.kernels.get(tensor)
@@ -188,11 +202,7 @@ class Realized:
             self.count.integers(tensor, own, centred, excused=tensor in what.loose)
             return
 
-        def excused() -> Array:
-            tolerance = island_tolerance(expected[tensor], simulated.as_written()[tensor])
-            return explained_step(found, expected[tensor], tolerance, simulated.plan.quantizers[tensor])
-
-        self.count.integers(tensor, own, centred, excused=excused)
+        self.count.integers(tensor, own, centred, excused=partial(simulated.explained, expected, tensor, found))
 
     def _reals(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched

@@ -191,6 +191,8 @@ def executed(
         return form.row(why_not="it is made for one shape of the inputs, and no sample compared has it")
     told = {f"differing_{name}": c.differing for name, c in beside.items()}
     told |= {f"samples_{name}": tried for name in beside}
+    told |= {"behind_float": count.behind} if count.behind else {}
+    told |= {"input_ties": ties} if (ties := getattr(runner, "ties", 0)) else {}
     return form.row(
         facts={**form.facts, **told},
         samples=done,
@@ -204,5 +206,9 @@ def executed(
 
 
 def _count(count: Counter, simulated: Simulated, expected: Feeds, found: Feeds) -> None:
-    for tensor in (*simulated.watched.integers, *simulated.watched.entries):
+    for tensor in simulated.watched.integers:
         count.integers(tensor, simulated.integers(expected, tensor), simulated.centred(tensor, found[tensor]))
+    for tensor in simulated.watched.entries:
+        excused = partial(simulated.explained, expected, tensor, found[tensor])
+        own = simulated.integers(expected, tensor)
+        count.integers(tensor, own, simulated.centred(tensor, found[tensor]), excused=excused)

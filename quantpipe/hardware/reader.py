@@ -27,7 +27,8 @@ E = TypeVar("E", bound=StrEnum)
 Data = Mapping[str, Any]
 
 SIGNATURE = ("in", "out", "when", "requantize", "function", "accumulator", "fixed_scale")
-NARROWING = ("kind", "rounding", "max_shift", "zero", "multiplier_bits")
+NARROWING = ("kind", "rounding", "max_shift", "zero", "multiplier_bits", "ratio")
+RATIOS = ("float64", "float32")
 LEAST_MULTIPLIER = 2
 """Bits of the narrowest fixed-point multiplier."""
 STORABLE = tuple(d for d in DType if d is not DType.INT64)
@@ -253,7 +254,17 @@ class Reader:
             how,
             None if zero is None else self.choice(Zero, zero, f"{field}.zero") is Zero.FIRST,
             self._multiplier_bits(part.get("multiplier_bits"), how, f"{field}.multiplier_bits"),
+            self._single_ratio(part.get("ratio"), kind, f"{field}.ratio"),
         )
+
+    def _single_ratio(self, given: object, kind: RequantizeKind, field: str) -> bool:
+        if given is None:
+            return False
+        if kind is not RequantizeKind.FIXED_POINT:
+            raise self.error(field, f"is of fixed_point alone; the kind is {kind}")
+        if given not in RATIOS:
+            raise self.error(field, f"is {given!r}; legal are {', '.join(RATIOS)}")
+        return given == RATIOS[1]
 
     def _multiplier_bits(self, given: object, how: Rounding | FixedRounding, field: str) -> int:
         if given is None:

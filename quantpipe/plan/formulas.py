@@ -146,10 +146,10 @@ def _shift_gelu(f: Formula) -> Ints:
 
 
 def _tflite_leaky_relu(f: Formula) -> Ints:
-    """reference/leaky_relu.h: one multiplier for each sign."""
-    ratio = f.scale / float(f.out.scale)
-    positive = f.times(f.centred, ratio)
-    negative = f.times(f.centred, ratio * float(f.node.attr("alpha", 0.01)))
+    """reference/leaky_relu.h: one multiplier for each sign, of ratios that are computed in float32."""
+    scale, out, alpha = np.float32(f.scale), np.float32(f.out.scale), np.float32(f.node.attr("alpha", 0.01))
+    positive = f.times(f.centred, float(scale / out))
+    negative = f.times(f.centred, float(scale * alpha / out))
     return np.asarray(np.where(f.centred >= 0, positive, negative), np.int64)
 
 

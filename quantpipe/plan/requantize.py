@@ -57,12 +57,19 @@ def requantize(
         first = zero_first if how.zero_first is None else how.zero_first
         return Requantize(kind, multiplier, 0, out.zero_point, low, high, first, rounding, None, own)
     if kind is RequantizeKind.FIXED_POINT:
-        fixed = fixed_point(builder, kernel, np.asarray(scale, np.float64) / np.float64(out.scale))
+        fixed = fixed_point(builder, kernel, _ratio(scale, out, single=how.single_ratio))
         return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed, own)
     shift = exponent_of(out.scale, kernel.node) - exponent_of(scale, kernel.node)
     _check_shift(builder, kernel, shift)
     multiplier = np.asarray(2.0**-shift, np.float32)
     return Requantize(kind, multiplier, shift, out.zero_point, low, high, False, rounding, None, own)
+
+
+def _ratio(scale: NDArray[Any], out: Quantizer, *, single: bool) -> NDArray[np.float64]:
+    """How many steps of the result a step of the sums is, computed in float64, or in float32 as some runtimes do."""
+    if single:
+        return np.asarray(np.asarray(scale, np.float32) / np.float32(out.scale), np.float64)
+    return np.asarray(np.asarray(scale, np.float64) / np.float64(out.scale))
 
 
 def fixed_point(builder: PlanBuilder, kernel: Kernel, real: NDArray[np.float64]) -> FixedPoint:

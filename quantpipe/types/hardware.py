@@ -157,7 +157,7 @@ class RequantizeSpec:
 
     `rounding`: a `FixedRounding` where kind is fixed_point, else a `Rounding`. `zero_first`: whether a float multiplier
     adds the zero point before it rounds; None: as onnxruntime's kernel of the op does. `multiplier_bits`: of a
-    fixed-point multiplier, which has no sign.
+    fixed-point multiplier, which has no sign. `single_ratio`: whether it is made of a ratio computed in float32.
     """
 
     kind: RequantizeKind = RequantizeKind.FLOAT_MULTIPLIER
@@ -165,6 +165,7 @@ class RequantizeSpec:
     rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
     zero_first: bool | None = None
     multiplier_bits: int = MULTIPLIER_BITS
+    single_ratio: bool = False
 
     @property
     def is_kernel_arithmetic(self) -> bool:

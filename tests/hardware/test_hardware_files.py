@@ -154,6 +154,13 @@ BAD = {
     "scale bytes": ("vta", "cost/scale_bytes", -1, "cost.scale_bytes is -1; legal are numbers from 0"),
     "isa": ("ort_cpu", "isa", "avx", "isa is 'avx' (did you mean 'avx2'?); legal are vnni, avx2"),
     "narrowing": ("vta", "narrowing", "clip", "narrowing is 'clip'; legal are saturate, wrap"),
+    "ratio of scales": ("tflite_int8", "requantize", {"kind": "fixed_point", "ratio": "float16"}, "legal are float64"),
+    "ratio of another kind": (
+        "ort_cpu",
+        "requantize",
+        {"kind": "float_multiplier", "ratio": "float32"},
+        "is of fixed_point alone",
+    ),
     "biases of Q/DQ": ("tensorrt", "qdq_bias", "int32", "qdq_bias is 'int32'; legal are float32, and null for"),
     "channel bounds": ("vta", "channel_bounds", "yes", "channel_bounds is 'yes'; legal are true and false"),
     "channel bounds in kernels": ("ort_cpu", "channel_bounds", True, "must be false where requantize.kind is float"),

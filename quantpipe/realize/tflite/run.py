@@ -74,7 +74,8 @@ class TfliteModel:
 class TfliteRunner:
     """Run a file by some kernels of LiteRT.
 
-    `tensors`: those whose integers `run` gives. `others`: the same file run by other kernels, by name.
+    `tensors`: those whose integers `run` gives. `others`: the same file run by other kernels, by name. `ties`: how many
+    elements of inputs lay exactly between two steps so far; `run` moves these to the step that the plan takes.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TfliteRunner:
         others: Mapping[str, TfliteRunner] | None = None,
     ) -> None:
         self.model, self.kernels, self.others = model, kernels, dict(others or {})
+        self.ties = 0
         content = model.content if kernels is Kernels.REFERENCE else model.watched()
         self._interpreter = _interpreter(content, kernels, model.where, keep=kernels is Kernels.REFERENCE)
         self._plain: Any = None
@@ -103,13 +105,17 @@ class TfliteRunner:
         )
 
     def run(self, inputs: Feeds) -> dict[str, Array]:
-        """Return the stored integers of every tensor, by name, in ONNX's order of axes, for the model's real inputs."""
+        """Return the stored integers of every tensor, by name, in ONNX's order of axes, for the model's real inputs.
+
+        LiteRT's QUANTIZE rounds halves away from zero, the plan to even: inputs exactly between two steps are moved to
+        the plan's, and counted in `ties`. All that it does elsewhere is seen.
+        """
         samples = {value.shape[0] for value in inputs.values() if value.ndim}
         if samples != {1} and not self.takes(inputs):  # the file is made for one sample at a time
             count = max(samples)
             parts = [self.run({name: value[n : n + 1] for name, value in inputs.items()}) for n in range(count)]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        self._feed(self._interpreter, inputs, remember=True)
+        self._feed(self._interpreter, self._off_ties(inputs), remember=True)
         self._interpreter.invoke()
         found = {}
         for name, port in self.model.tensors.items():
@@ -170,6 +176,19 @@ class TfliteRunner:
         kinds = {d["index"]: d["dtype"] for d in interpreter.get_input_details()}
         for (index, value), port in zip(fed.items(), self.model.inputs.values(), strict=True):
             interpreter.set_tensor(index, _stored(value, port) if np.dtype(kinds[index]).kind == "i" else value)
+
+    def _off_ties(self, inputs: Feeds) -> dict[str, Array]:
+        """Real inputs, of which those exactly between two steps are moved to the step that the plan takes."""
+        found = dict(inputs)
+        for name, port in self.model.inputs.items():
+            value = inputs[name]
+            if value.dtype.kind == "f" and port.get("scale"):
+                steps = np.float32(value) / np.float32(port["scale"])
+                whole = intmath.round_real(steps)
+                ties = np.abs(steps - whole) == np.float32(0.5)
+                self.ties += int(np.count_nonzero(ties))
+                found[name] = np.where(ties, whole * np.float32(port["scale"]), value).astype(value.dtype)
+        return found
 
 
 def told_by(content: bytes, where: str) -> dict[str, Any]:
