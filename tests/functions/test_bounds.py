@@ -16,9 +16,10 @@ from quantpipe.plan.programs.log_softmax import log_softmax
 from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
-from quantpipe.types import DType, FunctionKind, Program, Quantizer
+from quantpipe.types import DType, FunctionKind, Program, Quantizer, Rounding
 from tests.functions.steps import run_program
 from tests.functions.test_softmax import grid, rows_of
+from tests.ops.line import Net, line
 
 Array = np.ndarray[Any, Any]
 
@@ -72,9 +73,26 @@ def test_softmax(kind: str, drawn: tuple[DType, float, Array]) -> None:
     }[kind]
     out = grid(DType.INT8, 1 / 256, -128)
     writer = ProgramWriter("n", [(dtype.qmin, dtype.qmax)])
-    last = divided_softmax(writer, out, entries, (1,), count=rows.shape[1])
+    rounding = Rounding.HALF_UP if kind == "table" else Rounding.FLOOR
+    last = divided_softmax(writer, out, entries, (1,), count=rows.shape[1], rounding=rounding)
     found = carried_out(writer, last, rows) + 128
     assert np.abs(found - 256 * softmax(rows * scale)).max() <= SOFTMAX[kind]
+
+
+def test_shares_of_a_table_are_rounded() -> None:
+    """Dropping what is behind the point would take half a step off each of them, and double the error."""
+    net = Net(seed=1)
+    net.output(net.node("Softmax", net.conv(net.input(None, 4, 6, 6), 4, 8, 1, 1), axis=1, name="shares"))
+    made = line(net, "qnn_htp")
+    plan = made.plan(8)
+    program = plan.kernels["shares"]
+    assert isinstance(program, Program)
+    q = plan.quantizers[made.graph.by_name["shares"].inputs[0]]
+    rows = np.random.default_rng(0).integers(0, 256, (2000, 8))
+    real = softmax((rows - q.zero_point) * float(q.scale)) / float(plan.quantizers["shares_out"].scale)
+    error = run_program(program, [rows - q.zero_point]) - real
+    assert abs(error.mean()) < 0.05
+    assert np.sqrt(np.mean(error**2)) < 0.35
 
 
 @settings(max_examples=25, deadline=None)

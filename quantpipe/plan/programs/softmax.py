@@ -62,11 +62,17 @@ def tflite_softmax(
 
 
 def divided_softmax(
-    writer: ProgramWriter, out: Quantizer, entries: Callable[[int], Ints], axes: tuple[int, ...], *, count: int
+    writer: ProgramWriter,
+    out: Quantizer,
+    entries: Callable[[int], Ints],
+    axes: tuple[int, ...],
+    *,
+    count: int,
+    rounding: Rounding = Rounding.FLOOR,
 ) -> Value:
     """Write Softmax by exponentials of any step and one division per row: out = e · ⌊2^31 / Σ e⌋ >> (31 - b).
 
-    So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials.
+    So do I-ViT's Shiftmax and I-BERT's i-softmax; they differ in their exponentials, and drop what is behind the point.
 
     Args:
         writer: the program in the making.
@@ -74,6 +80,7 @@ def divided_softmax(
         entries: the exponentials for a span of differences, `[span + 1]`.
         axes: the axis of a row.
         count: elements of a row.
+        rounding: of the last shift.
 
     Returns:
         The stored integers.
@@ -88,7 +95,7 @@ def divided_softmax(
     total = writer.known(total, max(int(exponentials[-1]), 1), total.high)
     factor = writer.div(writer.constant((1 << 31) - 1), total)
     digits = -exponent_of(out.scale, writer.node)
-    found = writer.shift(writer.mul(terms, factor), 31 - digits, Rounding.FLOOR)
+    found = writer.shift(writer.mul(terms, factor), 31 - digits, rounding)
     return writer.clip(writer.add(found, out.zero_point), out.qmin, out.qmax)
 
 

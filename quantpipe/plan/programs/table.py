@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from quantpipe.plan.programs.norms import normalized
 from quantpipe.plan.programs.softmax import divided_softmax, tflite_softmax
 from quantpipe.plan.programs.writer import ProgramWriter, Value
 from quantpipe.plan.requantize import real_of, refuse_wide_products, requantize, shared_among
-from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Scales
+from quantpipe.types import DType, Form, FunctionKind, Kernel, Program, RequantizeKind, Rounding, Scales
 
 MEAN_BITS = 12
 """Bits of fraction that a mean keeps on its way through an integer division."""
@@ -65,12 +66,13 @@ def _tflite_softmax(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter)
     return tflite_softmax(writer, data, builder.quantizers[kernel.output], axes, count=count), None
 
 
-def _divided_softmax(exponentials: Callable[[float, int], Ints]) -> Maker:
+def _divided_softmax(exponentials: Callable[[float, int], Ints], rounding: Rounding = Rounding.FLOOR) -> Maker:
     def make(builder: PlanBuilder, kernel: Kernel, writer: ProgramWriter) -> Made:
         node, data = builder.graph.by_name[kernel.node], builder.quantizers[kernel.operands[0].tensor]
         axes, count = row_axes(node, builder.graph), row_count(node, builder.graph)
         out, scale = builder.quantizers[kernel.output], float(data.scale)
-        return divided_softmax(writer, out, lambda span: exponentials(scale, span), axes, count=count), None
+        entries = partial(exponentials, scale)
+        return divided_softmax(writer, out, entries, axes, count=count, rounding=rounding), None
 
     return make
 
@@ -121,7 +123,9 @@ def _is_shared(builder: PlanBuilder, kernel: Kernel) -> bool:
 
 PROGRAMS: Mapping[tuple[str, FunctionKind], Maker] = {
     ("Softmax", FunctionKind.TFLITE): _tflite_softmax,
-    ("Softmax", FunctionKind.TABLE): _divided_softmax(lambda scale, span: ex.table_exponentials(scale, span, 16)),
+    ("Softmax", FunctionKind.TABLE): _divided_softmax(
+        lambda scale, span: ex.table_exponentials(scale, span, 16), Rounding.HALF_UP
+    ),
     ("Softmax", FunctionKind.SHIFT): _divided_softmax(lambda s, span: ex.shift_exponentials(s, _differences(span))),
     ("Softmax", FunctionKind.POLYNOMIAL): _divided_softmax(
         lambda s, span: ex.polynomial_exponentials(s, _differences(span))
