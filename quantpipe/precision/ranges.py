@@ -21,6 +21,8 @@ from quantpipe.types import Kernel, Profile, TensorStats, Topology
 
 MASK_RATIO = 1e4
 """A sentinel is so many times as large as the values it is added to: eight bits keep none of these beside it."""
+TWO_VALUED_RATIO = 64.0
+"""The same of a mask that is 0 or one other value, such as -10000: eight bits keep two steps of the rest a side."""
 
 APART_RATIO = 100.0
 """Parts of a Concat whose ranges differ by more leave the smaller one two levels of 255, or fewer."""
@@ -141,7 +143,8 @@ def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorSt
     if not values or not _is_sentinel(graph, node, mask, stats):
         return []
     least = min(values, key=lambda tensor: values[tensor])
-    if known[mask] < MASK_RATIO * values[least]:
+    ratio = TWO_VALUED_RATIO if _is_two_valued(graph, mask, stats) else MASK_RATIO
+    if known[mask] < ratio * values[least]:
         return []
     note = f"{mask} masks with values up to {known[mask]:.3g}, beside which {least} (up to {values[least]:.3g}) is lost"
     return [Finding(FindingKind.MASK, node.name, mask, note)]
@@ -162,6 +165,19 @@ def _is_sentinel(graph: Graph, node: Node, mask: str, stats: Mapping[str, Tensor
         return True
     middle = len(found.histogram) // 2
     return bool(found.histogram[middle - 1 : middle + 1].sum() > 0)
+
+
+def _is_two_valued(graph: Graph, mask: str, stats: Mapping[str, TensorStats]) -> bool:
+    """Return whether a tensor is 0 or one other value, as far as is known."""
+    if graph.is_constant(mask):
+        values = graph.constant(mask)
+        return bool(values.size and np.all((values == 0) | (values == values.flat[np.argmax(np.abs(values))])))
+    found = stats[mask]
+    if not found.full or found.nonfinite:
+        return False
+    middle, held = len(found.histogram) // 2, np.flatnonzero(found.histogram)
+    other = held[(held < middle - 1) | (held > middle)]
+    return len(other) == 1 and len(held) > 1
 
 
 def _apart(node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:

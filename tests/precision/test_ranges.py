@@ -45,7 +45,7 @@ def masked(low: float, op: str = "Add") -> Net:
     return net
 
 
-@pytest.mark.parametrize("low", [-3.4e38, -1e9, -1e5])
+@pytest.mark.parametrize("low", [-3.4e38, -1e9, -1e5, -1e4, -1e3])
 def test_a_mask_is_found_by_what_it_is_added_to(low: float) -> None:
     assert said(masked(low), x=SCORES, keep=HALF)["apply"] == (FindingKind.MASK, "mask_out")
 
@@ -64,10 +64,19 @@ def test_large_numbers_that_are_nowhere_near_zero_are_no_mask() -> None:
     assert said(net, x=SCORES, y=holes)["sum"] == (FindingKind.MASK, "y")
 
 
-def test_a_constant_mask_is_found() -> None:
+def test_values_of_every_size_are_no_mask() -> None:
+    """They are 0 at some places, but more than one other value: a scale for all of them is what they need."""
+    net = Net()
+    x, y = net.input(None, 8), net.input(None, 8, name="y")
+    net.output(net.dense(net.node("Add", net.dense(x, 8, 8), y, name="sum"), 8, 4))
+    assert "sum" not in said(net, x=SCORES, y=(1e3 * np.maximum(RNG.standard_normal((16, 8)), 0)).astype(np.float32))
+
+
+@pytest.mark.parametrize("low", [-1e9, -1e4])
+def test_a_constant_mask_is_found(low: float) -> None:
     net = Net()
     x = net.input(None, 8)
-    triangle = net.constant(np.float32([0, 0, 0, 0, -1e9, -1e9, -1e9, -1e9]), "triangle")
+    triangle = net.constant(np.float32([0, 0, 0, 0, low, low, low, low]), "triangle")
     net.output(net.dense(net.node("Add", net.dense(x, 8, 8), triangle, name="causal"), 8, 4))
     assert said(net, x=SCORES)["causal"] == (FindingKind.MASK, "triangle")
 
