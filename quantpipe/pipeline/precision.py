@@ -110,7 +110,8 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
         (first,) = opened.workers([offered.space.start])
         start = (loss_of(first, aim.objective.metric), first.cost)
         said = _said(job, profile, floats_of(job, _hosted(job)))
-        least = _aim(job) if job.variants.tail else job.settings.precision.loss_above
+        sooner = job.variants.tail or nodes_of(said, FindingKind.MASK)
+        least = _aim(job) if sooner else job.settings.precision.loss_above
         floats = floats_of(job, _alike(job, nodes_of(said, *DECIDED) & _hosted(job)))
         if floats and (start[0] > least or _certain(said)):
             opened.close()
@@ -180,7 +181,8 @@ def _selected(
     selection = Selection(
         measure,
         certain=nodes_of(said, FindingKind.CONSTANT),
-        doubted=nodes_of(said, FindingKind.MASK, FindingKind.APART),
+        masks=nodes_of(said, FindingKind.MASK),
+        doubted=nodes_of(said, FindingKind.APART),
         ranges=range_moves(job.graph, [job.variants.reference.group_of[key] for key in _groups(job)]),
         light=[move for move in moves if not move.heavy],
         heavy=[move for move in moves if move.heavy],

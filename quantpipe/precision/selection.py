@@ -51,7 +51,8 @@ class Selection:
     Attributes:
         measure: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
         certain: Nodes whose ranges cannot be trusted.
-        doubted: Nodes whose ranges hold masks or parts far apart.
+        masks: Nodes whose ranges hold masks.
+        doubted: Nodes whose ranges hold parts far apart.
         ranges: Scale groups that may have their whole range.
         light: Other nodes that multiply nothing.
         heavy: Nodes that multiply.
@@ -64,6 +65,7 @@ class Selection:
 
     measure: Callable[[frozenset[str]], Measured]
     certain: frozenset[str]
+    masks: frozenset[str]
     doubted: frozenset[str]
     light: Sequence[Move]
     heavy: Sequence[Move]
@@ -85,11 +87,7 @@ class Selection:
         if self.certain:
             self.moved = self.certain
             found = self._try("constant in calibration: in float", self.moved)
-        if found[0] > self.above and self.doubted - self.moved:
-            wider = self.moved | self.doubted
-            better = self._try("masks and parts far apart: in float", wider)
-            if better[0] <= WORTH * found[0]:
-                self.moved, found = wider, better
+        found = self._what_ranges_say(found)
         found = self._tail(found)
         found = self._ranges(found)
         if found[0] > self.above:
@@ -97,16 +95,28 @@ class Selection:
         if found[0] > self.above:
             self._heavy(found)
 
-    def _tail(self, before: Measured) -> Measured:
-        """Everything behind the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
-        if before[0] <= self.aim or not self.tail - self.moved:
-            return before
-        wider = self.moved | self.tail
-        found = self._try(f"float:{TAIL}: everything behind the last layers in float", wider)
+    def _what_ranges_say(self, before: Measured) -> Measured:
+        """Masks, wherever the aim is missed, for they are the fault then; parts far apart where much is lost."""
+        found = before
+        if before[0] > self.above and self.doubted - self.moved:
+            found = self._worth("masks and parts far apart: in float", before, self.masks | self.doubted)
+        if found[0] > self.aim and self.masks - self.moved:
+            found = self._worth("masks: in float", found, self.masks)
+        return found
+
+    def _worth(self, what: str, before: Measured, nodes: frozenset[str]) -> Measured:
+        wider = self.moved | nodes
+        found = self._try(what, wider)
         if found[0] > WORTH * before[0]:
             return before
         self.moved = wider
         return found
+
+    def _tail(self, before: Measured) -> Measured:
+        """Everything behind the last layers in float, where the loss is beyond the aim: it hardly multiplies."""
+        if before[0] <= self.aim or not self.tail - self.moved:
+            return before
+        return self._worth(f"float:{TAIL}: everything behind the last layers in float", before, self.tail)
 
     def _ranges(self, before: Measured) -> Measured:
         """Ranges that hold everything, for all tensors, and where that gains or much is lost, role by role."""

@@ -34,7 +34,8 @@ def nodes(harm: dict[str, float], *moves: Move) -> dict[str, float]:
 
 def selection(model: Model, **changes: object) -> Selection:
     given = {
-        "certain": frozenset(), "doubted": frozenset(), "light": PARTS, "heavy": (), "above": 0.1, "aim": 0.02,
+        "certain": frozenset(), "masks": frozenset(), "doubted": frozenset(), "light": PARTS, "heavy": (),
+        "above": 0.1, "aim": 0.02,
     }  # fmt: skip
     return Selection(model, **(given | changes))  # type: ignore[arg-type]
 
@@ -60,11 +61,20 @@ def test_of_a_role_only_the_part_that_needs_it_stays_in_float() -> None:
     assert found.moved == {"a1"}
 
 
-def test_masks_go_before_everything_else_and_may_be_enough() -> None:
+@pytest.mark.parametrize("kind", ["masks", "doubted"])
+def test_masks_go_before_everything_else_and_may_be_enough(kind: str) -> None:
     model = Model(nodes({"a": 0.5, "b": 0.0, "c": 0.0, "d": 0.0}, *PARTS))
-    found = selection(model, doubted=frozenset(PARTS[0].nodes))
+    found = selection(model, **{kind: frozenset(PARTS[0].nodes)})
     found.run()
     assert found.moved == set(PARTS[0].nodes) and len(model.asked) == 2
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("masks", 0.05), ("doubted", 0.05), ("masks", 0.01)])
+def test_masks_alone_are_tried_wherever_the_aim_is_missed(kind: str, lost: float) -> None:
+    model = Model(nodes({"a": lost, "b": 0.0, "c": 0.0, "d": 0.0}, *PARTS))
+    found = selection(model, **{kind: frozenset(PARTS[0].nodes)})
+    found.run()
+    assert found.moved == (set(PARTS[0].nodes) if kind == "masks" and lost > 0.02 else set())
 
 
 def test_masks_that_mend_nothing_stay_in_integers() -> None:
