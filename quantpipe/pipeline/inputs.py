@@ -78,7 +78,8 @@ def load(settings: Settings) -> Inputs:
         cells=settings.cells,
     )
     graph = replace(graph, states=states)
-    graph = with_split_channels(graph, settings.spec, settings.schema, settings.annotate.split_channels or {})
+    if wanted := settings.annotate.split_channels:
+        graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
     for samples in splits.roles.values():
         graph = _see_varying(graph, samples)
     output = chosen_output(settings.evaluate.output, graph)

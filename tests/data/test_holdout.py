@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from quantpipe.annotate.conditions import AnnotateOptions
 from quantpipe.data import CallableDataset, Splits
 from quantpipe.data.holdout import with_holdout
 from quantpipe.data.recurrent_state import carry
@@ -134,6 +135,7 @@ def test_a_run_keeps_states_and_judges(tmp_path: Any) -> None:
         keep=Keep.ALL,
         cells=NO_CELLS,
         spec=hardware("ort_cpu"),
+        annotate=AnnotateOptions(),
     )
     inputs = load(cast(Any, settings))
     assert inputs.aside is inputs.judge is not inputs.search

@@ -8,11 +8,24 @@ from numpy.typing import NDArray
 
 from quantpipe import intmath
 from quantpipe.graph.quantized.grids import grid_of, refused, type_of, whole
-from quantpipe.graph.quantized.tables import CAST, LIMITS, MULTIPLY, ON_INTEGERS, QUANTIZE, SUBTRACT, TRANSPOSE
+from quantpipe.graph.quantized.tables import (
+    CAST,
+    CHOOSING,
+    CLIP,
+    LIMITS,
+    MULTIPLY,
+    ON_INTEGERS,
+    PLACES,
+    QUANTIZE,
+    RELU,
+    SUBTRACT,
+    TRANSPOSE,
+)
 from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
-from quantpipe.graph.rewrites.tools import attribute, constant, only_user
+from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user
 from quantpipe.types import Grid
 
+WHOLE = frozenset(ir.DataType[name] for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32", "INT64"))
 CARRIED = (
     ". Where quantpipe wrote the file, and a ConvTranspose of it runs on whole numbers, give its QOperator form "
     "(realize=qoperator), or the float model"
@@ -72,6 +85,9 @@ def multiplied(walk: Walk, node: ir.Node) -> None:
     known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
     if known is None or known.grid is None or not known.grid.single:
         return
+    if attribute(node, "to") in WHOLE:  # on the way to a kernel that has no bytes, and back
+        walk.keep(node.outputs[0], known.real, known.grid, constant=known.constant)
+        return
     if attribute(node, "to") != ir.DataType.FLOAT:
         return
     centred, zero = node.outputs[0], int(known.grid.zero)
@@ -109,12 +125,12 @@ def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
 
 
 def move(walk: Walk, node: ir.Node) -> None:
-    """Let an op that moves integers move the real numbers that they stand for."""
-    count = ON_INTEGERS[node.op_type] or len(node.inputs)
-    data = [v for v in node.inputs[:count] if v is not None]
-    found = [walk.stored.get(v) for v in data]
-    grids = [s.grid for s in found if s is not None and s.grid is not None]
-    if not data or len(grids) < len(data):
+    """Let an op that moves integers, or chooses among some, do so with the real numbers that they stand for."""
+    named = CHOOSING.get(node.op_type) or range(ON_INTEGERS.get(node.op_type, 0) or len(node.inputs))
+    ports = [port for port in named if node.inputs[port] is not None]
+    found = {port: walk.stored.get(value) for port in ports if (value := node.inputs[port]) is not None}
+    grids = [s.grid for s in found.values() if s is not None and s.grid is not None]
+    if not grids or len(grids) < len(ports):
         return
     if any(not grids[0].same(g) for g in grids[1:]):
         raise refused(
@@ -122,17 +138,22 @@ def move(walk: Walk, node: ir.Node) -> None:
             f"its inputs are integers of different scales ({grids[0].scale.reshape(-1)[0]:g} and others); legal is one "
             "scale for all, or a QuantizeLinear behind it",
         )
-    real = [s.real for s in found if s is not None]
+    inputs = [(s.real if (s := found.get(port)) is not None else value) for port, value in enumerate(node.inputs)]
     made = ir.Node(
         "",
         node.op_type,
-        inputs=[*real, *node.inputs[count:]],
+        inputs=inputs,
         attributes=list(node.attributes.values()),
         num_outputs=len(node.outputs),
         name=node.name,
     )
     walk.graph.insert_before(node, made)
     for old, new in zip(node.outputs, made.outputs, strict=True):
+        if node.op_type in PLACES and old is not node.outputs[0]:
+            name, old.name = old.name, None
+            new.name, new.type, new.shape = name, old.type, old.shape
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            continue
         new.name, new.type = walk.real_name(old), FLOAT
         walk.keep(old, new, grids[0])
 
@@ -150,6 +171,7 @@ def limit(walk: Walk, node: ir.Node) -> None:
         value = node.inputs[place] if place is not None and place < len(node.inputs) else None
         array = whole(value)
         if value is not None and (array is None or array.size != 1):
+            move(walk, node)  # chosen among integers, in the case of Max and Min
             return
         ends.append(None if array is None else int(array.reshape(())))
     if known is None or known.grid is None:
@@ -165,7 +187,49 @@ def limit(walk: Walk, node: ir.Node) -> None:
             f"it bounds integers to {grid.low} to {grid.high}, and their zero point is {zero[0]}; legal are bounds "
             "around it",
         )
+    if not known.constant and _read_beside(walk, source, node):
+        real = _bounded(walk, node, known.real, known.grid, ends=(grid.low, grid.high))
+        walk.keep(node.outputs[0], real, known.grid)  # the node bounds them: they keep the bits that they have
+        return
     walk.keep(node.outputs[0], known.real, grid, constant=known.constant)
+
+
+def _read_beside(walk: Walk, integers: ir.Value | None, node: ir.Node) -> bool:
+    """Whether somebody else reads integers, or their real numbers, as they are without the bounds."""
+    return integers is not None and (integers.is_graph_output() or any(u.node is not node for u in integers.uses()))
+
+
+def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: tuple[int, int]) -> ir.Value:
+    """The real Relu or Clip that bounds of integers stand for, which others read without them."""
+    zero, scale = int(np.atleast_1d(before.zero)[0]), np.float32(np.atleast_1d(before.scale)[0])
+    low = None if ends[0] == before.low else ends[0]
+    high = None if ends[1] == before.high else ends[1]
+    if low == zero and high is None:
+        return walk.node(node, RELU, [real], attributes={})
+    limits = [
+        None if end is None else new_constant(walk.graph, f"{node.name}/{side}", np.asarray((end - zero) * scale))
+        for side, end in (("low", low), ("high", high))
+    ]
+    return walk.node(node, CLIP, [real, *limits], attributes={})
+
+
+def pad(walk: Walk, node: ir.Node) -> None:
+    """Let a Pad of integers pad the real numbers that they stand for, with the one that its integer stands for."""
+    data = node.inputs[0]
+    known = walk.stored.get(data) if data is not None else None
+    if known is None or known.grid is None or not known.grid.single:
+        return
+    inputs = list(node.inputs)[1:]
+    if attribute(node, "mode", "constant") == "constant":
+        filled = whole(inputs[1]) if len(inputs) > 1 and inputs[1] is not None else np.zeros(1, np.int64)
+        if filled is None or filled.size != 1:
+            return  # computed: the node stays
+        real = intmath.dequantize(filled.reshape(()), known.grid.scale.reshape(()), known.grid.zero.reshape(()))
+        inputs[1:2] = [new_constant(walk.graph, f"{node.name}/filled", np.asarray(real)) if np.any(real) else None]
+    made = ir.Node("", node.op_type, [known.real, *inputs], list(node.attributes.values()), name=node.name)
+    walk.graph.insert_before(node, made)
+    made.outputs[0].name, made.outputs[0].type = walk.real_name(node.outputs[0]), FLOAT
+    walk.keep(node.outputs[0], made.outputs[0], known.grid)
 
 
 def fold(walk: Walk, node: ir.Node) -> None:
@@ -192,11 +256,12 @@ def refuse_open(walk: Walk, model: ir.Model) -> None:
     Whoever stores a tensor in integers says how they are read: a DequantizeLinear, or an op that has scales.
     """
     for node in model.graph:
-        if node.op_type != QUANTIZE or node.outputs[0] not in walk.stored:
+        stores = node.op_type == QUANTIZE or node.op_type.startswith("QLinear")
+        if not stores or node.outputs[0] not in walk.stored:
             continue
         readers = [u.node for u in node.outputs[0].uses()]
         plain = [n for n in readers if n.domain in ("", "ai.onnx") and not n.op_type.startswith(("QLinear", "Dynamic"))]
-        if plain or not readers:
+        if plain or (not readers and node.op_type == QUANTIZE):
             what = (
                 f"{plain[0].op_type} {plain[0].name!r} reads its integers as numbers" if plain else "nothing reads it"
             )

@@ -16,11 +16,12 @@ import onnx_ir.passes.common as common_passes
 from quantpipe.graph.external_weights import copied
 from quantpipe.graph.integer_ops import INTEGER_OPS
 from quantpipe.graph.quantized.dynamic import dynamic_quantize, fused_product, integer_product, packed_product
-from quantpipe.graph.quantized.qdq import dequantize, fold, limit, move, multiplied, quantize, refuse_open
+from quantpipe.graph.quantized.qdq import dequantize, fold, limit, move, multiplied, pad, quantize, refuse_open
 from quantpipe.graph.quantized.qonnx import as_qdq
 from quantpipe.graph.quantized.qoperator import integer_op
 from quantpipe.graph.quantized.tables import (
     CAST,
+    CHOOSING,
     DEQUANTIZE,
     DOMAINS,
     DYNAMIC_MATMUL,
@@ -29,6 +30,7 @@ from quantpipe.graph.quantized.tables import (
     LIMITS,
     NBITS,
     ON_INTEGERS,
+    PAD,
     QONNX,
     QUANTIZE,
     TO_FLOAT,
@@ -41,8 +43,9 @@ Step = Callable[[Walk, ir.Node], None]
 
 READERS: Mapping[str, Step] = {
     **dict.fromkeys(INTEGER_OPS, integer_op),
-    **dict.fromkeys(ON_INTEGERS, move),
+    **dict.fromkeys((*ON_INTEGERS, *CHOOSING), move),
     **dict.fromkeys(LIMITS, limit),
+    PAD: pad,
     **dict.fromkeys(INTEGER_PRODUCTS, integer_product),
     QUANTIZE: quantize,
     DEQUANTIZE: dequantize,
@@ -54,7 +57,7 @@ READERS: Mapping[str, Step] = {
 }
 """Op -> how its integers are read."""
 
-MARKS = frozenset(READERS) - set(ON_INTEGERS) - set(LIMITS) - {CAST}
+MARKS = frozenset(READERS) - {*ON_INTEGERS, *CHOOSING, *LIMITS, CAST, PAD}
 """Ops that a model without integers does not have."""
 
 

@@ -30,9 +30,19 @@ ON_INTEGERS: Mapping[str, int] = {
     "DepthToSpace": 1,
     "SpaceToDepth": 1,
     "Resize": 1,
+    "ReduceMax": 1,
+    "ReduceMin": 1,
+    "GlobalMaxPool": 1,
     "Concat": 0,
 }
 """Ops that move integers about and leave their scale: op -> how many of its inputs are data (0: all of them)."""
+
+CHOOSING: Mapping[str, tuple[int, ...]] = {"Where": (1, 2), "Max": (), "Min": (), "TopK": (0,)}
+"""Ops that choose among integers of one scale: op -> which of its inputs are data (none named: all of them). With a
+constant, Max and Min bound them."""
+
+PLACES = ("TopK",)
+"""Ops that also say where what they chose stood."""
 
 LIMITS: Mapping[str, tuple[int | None, int | None]] = {"Clip": (1, 2), "Max": (1, None), "Min": (None, 1)}
 """Ops that bound integers to fewer bits: op -> (the input that is the least, the input that is the greatest)."""
@@ -59,7 +69,7 @@ QONNX_QUANT, QONNX_BIPOLAR, QONNX_TRUNC = "Quant", "BipolarQuant", "Trunc"
 
 CAST, TRANSPOSE, MULTIPLY, DIVIDE, ADD, SUBTRACT = "Cast", "Transpose", "Mul", "Div", "Add", "Sub"
 CONV, MATMUL = "Conv", "MatMul"
-CLIP, RELU, IDENTITY, RESHAPE, MAX = "Clip", "Relu", "Identity", "Reshape", "Max"
+CLIP, RELU, IDENTITY, RESHAPE, MAX, PAD = "Clip", "Relu", "Identity", "Reshape", "Max", "Pad"
 APPROXIMATED = ("Softmax",)
 """Ops of rows that onnxruntime replaces by an approximation in integers between DequantizeLinear and QuantizeLinear."""
 ROUNDINGS = ("Floor", "Round")

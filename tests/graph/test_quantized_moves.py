@@ -1,0 +1,87 @@
+"""What bounds, pads and chooses among integers in a file is the op of real numbers that it stands for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from quantpipe.data import SampleSets
+from quantpipe.errors import ModelError
+from tests.explain.planted import run
+from tests.ops.line import Net
+
+PIXELS = np.random.default_rng(0).standard_normal((32, 4, 8, 8)).astype(np.float32)
+SAMPLES = SampleSets(calibrate=PIXELS[:12], search=PIXELS[12:20], evaluate=PIXELS[20:])
+
+
+def ends(net: Net, *results: str) -> Net:
+    net.output(*(net.conv(x, 4, 3, 1, 1) for x in results))
+    return net
+
+
+def front(net: Net) -> tuple[str, str]:
+    x = net.input(None, 4, 8, 8)
+    return net.conv(x, 4, 4, 1, 1, name="a"), net.conv(x, 4, 4, 1, 1, name="b")
+
+
+def clamps(net: Net) -> Net:
+    """Bounds of a tensor that others read without them: a Relu, a Clip and a Clip of one side."""
+    a, b = front(net)
+    low, high = (net.constant(np.float32(v)) for v in (-0.4, 0.7))
+    clipped = net.node("Clip", a, low, high)
+    return ends(net, a, b, clipped, net.node("Relu", b), net.node("Clip", b, "", high))
+
+
+def pads(net: Net) -> Net:
+    a, _ = front(net)
+    sides = net.constant(np.int64([0, 0, 1, 1, 0, 0, 1, 1]))
+    padded = net.node("Pad", a, sides, net.constant(np.float32(0.5)))
+    return ends(net, a, net.node("Pad", a, sides), padded, net.node("Pad", a, sides, mode="reflect"))
+
+
+def choices(net: Net) -> Net:
+    a, b = front(net)
+    where = net.node("Where", net.constant(np.arange(256).reshape(1, 4, 8, 8) % 3 == 0), a, b)
+    greatest = net.node("Add", a, net.node("ReduceMax", b, net.constant(np.int64([2, 3])), keepdims=1))
+    return ends(net, where, net.node("Max", a, b), net.node("Min", a, b), net.top(a, 8, axis=3), greatest)
+
+
+NETS = {"clamps": clamps, "pads": pads, "choices": choices}
+
+
+def outputs(path: Path) -> list[Any]:
+    options = ort.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    found: list[Any] = ort.InferenceSession(str(path), options).run(None, {"x": PIXELS[20:]})
+    return found
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("name", NETS)
+def test_a_file_of_ours_comes_back_with_the_same_outputs(name: str, form: str, tmp_path: Path) -> None:
+    onnx.save(NETS[name](Net(seed=3, opset=18)).proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize=form)
+    again = run(SAMPLES, tmp_path / "again", model=first.model_path, realize=form)
+    assert again.report["agreement"]["differing"] == 0
+    for one, other in zip(outputs(first.model_path), outputs(again.model_path), strict=True):
+        np.testing.assert_array_equal(other, one)
+
+
+def test_a_reader_of_integers_that_nobody_knows_is_named_behind_any_op_with_scales(tmp_path: Path) -> None:
+    net = Net(seed=3, opset=18)
+    onnx.save(ends(net, *front(net)).proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize="qoperator")
+    model = onnx.load(first.model_path)
+    (conv,) = [n for n in model.graph.node if n.name == "a"]
+    assert conv.op_type == "QLinearConv"
+    odd = onnx.helper.make_node("Mod", [conv.output[0], conv.output[0]], ["odd"], name="odd")
+    model.graph.node.append(odd)
+    model.graph.output.append(onnx.helper.make_tensor_value_info("odd", onnx.TensorProto.UINT8, None))
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(ModelError, match=r"QLinearConv 'a'.*Mod 'odd' reads its integers as numbers"):
+        run(SAMPLES, tmp_path / "again", model=tmp_path / "odd.onnx")
