@@ -61,6 +61,7 @@ def outputs(path: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("form", ["qdq", "qoperator"])
 @pytest.mark.parametrize("name", NETS)
 def test_a_file_of_ours_comes_back_with_the_same_outputs(name: str, form: str, tmp_path: Path) -> None:

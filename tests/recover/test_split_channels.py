@@ -182,6 +182,7 @@ def planted(path: Path) -> Path:
     return path
 
 
+@pytest.mark.program
 def test_a_run_with_a_split_gives_what_explain_promised(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).random((96, 1, 8, 8), dtype=np.float32)
     samples = SampleSets(calibrate=pixels[:48], search=pixels[48:72], evaluate=pixels[72:])
