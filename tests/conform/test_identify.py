@@ -115,6 +115,7 @@ def test_what_has_no_dump_is_not_tested_and_the_probe_that_would_decide_is_named
     assert by_name["accumulator"]["state"] != "found"
 
 
+@pytest.mark.program
 def test_a_device_that_no_file_describes_is_unexplained() -> None:
     spec = "tflite_int8"
     dumps = []
