@@ -24,8 +24,9 @@ _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""
 
 
-_LATER = ("qdq_bias", "split_channels")
-"""Fields that came later, and are left out while they say nothing: folders of before do not tell of them."""
+_LATER = ("qdq_bias", "single_ratio", "split_channels")
+"""Fields that came later, at any depth, and are left out while they say nothing: folders of before do not tell of them.
+"""
 
 
 def part(settings: Settings, key: str) -> Any:
@@ -40,7 +41,7 @@ def part(settings: Settings, key: str) -> Any:
         function), what the configuration says of that part.
     """
     try:
-        return plain(PARTS[key](settings) if key in PARTS else getattr(settings, key))
+        return _told(plain(PARTS[key](settings) if key in PARTS else getattr(settings, key)))
     except TypeError:
         return settings.config.get(key)
 
@@ -88,8 +89,14 @@ PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
 
 def _fields(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(value) if field.name not in without]
-    found = {name: getattr(value, name) for name in names}
-    return {name: one for name, one in found.items() if one or name not in _LATER}
+    return {name: getattr(value, name) for name in names}
+
+
+def _told(value: Any) -> Any:
+    """Plain data without fields that came later and say nothing."""
+    if isinstance(value, Mapping):
+        return {name: _told(one) for name, one in value.items() if one or name not in _LATER}
+    return [_told(one) for one in value] if isinstance(value, list) else value
 
 
 def _made(value: Any) -> Any:

@@ -135,3 +135,11 @@ def test_a_function_of_the_user_is_told_as_it_was_configured(base: Settings) -> 
     settings = replace(base, config={**base.config, "dataset": configured})
     assert part(replace(settings, dataset=Held(len)), "dataset") == configured
     assert part(replace(settings, dataset=Held(3)), "dataset") == {"target": 3}
+
+
+def test_folders_of_before_do_not_tell_of_what_came_later(base: Settings) -> None:
+    """Fields at any depth: none of their names is anywhere in what is told of a run that does not use them."""
+    told = str({key: part(base, key) for key in PARTS})
+    assert not [name for name in ("qdq_bias", "single_ratio", "split_channels") if name in told]
+    spec = replace(base.spec, requantize=replace(base.spec.requantize, single_ratio=True))
+    assert "single_ratio" in str(part(replace(base, spec=spec), "hardware"))

@@ -86,3 +86,31 @@ def test_a_reader_of_integers_that_nobody_knows_is_named_behind_any_op_with_scal
     onnx.save(model, tmp_path / "odd.onnx")
     with pytest.raises(ModelError, match=r"QLinearConv 'a'.*Mod 'odd' reads its integers as numbers"):
         run(SAMPLES, tmp_path / "again", model=tmp_path / "odd.onnx")
+
+
+def test_a_cast_that_changes_integers_is_no_move(tmp_path: Path) -> None:
+    """Bytes read as signed ones are other numbers; wider ones, and these back in bytes, are the same."""
+    net = Net(seed=3, opset=18)
+    onnx.save(ends(net, *front(net)).proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize="qoperator")
+    for back, legal in ((onnx.TensorProto.UINT8, True), (onnx.TensorProto.INT8, False)):
+        model = onnx.load(first.model_path)
+        (at,) = [i for i, n in enumerate(model.graph.node) if n.name == "a"]
+        conv = model.graph.node[at]
+        name, conv.output[0] = conv.output[0], "before"
+        wide = onnx.helper.make_node("Cast", ["before"], ["wide"], name="wide", to=onnx.TensorProto.INT32)
+        cast = [onnx.helper.make_node("Cast", ["wide"], ["narrow"], name="narrow", to=back)]
+        if not legal:
+            cast.append(onnx.helper.make_node("Cast", ["narrow"], [name], name="again", to=onnx.TensorProto.UINT8))
+        else:
+            cast[0].output[0] = name
+        for node in reversed([wide, *cast]):
+            model.graph.node.insert(at + 1, node)
+        onnx.save(model, tmp_path / "cast.onnx")
+        if legal:
+            again = run(SAMPLES, tmp_path / "again", model=tmp_path / "cast.onnx", realize="qoperator")
+            for one, other in zip(outputs(first.model_path), outputs(again.model_path), strict=True):
+                np.testing.assert_array_equal(other, one)
+            continue
+        with pytest.raises(ModelError, match=r"Cast '(narrow|wide)' reads its integers as numbers"):
+            run(SAMPLES, tmp_path / "refused", model=tmp_path / "cast.onnx")

@@ -25,7 +25,8 @@ from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
 from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user
 from quantpipe.types import Grid
 
-WHOLE = frozenset(ir.DataType[name] for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32", "INT64"))
+WIDE = (ir.DataType.INT32, ir.DataType.INT64)
+"""Types that hold all integers of a grid, and change none."""
 CARRIED = (
     ". Where quantpipe wrote the file, and a ConvTranspose of it runs on whole numbers, give its QOperator form "
     "(realize=qoperator), or the float model"
@@ -80,15 +81,17 @@ def multiplied(walk: Walk, node: ir.Node) -> None:
     """Take (q - z)·s away where it is written as Cast, Sub and Mul: it is what a DequantizeLinear gives.
 
     Files say it so where a runtime must not see a DequantizeLinear, as realized QDQ files do in front of a Softmax.
-    A zero point of 0 needs no Sub. What does not end in a Mul by the scale stays as it is.
+    A zero point of 0 needs no Sub. What does not end in a Mul by the scale stays as it is. A Cast to wider integers, or
+    back to the type that they are stored in, changes none of them, and they keep what they stand for.
     """
     known = walk.stored.get(node.inputs[0]) if node.inputs[0] is not None else None
     if known is None or known.grid is None or not known.grid.single:
         return
-    if attribute(node, "to") in WHOLE:  # on the way to a kernel that has no bytes, and back
+    target = ir.DataType(attribute(node, "to"))
+    if target in WIDE or target.name.lower() == known.grid.dtype:  # to a kernel that has no bytes, or back from there
         walk.keep(node.outputs[0], known.real, known.grid, constant=known.constant)
         return
-    if attribute(node, "to") != ir.DataType.FLOAT:
+    if target != ir.DataType.FLOAT:
         return
     centred, zero = node.outputs[0], int(known.grid.zero)
     found = _only_reader(walk, centred, SUBTRACT, zero)
@@ -187,21 +190,21 @@ def limit(walk: Walk, node: ir.Node) -> None:
             f"it bounds integers to {grid.low} to {grid.high}, and their zero point is {zero[0]}; legal are bounds "
             "around it",
         )
-    if not known.constant and _read_beside(walk, source, node):
+    if not known.constant and known.grid.single and _read_beside(source, node):
         real = _bounded(walk, node, known.real, known.grid, ends=(grid.low, grid.high))
         walk.keep(node.outputs[0], real, known.grid)  # the node bounds them: they keep the bits that they have
         return
     walk.keep(node.outputs[0], known.real, grid, constant=known.constant)
 
 
-def _read_beside(walk: Walk, integers: ir.Value | None, node: ir.Node) -> bool:
-    """Whether somebody else reads integers, or their real numbers, as they are without the bounds."""
+def _read_beside(integers: ir.Value | None, node: ir.Node) -> bool:
+    """Whether somebody else reads integers as they are, without the bounds of this node."""
     return integers is not None and (integers.is_graph_output() or any(u.node is not node for u in integers.uses()))
 
 
 def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: tuple[int, int]) -> ir.Value:
     """The real Relu or Clip that bounds of integers stand for, which others read without them."""
-    zero, scale = int(np.atleast_1d(before.zero)[0]), np.float32(np.atleast_1d(before.scale)[0])
+    zero, scale = int(before.zero), np.float32(before.scale)
     low = None if ends[0] == before.low else ends[0]
     high = None if ends[1] == before.high else ends[1]
     if low == zero and high is None:
@@ -217,7 +220,7 @@ def pad(walk: Walk, node: ir.Node) -> None:
     """Let a Pad of integers pad the real numbers that they stand for, with the one that its integer stands for."""
     data = node.inputs[0]
     known = walk.stored.get(data) if data is not None else None
-    if known is None or known.grid is None or not known.grid.single:
+    if known is None or known.grid is None or not known.grid.single or len(node.inputs) < 2:
         return
     inputs = list(node.inputs)[1:]
     if attribute(node, "mode", "constant") == "constant":
