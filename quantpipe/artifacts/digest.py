@@ -55,8 +55,12 @@ def digest_bytes(data: bytes | memoryview) -> str:
 
 def digest_json(payload: Any) -> str:
     """Return the digest of the canonical JSON (sorted keys, no spaces, ASCII): equal values give equal digests."""
-    text = json.dumps(plain(payload), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return digest_bytes(text.encode())
+    return digest_plain(plain(payload))
+
+
+def digest_plain(payload: Any) -> str:
+    """Return what `digest_json` returns, of a value that `plain` has made: it is not looked through again."""
+    return digest_bytes(json.dumps(payload, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
 def digest_array(array: NDArray[Any]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quantpipe.artifacts.digest import digest_json, plain
+from quantpipe.artifacts.digest import digest_plain, plain
 
 _SHOWN_CHARACTERS = 60
 _ABSENT = object()
@@ -32,7 +32,7 @@ class Origin:
     @property
     def digest(self) -> str:
         """Return the digest of all four parts."""
-        return digest_json([self.format, self.kind, self.inputs, self.config])
+        return digest_plain([self.format, self.kind, self.inputs, self.config])
 
     def header(self, content: str | None = None) -> dict[str, Any]:
         """Return what is written into the artifact; `content` is the digest of the artifact's own content.

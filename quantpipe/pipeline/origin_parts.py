@@ -40,10 +40,12 @@ def part(settings: Settings, key: str) -> Any:
         A JSON value. Where an object cannot be told as one (it is no dataclass of plain fields, or one of them is a
         function), what the configuration says of that part.
     """
-    try:
-        return _told(plain(PARTS[key](settings) if key in PARTS else getattr(settings, key)))
-    except TypeError:
-        return settings.config.get(key)
+    if key not in settings.told:
+        try:
+            settings.told[key] = _told(plain(PARTS[key](settings) if key in PARTS else getattr(settings, key)))
+        except TypeError:
+            settings.told[key] = settings.config.get(key)
+    return settings.told[key]
 
 
 def device_part(spec: HardwareSpec) -> dict[str, Any]:

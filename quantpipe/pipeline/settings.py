@@ -268,6 +268,8 @@ class Settings:
     """Forms that are written beside realize/model.onnx, which has that of `backend`."""
     exact_implied: bool = False
     """Whether nobody asked for the form of model.onnx: it is written because no other one is exact."""
+    told: dict[str, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """Parts as plain data, each made once: every artifact's origin asks for several."""
 
     @property
     def estimation(self) -> str:

@@ -190,7 +190,7 @@ def limit(walk: Walk, node: ir.Node) -> None:
             f"it bounds integers to {grid.low} to {grid.high}, and their zero point is {zero[0]}; legal are bounds "
             "around it",
         )
-    if not known.constant and known.grid.single and _read_beside(source, node):
+    if not known.constant and known.grid.single and (_read_beside(source, node) or not _of_bits(grid)):
         real = _bounded(walk, node, known.real, known.grid, ends=(grid.low, grid.high))
         walk.keep(node.outputs[0], real, known.grid)  # the node bounds them: they keep the bits that they have
         return
@@ -200,6 +200,12 @@ def limit(walk: Walk, node: ir.Node) -> None:
 def _read_beside(integers: ir.Value | None, node: ir.Node) -> bool:
     """Whether somebody else reads integers as they are, without the bounds of this node."""
     return integers is not None and (integers.is_graph_output() or any(u.node is not node for u in integers.uses()))
+
+
+def _of_bits(grid: Grid) -> bool:
+    """Whether bounds are those of fewer bits (0 to 15, -7 to 7), not those of an activation (its zero point to 255)."""
+    count = grid.high - grid.low + 1
+    return any(c & (c - 1) == 0 for c in (count, count + 1))
 
 
 def _bounded(walk: Walk, node: ir.Node, real: ir.Value, before: Grid, *, ends: tuple[int, int]) -> ir.Value:

@@ -88,7 +88,9 @@ class Canvas:
     def svg(self) -> str:
         """Return the figure as an `<svg>` element."""
         stream = io.StringIO()
-        self.figure.savefig(stream, format="svg", metadata={"Date": None}, bbox_inches="tight", pad_inches=0.04)
+        # The box is asked for here: "tight" would draw the whole figure once more to find it.
+        box = self.figure.get_tightbbox().padded(0.04)
+        self.figure.savefig(stream, format="svg", metadata={"Date": None}, bbox_inches=box)
         text = _HEAD.sub("", stream.getvalue(), count=1)
         text = _COMMENT.sub("", _METADATA.sub("", text))
         text = _FONTS.sub("", text)
