@@ -217,11 +217,12 @@ def keeps_rows(node: Node, graph: Graph) -> bool:
 
     Such nodes lay rows flat or put them back, choose or repeat some, or average over them.
     """
+    if node.op not in (*ROW_AXES, *VIEWS, *REPEATS):  # others may leave their first output out, as an LSTM does
+        return False
     before, after = graph.shapes[node.inputs[0]], graph.shapes[node.outputs[0]]
-    same = bool(before) and before[-1:] == after[-1:]
-    if node.op in ROW_AXES:
-        return same and _spares_last(node, graph, len(before))
-    return same and node.op in (*VIEWS, *REPEATS)
+    if not before or before[-1:] != after[-1:]:
+        return False
+    return node.op not in ROW_AXES or _spares_last(node, graph, len(before))
 
 
 REPEATS = ("Expand",)
