@@ -112,6 +112,12 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
 
     if found[:1] == (1,) and fits(found[1:]):
         return "A sample has no batch axis of its own: leave its first axis of size 1 out."
+    whole = feed.port.shape
+    if len(whole) == len(found) and all(w in (None, n) for w, n in zip(whole, found, strict=True)):
+        return (
+            "The first axis of an input is that of the samples. Where this input takes what an output gave for the "
+            f"sample before, leave it out of the data and say which output: dataset.state={{OUTPUT: {feed.port.name}}}."
+        )
     if len(wanted) == len(found) == 3:
         if fits((found[2], found[0], found[1])):
             first = "dataset.source_layout=NHWC and " if as_is else ""

@@ -183,6 +183,12 @@ def test_refused(target: Any, match: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_an_input_given_with_all_of_its_axes_may_be_a_state() -> None:
+    inputs = [TensorInfo("x", (1, 5), "float32"), TensorInfo("state", (2, 1, 3), "float32")]
+    with pytest.raises(DataError, match=r"'state' takes \[2, 1, 3\].*is \[N, 2, 1, 3\].*dataset\.state=\{OUTPUT: state\}"):
+        splits_of(lambda: [{"x": vector(0), "state": np.zeros((2, 1, 3), np.float32)}] * 8, inputs)
+
+
 def test_several_inputs_need_names() -> None:
     with pytest.raises(DataError, match=r"2 inputs \('ids' \(\[N, \?\] int64\), 'mask' \(\[N, \?\] bool\)\)"):
         splits_of(lambda: [vector(0)] * 8, TWO)
