@@ -58,16 +58,18 @@ def bounded_group(group: ScaleGroup, most: Mapping[str, int], ends: Mapping[str,
     said = [ends[t] for t in group.tensors if t in ends]
     if said:
         bits = min(max(said), group.dtype.bits)
-        return replace(group, max_bits=bits, min_bits=bits)
-    return replace(group, max_bits=min([group.max_bits, *(most[t] for t in group.tensors if t in most)]))
+        return replace(group, max_bits=bits, min_bits=bits, raised_bits=0)
+    top = min((most[t] for t in group.tensors if t in most), default=WIDEST)
+    return replace(group, max_bits=min(group.max_bits, top), raised_bits=min(group.raised_bits, top))
 
 
 def bounded_weight(site: WeightSite, most: Mapping[str, int], ends: Mapping[str, int]) -> WeightSite:
     """Return a weight with the bits that are said of it; see `bounded_group`."""
     if site.tensor in ends:
         bits = min(ends[site.tensor], site.dtype.bits)
-        return replace(site, max_bits=bits, min_bits=bits)
-    return replace(site, max_bits=min(site.max_bits, most.get(site.tensor, WIDEST)))
+        return replace(site, max_bits=bits, min_bits=bits, raised_bits=0)
+    top = most.get(site.tensor, WIDEST)
+    return replace(site, max_bits=min(site.max_bits, top), raised_bits=min(site.raised_bits, top))
 
 
 def _accumulates(graph: Graph, kernel: Kernel) -> bool:

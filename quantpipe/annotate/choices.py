@@ -44,6 +44,7 @@ def choice_space(
     structural: Sequence[Choice] = (),
     *,
     gains: Gains | None = None,
+    raised: bool = False,
 ) -> ChoiceSpace:
     """Return the choices in graph order.
 
@@ -57,6 +58,7 @@ def choice_space(
             groups that are not there have no such choice.
         structural: choices that lead to other topologies.
         gains: where `annotate.choices` has `auto`, only bits that the device gains from are offered; None: all of them.
+        raised: whether all bits are offered that there are, those beyond the device's default (`raise_to`) first.
 
     Returns:
         The space.
@@ -64,13 +66,13 @@ def choice_space(
     choices: list[Choice] = []
     steps = tuple(sorted(_steps(options), key=lambda s: (s != 0, s)))
     for group in topology.groups:
-        choices.append(_bits(group.key, group, group.tensors, options=options, gains=gains))
+        choices.append(_bits(group.key, group, group.tensors, options=options, gains=gains, raised=raised))
         if len(steps) > 1 and group.fixed is None:
             choices.append(Choice(step_key(group.key), ChoiceKind.STEP, steps, group.edges, graded=False))
         clips = tuple((percents or {}).get(group.key, ()))
         if len(clips) > 1 and group.fixed is None:
             choices.append(Choice(clip_key(group.key), ChoiceKind.CLIP, clips, group.edges, graded=False))
-    choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains) for w in topology.weights]
+    choices += [_bits(w.tensor, w, (w.tensor,), options=options, gains=gains, raised=raised) for w in topology.weights]
     choices += [_table_bits(t, options) for t in topology.tables]
     if not choices:
         raise ConfigError(
@@ -119,7 +121,7 @@ def bits_of(topology: Topology, assignment: Assignment, reference: Topology | No
     for group in topology.groups:
         owner = _owner(group, reference)
         bits = int(assignment[bits_key(owner)]) if owner is not None else group.max_bits
-        found |= dict.fromkeys(group.tensors, max(min(bits, group.max_bits), min(group.min_bits, group.max_bits)))
+        found |= dict.fromkeys(group.tensors, max(min(bits, group.widest), min(group.min_bits, group.max_bits)))
     return found | {site.tensor: int(assignment[bits_key(site.tensor)]) for site in topology.stored_constants}
 
 
@@ -131,6 +133,12 @@ def steps_of(topology: Topology, assignment: Assignment, reference: Topology | N
 def clips_of(topology: Topology, assignment: Assignment, reference: Topology | None = None) -> dict[str, int]:
     """Return a mapping: group key -> percent of the estimated range that is kept."""
     return {g.key: int(assignment.get(clip_key(_owner(g, reference) or ""), 100)) for g in topology.groups}
+
+
+def raised_choice(site: ScaleGroup | WeightSite) -> Choice:
+    """Return the choice between the default's bits of a scale group or a weight and those it may be raised to."""
+    name = site.key if isinstance(site, ScaleGroup) else site.tensor
+    return Choice(bits_key(name), ChoiceKind.BITS, (site.max_bits, site.widest), site.edges, graded=False)
 
 
 def range_choice(group: ScaleGroup) -> Choice:
@@ -164,10 +172,13 @@ def _bits(
     *,
     options: AnnotateOptions,
     gains: Gains | None,
+    raised: bool,
 ) -> Choice:
     most = site.max_bits
     least = min(max(options.min_bits, site.min_bits), most)
-    if ChoiceKind.BITS in options.choices or (AUTO in options.choices and gains is None):
+    if raised and site.widest > most:
+        found = tuple(range(site.widest, least - 1, -1))
+    elif ChoiceKind.BITS in options.choices or (AUTO in options.choices and gains is None):
         found = tuple(range(most, least - 1, -1))
     elif AUTO in options.choices and gains is not None:
         found = gains.options(tensors, most, least)

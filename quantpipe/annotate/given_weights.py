@@ -49,14 +49,16 @@ def settled(
         blocks = given_blocks(weight, site, schema.weights)
         if isinstance(blocks, str):
             return site
-        return replace(site, max_bits=blocks.bits, min_bits=blocks.bits, frozen=True)
+        return replace(site, max_bits=blocks.bits, min_bits=blocks.bits, frozen=True, raised_bits=0)
     found = fitted_weight(weight, site.channel_axis, site.dtype, spec=spec, schema=schema)
     return site if found.thresholds is None else replace(_with(site, found), frozen=given.keep.integers)
 
 
 def _with(site: WeightSite, found: FittedWeight) -> WeightSite:
     bits = found.bits
-    return replace(site, axis=found.axis, max_bits=bits, min_bits=bits, fixed=found.thresholds, block=None)
+    return replace(
+        site, axis=found.axis, max_bits=bits, min_bits=bits, fixed=found.thresholds, block=None, raised_bits=0
+    )
 
 
 def _stated(site: WeightSite, stated: Constraint, graph: Graph) -> GivenWeight:

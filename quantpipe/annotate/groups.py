@@ -111,7 +111,8 @@ def scale_groups(
     groups = []
     for members in in_order(ties):
         sources = tuple(m for m in members if m not in derived) or members
-        most = min(min(dtypes[m].bits for m in members), spec.activations.bits)
+        widest = min(dtypes[m].bits for m in members)
+        most = min(widest, spec.activations.bits)
         pin = pinned.get(ties[members[0]])
         fewest = max((least[m] for m in members if m in least), default=2)
         if pin is not None and pin.bits is not None:
@@ -130,6 +131,7 @@ def scale_groups(
                 _reading(members, readers, graph),
                 fewest,
                 pin.range if pin is not None else None,
+                min(widest, spec.activations.raise_to) if pin is None else 0,
             )
         )
     return Solved(tuple(groups), tuple(solved))
@@ -199,7 +201,9 @@ def weight_sites(
         block = spec.weights.block
         if block is not None and block.are_real != (found[0].form is Form.FLOAT):
             block = None  # kernels in integers take no float scales
-        sites.append(WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=block))
+        raised = min(dtype.bits, spec.weights.raise_to) if block is None else 0
+        site = WeightSite(tensor, nodes, dtype, channel_axis, axis, most, keys, fewest, block=block, raised_bits=raised)
+        sites.append(site)
     return tuple(sites)
 
 

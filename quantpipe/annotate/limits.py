@@ -44,6 +44,10 @@ class ChoiceLimits:
         if not isinstance(self.freeze, list | tuple) or not all(isinstance(p, str) for p in self.freeze):
             raise ConfigError(f"is {self.freeze!r}; legal is a list of patterns", where="choices.freeze")
 
+    def names(self, key: str) -> bool:
+        """Return whether the user says something of a choice, by its key."""
+        return any(fnmatch.fnmatchcase(key, pattern) for pattern in (*self.fix, *self.restrict, *self.freeze))
+
     def narrowed(self, space: ChoiceSpace, every: ChoiceSpace | None = None) -> ChoiceSpace:
         """Return the space with what is left; a choice keeps its place, also with one option.
 

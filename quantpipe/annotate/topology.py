@@ -161,7 +161,7 @@ def _widest(
         port = OP_RULES[kernel.op].weight
         if kernel.weight is not None and port is not None:
             weights.setdefault(kernel.weight, conditions.integer[kernel.node].input(port))
-    most = dict.fromkeys(stored, spec.activations.bits) | dict.fromkeys(weights, spec.weights.bits)
+    most = dict.fromkeys(stored, spec.activations.widest) | dict.fromkeys(weights, spec.weights.widest)
     found = StorageTypes(kernels, signatures, {**stored, **weights}).at(most)
     return {t: found[t] for t in stored}, {t: found[t] for t in weights}
 

@@ -139,14 +139,16 @@ class Topologies:
         """Return the keys of the groups whose range is the whole one, in the topology of an assignment."""
         return wholes_of(self.topology_of(assignment), assignment, self.reference)
 
-    def space(self, percents: Mapping[str, Sequence[int]] | None = None, *, every: bool = False) -> ChoiceSpace:
+    def space(
+        self, percents: Mapping[str, Sequence[int]] | None = None, *, every: bool = False, raised: bool = False
+    ) -> ChoiceSpace:
         """Return all choices; `percents` as `choice_space` takes it.
 
-        `every`: also bits that the device gains nothing from.
+        `every`: also bits that the device gains nothing from. `raised`: also those beyond its default.
         """
         graph, spec, _, options = self._given
         gains = Gains(self.reference, graph, spec) if AUTO in options.choices and not every else None
-        return choice_space(self.reference, options, percents, self.choices, gains=gains)
+        return choice_space(self.reference, options, percents, self.choices, gains=gains, raised=raised)
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:

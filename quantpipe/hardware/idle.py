@@ -83,7 +83,9 @@ def _bits(spec: HardwareSpec, reader: Reader) -> None:
     weights |= {s.inputs[-1] for rows in spec.ops.values() for s in rows if s.is_weight_only}
     given = {
         "activations.bits": (spec.activations.bits, stored, "stores activations"),
+        "activations.raise_to": (spec.activations.raise_to, stored, "stores activations"),
         "weights.bits": (spec.weights.bits + spec.weights.reduce_range, weights, "multiplies by weights"),
+        "weights.raise_to": (spec.weights.raise_to, weights, "multiplies by weights"),
     }
     for field, (bits, types, does) in given.items():
         widest = max(types, key=lambda d: d.bits, default=None)

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import Family, OpRule
+from quantpipe.oprules.rows import LONGEST_ROWS, row_count
 from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 
 Check = Callable[[int | str, str], bool]
@@ -32,7 +33,7 @@ def reachable(spec: HardwareSpec) -> dict[str, tuple[OpSignature, ...]]:
     found = {}
     for op, signatures in spec.declared.items():
         widths = [s.input(0).bits for s in signatures if s.is_integer]
-        most = min((bits for bits in widths if bits >= spec.activations.bits), default=max(widths, default=0))
+        most = min((bits for bits in widths if bits >= spec.activations.widest), default=max(widths, default=0))
         found[op] = tuple(s for s in signatures if not s.is_integer or s.input(0).bits <= most)
     return found
 
@@ -104,6 +105,7 @@ def choose_signature(
             or refused.get(signature)
             or refusal(signature, node, graph, rule)
             or _too_wide(spec, node, graph, rule)
+            or _too_long(spec, signature, node, graph)
         )
         if why is None:
             return (None, preferred) if preferred else (signature, "")
@@ -123,6 +125,7 @@ def integer_signatures(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRul
         and _signs(spec, s, node, graph, rule=rule) is None
         and refusal(s, node, graph, rule) is None
         and _too_wide(spec, node, graph, rule) is None
+        and _too_long(spec, s, node, graph) is None
     )
 
 
@@ -147,6 +150,15 @@ def _too_wide(spec: HardwareSpec, node: Node, graph: Graph, rule: OpRule) -> str
     if int(pad) <= spec.pad.max:
         return None
     return f"it pads by {pad}, {spec.name} pads by at most {spec.pad.max} (pad.max)"
+
+
+def _too_long(spec: HardwareSpec, signature: OpSignature, node: Node, graph: Graph) -> str | None:
+    """Why a row has more elements than the sums of the function's form hold, whatever their values; or None."""
+    kind = signature.function or spec.functions.get(node.op)
+    most = LONGEST_ROWS.get((kind, node.op, signature.input(0).bits)) if kind is not None else None
+    if most is None or (count := row_count(node, graph)) <= most:
+        return None
+    return f"a row has {count} elements, and the sums of its exponentials in int32 hold {most} (functions: {kind})"
 
 
 def has_float(spec: HardwareSpec, op: str) -> bool:

@@ -266,7 +266,9 @@ def _additions(reader: Reader, value: object) -> tuple[AddInputs, ...]:
 
 
 def _weights(reader: Reader, data: Data) -> WeightLimits:
-    part = reader.part(data, "weights", ("symmetric", "granularity", "bits", "narrow", "reduce_range", "block"))
+    part = reader.part(
+        data, "weights", ("symmetric", "granularity", "bits", "raise_to", "narrow", "reduce_range", "block")
+    )
     granularity = tuple(
         reader.choice(Granularity, g, "weights.granularity") for g in listed(part.get("granularity") or ())
     )
@@ -283,6 +285,7 @@ def _weights(reader: Reader, data: Data) -> WeightLimits:
         reader.flag(part, "weights", "narrow"),
         reduced,
         _blocks(reader, part),
+        reader.raised(part, "weights"),
     )
 
 
@@ -302,7 +305,7 @@ def _blocks(reader: Reader, part: Data) -> Blocks | None:
 
 
 def _activations(reader: Reader, data: Data) -> ActivationLimits:
-    part = reader.part(data, "activations", ("symmetric", "signed", "granularity", "bits", "narrow"))
+    part = reader.part(data, "activations", ("symmetric", "signed", "granularity", "bits", "raise_to", "narrow"))
     for granularity in listed(part.get("granularity") or Granularity.PER_TENSOR):
         if reader.choice(Granularity, granularity, "activations.granularity") is not Granularity.PER_TENSOR:
             raise reader.error(
@@ -313,6 +316,7 @@ def _activations(reader: Reader, data: Data) -> ActivationLimits:
         reader.bits(part, "activations"),
         reader.flag(part, "activations", "narrow"),
         None if part.get("signed") is None else reader.flag(part, "activations", "signed"),
+        reader.raised(part, "activations"),
     )
 
 

@@ -160,6 +160,13 @@ class Reader:
             raise self.error(f"{field}.bits", f"is {value!r}; legal are 2 to 16")
         return value
 
+    def raised(self, part: Data, field: str) -> int:
+        """Return the bits that tensors of a section may be raised to; 0 where it does not say."""
+        value, least = part.get("raise_to"), self.bits(part, field)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 16):
+            raise self.error(f"{field}.raise_to", f"is {value!r}; legal are {field}.bits, which is {least}, to 16")
+        return value or 0
+
     def section(self, data: Data, field: str, legal: Sequence[str], short: str | None = None) -> Data:
         """Return a section that may also be written as the value of its field `short` alone.
 

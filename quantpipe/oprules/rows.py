@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.rule import Facts
+from quantpipe.types import FunctionKind
 
 REDUCTIONS = ("ReduceMean", "ReduceSum")
+
+LONGEST_ROWS: Mapping[tuple[FunctionKind, str, int], int] = MappingProxyType(
+    {(FunctionKind.TFLITE, "Softmax", 8): (1 << 12) - 1, (FunctionKind.TFLITE, "Softmax", 16): (1 << 16) + 2}
+)
+"""Form, op and bits of what it reads -> the elements of a row whose sum is below 2^31 for certain.
+
+Each exponential is at most 1, which is 2^19 in Q12.19, and 2^15 - 1 in Q0.15.
+"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,7 +92,7 @@ def _bits(
     """The bits of a tensor: the most that an edge of it has in the file, within what the device has."""
     known = [b for e in site.edges if isinstance(b := given.get(e), int) and not isinstance(b, bool)]
     wanted = max(known, default=site.max_bits)
-    found = max(min(wanted, site.max_bits), min(site.min_bits, site.max_bits))
+    found = max(min(wanted, site.widest), min(site.min_bits, site.max_bits))
     if found != wanted:
         notes.append(f"{name} has {found} bits in place of {wanted}")
     made |= dict.fromkeys(site.edges, found)

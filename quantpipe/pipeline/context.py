@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quantpipe.annotate.choices import range_choice
+from quantpipe.annotate.choices import raised_choice, range_choice
 from quantpipe.annotate.limits import left_out, pinned
 from quantpipe.annotate.variants import Topologies
 from quantpipe.artifacts import Origin, digest_json
@@ -34,11 +34,13 @@ from quantpipe.types import (
     RecoveryRecord,
     RectifiedRow,
     ResultsPart,
+    ScaleGroup,
     SearchReport,
     Strategy,
     StrategyFile,
     ThresholdRuleRow,
     Topology,
+    WeightSite,
 )
 
 FORMAT = 2
@@ -97,7 +99,7 @@ class RunContext:
         percents = percents_of(estimator, variants.reference.groups)
         whole, every = variants.space(percents), variants.space(percents, every=True)
         profile = digest_of_profile(settings.profile) if settings.profile is not None else None
-        space = settings.limits.narrowed(whole, every)
+        space = settings.limits.narrowed(whole, variants.space(percents, every=True, raised=True))
         begin = None
         if settings.search.start is not None and "search" in settings.stages and settings.command == "run":
             begin = read_start(settings.search.start, settings.folder, space)
@@ -111,12 +113,15 @@ class RunContext:
         """Return the same job with the topology of a strategy."""
         return replace(self, topology=self.variants.at(strategy.structure))
 
-    def offering(self, floats: Collection[str], wholes: Collection[str], *, decided: bool) -> RunContext:
+    def offering(
+        self, floats: Collection[str], wholes: Collection[str], raised: Collection[str] = (), *, decided: bool
+    ) -> RunContext:
         """Return the same job with further choices.
 
         Args:
             floats: Nodes (of `variants.may_float` and `may_host`) that may be left in float.
             wholes: Keys of scale groups whose range may be everything that calibration saw.
+            raised: Scale groups and weights, by key and name, that may have the most bits that the device has.
             decided: The choices have that one option; else the default, integer and estimated, stands before it.
         """
         settings = self.settings
@@ -126,14 +131,15 @@ class RunContext:
         known = {choice.key for choice in self.space}
         added = [choice for choice in variants.choices if choice.key not in known]
         added += [range_choice(g) for g in variants.reference.groups if g.key in groups and g.fixed is None]
+        wider = [raised_choice(s) for s in _sites(variants.reference) if _name(s) in frozenset(raised)]
         if decided:
-            added = [replace(choice, options=choice.options[1:]) for choice in added]
+            added, wider = ([replace(c, options=c.options[1:]) for c in found] for found in (added, wider))
         return replace(
             self,
             variants=variants,
             topology=variants.base,
-            space=self.space.extended(added),
-            whole=ChoiceSpace((*self.whole, *added)),
+            space=self.space.with_options(wider).extended(added),
+            whole=ChoiceSpace((*self.whole.with_options(wider), *added)),
         )
 
     @property
@@ -291,3 +297,11 @@ class RunContext:
         results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema
         return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
+
+
+def _sites(topology: Topology) -> tuple[ScaleGroup | WeightSite, ...]:
+    return (*topology.groups, *topology.weights)
+
+
+def _name(site: ScaleGroup | WeightSite) -> str:
+    return site.key if isinstance(site, ScaleGroup) else site.tensor

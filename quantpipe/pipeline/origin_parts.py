@@ -24,7 +24,7 @@ _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""
 
 
-_LATER = ("qdq_bias", "single_ratio", "split_channels")
+_LATER = ("qdq_bias", "single_ratio", "split_channels", "raise_to")
 """Fields that came later, at any depth, and are left out while they say nothing: folders of before do not tell of them.
 """
 

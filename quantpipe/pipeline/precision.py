@@ -23,7 +23,7 @@ from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
-from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, range_moves
+from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, raised_moves, range_moves
 from quantpipe.precision.selection import Measured
 from quantpipe.realize.backends import BACKENDS
 from quantpipe.report import text
@@ -90,8 +90,8 @@ def applied(job: RunContext, record: PrecisionRecord | None) -> RunContext:
     """Return the job whose space has the decisions as choices with one option."""
     if record is None:
         return job
-    floats, wholes = record.get("float", ()), record.get("ranges", ())
-    return job.offering(floats, wholes, decided=True) if floats or wholes else job
+    floats, wholes, raised = record.get("float", ()), record.get("ranges", ()), record.get("raised", ())
+    return job.offering(floats, wholes, raised, decided=True) if floats or wholes or raised else job
 
 
 def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
@@ -104,7 +104,7 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
     if reason is not None:
         return Decided(job, aim, profile, {"mode": job.settings.precision.mode, "why_not": reason})
     started = time.perf_counter()
-    offered = job.offering((), _groups(job), decided=False)
+    offered = job.offering((), _groups(job), _raisable(job), decided=False)
     opened = Candidates.of(offered, aim.over(offered), profile)
     try:
         (first,) = opened.workers([offered.space.start])
@@ -116,7 +116,7 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
         if floats and (start[0] > least or _certain(said)):
             opened.close()
             job.console.stage("precision", why(start[0], _certain(said)))
-            offered = job.offering(floats, _groups(job), decided=False)
+            offered = job.offering(floats, _groups(job), _raisable(job), decided=False)
             profile = calibrate(offered, profile)
             said = _said(offered, profile, floats)  # of operands that share a scale, too, which are measured only now
             opened = Candidates.of(offered, aim.over(offered), profile)
@@ -184,6 +184,7 @@ def _selected(
         masks=nodes_of(said, FindingKind.MASK),
         doubted=nodes_of(said, FindingKind.APART),
         ranges=range_moves(job.graph, [job.variants.reference.group_of[key] for key in _groups(job)]),
+        raised=raised_moves(job.graph, job.variants.reference, _raisable(job)),
         light=[move for move in moves if not move.heavy],
         heavy=[move for move in moves if move.heavy],
         above=settings.loss_above,
@@ -234,6 +235,14 @@ def _groups(job: RunContext) -> tuple[str, ...]:
         return ()
     free = [group for group in job.variants.reference.groups if group.fixed is None]
     return tuple(group.key for group in free if place_of(job.estimator, group.tensors) is None)
+
+
+def _raisable(job: RunContext) -> frozenset[str]:
+    """Keys of the scale groups and names of the weights that may have more bits: the user has not limited them."""
+    reference, limits = job.variants.reference, job.settings.limits
+    groups = (group.key for group in reference.groups if group.widest > group.max_bits)
+    weights = (site.tensor for site in reference.weights if site.widest > site.max_bits)
+    return frozenset(name for name in (*groups, *weights) if not limits.names(choice_key(ChoiceKind.BITS, name)))
 
 
 def _moves(job: RunContext) -> tuple[Move, ...]:

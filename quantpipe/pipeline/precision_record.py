@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import cast
 
-from quantpipe.annotate.choices import range_key
+from quantpipe.annotate.choices import bits_key, range_key
 from quantpipe.annotate.tail import NEVER, TAIL
 from quantpipe.pipeline.context import RunContext
-from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, range_moves
+from quantpipe.precision import Finding, FindingKind, Move, Selection, moves_of, named, raised_moves, range_moves
 from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, RoleRow
-from quantpipe.types.choice_key import ChoiceKind, choice_key
+from quantpipe.types.choice_key import ChoiceKind, choice_key, read_key
 
 
 def why(loss: float, certain: Sequence[Finding]) -> str:
@@ -52,6 +52,7 @@ def record_of(
          "why": "the whole range loses less than the estimated one"}
         for move in range_moves(job.graph, groups)
     ]  # fmt: skip
+    raised = [key.subject for found in selection.moved if (key := read_key(found)) and key.kind is ChoiceKind.BITS]
     return {
         "mode": "auto",
         "loss_before": first.loss,
@@ -61,16 +62,32 @@ def record_of(
         **measured,
         "float": floats,
         "ranges": [group.key for group in groups],
+        "raised": sorted(raised),
         "roles": [
             *_tail_rows(job, tail),
             *(_role(move, said) for move in moves_of(job.graph, frozenset(floats) - tail)),
             *wider,
+            *_raised_rows(job, frozenset(raised)),
             *(_outlier_row(job, finding) for finding in said if first.loss > selection.above and _is_outlier(finding)),
         ],
         "findings": [cast("FindingRow", asdict(finding)) for finding in said],
         "trials": [cast("PrecisionTrialRow", {**asdict(t), "nodes": len(t.nodes)}) for t in selection.tried],
         "notes": _notes(said, floats),
     }
+
+
+def _raised_rows(job: RunContext, raised: frozenset[str]) -> list[RoleRow]:
+    reference = job.variants.reference
+    widest = {bits_key(g.key): g.widest for g in reference.groups}
+    return [
+        {
+            "role": f"{widest[move.nodes[0]]} bits behind {move.op}: {move.nodes[0]}",
+            "nodes": len(move.nodes),
+            "share": None,
+            "why": "measured; hardware.activations.raise_to=null leaves all tensors at hardware.activations.bits",
+        }
+        for move in raised_moves(job.graph, reference, raised)
+    ]
 
 
 def _tail_rows(job: RunContext, tail: frozenset[str]) -> list[RoleRow]:

@@ -185,8 +185,8 @@ def _structure(found: Any, where: str) -> Structure:
 
 def _bits(found: Mapping[str, int], topology: Topology, where: str) -> dict[str, int]:
     bits: dict[str, int] = {}
-    sites = [(g.tensors, g.edges, g.max_bits) for g in topology.groups]
-    sites += [((w.tensor,), w.edges, w.max_bits) for w in topology.weights]
+    sites = [(g.tensors, g.edges, g.widest) for g in topology.groups]
+    sites += [((w.tensor,), w.edges, w.widest) for w in topology.weights]
     sites += [((t.tensor,), t.edges, max(t.bits)) for t in topology.tables]
     for tensors, edges, most in sites:
         given = [_entry(found, e, where) for e in edges]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
-from quantpipe.annotate.choices import range_key
+from quantpipe.annotate.choices import bits_key, range_key
 from quantpipe.artifacts import digest_json
 from quantpipe.errors import ArtifactError, nearest
 from quantpipe.pipeline.calibrate import calibrate
@@ -62,7 +62,10 @@ def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
     read = [found for key in further if (found := read_key(key)) is not None]
     floats = [key.subject for key in read if key.kind is ChoiceKind.FLOAT]
     wholes = [group.key for group in job.variants.reference.groups if range_key(group.key) in further]
-    return job.offering(floats, wholes, decided=False) if floats or wholes else job
+    sites = [(g.key, g.max_bits) for g in job.variants.reference.groups]
+    sites += [(w.tensor, w.max_bits) for w in job.variants.reference.weights]
+    raised = [name for name, most in sites if int(trial.choices.get(bits_key(name), 0)) > most]
+    return job.offering(floats, wholes, raised, decided=False) if floats or wholes or raised else job
 
 
 def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
@@ -92,7 +95,7 @@ def _check_origin(job: RunContext, log: Path, trial: LoggedTrial) -> bool:
 
 
 def _check_names(job: RunContext, log: Path, trial: LoggedTrial) -> None:
-    every = job.variants.space(job.percents, every=True)
+    every = job.variants.space(job.percents, every=True, raised=True)
     legal = {choice.key: choice.options for choice in every}
     for key, options in legal.items():
         if key not in trial.choices:

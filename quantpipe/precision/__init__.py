@@ -1,6 +1,6 @@
 """Which nodes stay in float before anything is searched, by what ranges and measurements say (`precision=auto`)."""
 
-from quantpipe.precision.moves import Move, moves_of, named, range_moves
+from quantpipe.precision.moves import Move, moves_of, named, raised_moves, range_moves
 from quantpipe.precision.ranges import Finding, FindingKind, findings_of, outliers_of
 from quantpipe.precision.selection import Selection, Tried
 
@@ -14,5 +14,6 @@ __all__ = [
     "moves_of",
     "named",
     "outliers_of",
+    "raised_moves",
     "range_moves",
 ]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from quantpipe.annotate.choices import range_key
+from quantpipe.annotate.choices import bits_key, range_key
 from quantpipe.graph.view import Graph, Node
 from quantpipe.hardware.cost import macs
-from quantpipe.types import ScaleGroup
+from quantpipe.types import ScaleGroup, Topology
 
 MOST_ROLES = 16
 """More roles than this are taken together, by what lies nearer around a node, so that a budget can measure each."""
@@ -79,6 +79,35 @@ def range_moves(graph: Graph, groups: Sequence[ScaleGroup]) -> tuple[Move, ...]:
         producer = graph.producers.get(group.key)
         parts.setdefault("input" if producer is None else producer.op, []).append(range_key(group.key))
     return tuple(Move(tuple(keys), op, 0.0) for op, keys in parts.items())
+
+
+def raised_moves(graph: Graph, topology: Topology, keys: Collection[str]) -> tuple[Move, ...]:
+    """Return the tensors that may have more bits, by the role of the node that makes them, with weights read by them.
+
+    A layer that reads a tensor of more bits runs in the wider type, in which more bits of its weight cost nothing.
+
+    Args:
+        graph: The model.
+        topology: What runs in integers.
+        keys: Scale groups and weights that may be raised.
+
+    Returns:
+        The moves, by the keys of the choices of bits; inputs of the model are one move each.
+    """
+    groups = {group.key: group for group in topology.groups if group.key in keys}
+    makers = {key: producer.name for key in groups if (producer := graph.producers.get(key)) is not None}
+    roles = [
+        (move.op, [key for key in groups if makers.get(key) in move.nodes])
+        for move in moves_of(graph, frozenset(makers.values()))
+    ]
+    roles = [("input", [key]) for key in groups if key not in makers] + roles
+    moves = []
+    for op, found in roles:
+        tensors = {tensor for key in found for tensor in groups[key].tensors}
+        layers = (k for k in topology.kernels if any(o.tensor in tensors for o in k.operands))
+        weights = [k.weight for k in layers if k.weight is not None and k.weight in keys]
+        moves.append(Move(tuple(bits_key(name) for name in dict.fromkeys((*found, *weights))), op, 0.0))
+    return tuple(moves)
 
 
 def _parted(nodes: Sequence[Node], keys: Sequence[object]) -> dict[object, list[Node]]:

@@ -1,11 +1,12 @@
 """Which moves are worth it, by measured losses, within a budget of evaluations.
 
-The order is from certain to doubtful. First what ranges say. Then the decode tail of a detector, where that is
-what the loss is from. Then whether ranges that hold everything lose less than
-estimated ones, which costs one measurement where they do not. Then, while the loss is beyond repair: all light moves at
-once, which shows what float could gain at most; each of them taken back alone, which shows what it is needed for; as
-many taken back as the loss allows, those that save most for the least harm first; what is left is split, as long as
-the budget lasts. Last, single moves of layers that multiply, each of which must mend a good part of the loss.
+The order is from certain to doubtful. First what ranges say. Then the decode tail of a detector, where that is what
+the loss is from. Then whether ranges that hold everything lose less than estimated ones, which costs one measurement
+where they do not. Then more bits, where the device has some and the aim is missed: all of them, which shows what they
+could gain at most, and as few as reach the aim. Then, while the loss is beyond repair: all light moves into float at
+once; each of them taken back alone, which shows what it is needed for; as many taken back as the loss allows, those
+that save most for the least harm first; what is left is split, as long as the budget lasts. Last, single moves of
+layers that multiply, each of which must mend a good part of the loss.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ WORTH = 0.7
 
 WIDER = 0.9
 """Other ranges cost nothing on the device, so they are taken for less; below this the samples decide, not the model."""
+
+CHEAPER = 0.95
+"""Bits that are there are given up again where that saves at least this: their precision is worth the rest."""
 
 MARGIN = 1.25
 """The loss that is accepted, in those that float could reach at best, where that is above the aim."""
@@ -46,7 +50,8 @@ class Tried:
 class Selection:
     """Search over nodes in float, and hold the best answer so far at any time.
 
-    What moves is a node into float, or a scale group (by the key of its choice) to its whole range.
+    What moves is a node into float, or, by the key of its choice, a scale group to its whole range, or a scale group or
+    weight to more bits.
 
     Attributes:
         measure: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
@@ -54,6 +59,7 @@ class Selection:
         masks: Nodes whose ranges hold masks.
         doubted: Nodes whose ranges hold parts far apart.
         ranges: Scale groups that may have their whole range.
+        raised: Scale groups that may have more bits, with the weights that are multiplied by them.
         light: Other nodes that multiply nothing.
         heavy: Nodes that multiply.
         tail: Nodes behind the last layers, which are float together, or none of them by this.
@@ -72,6 +78,7 @@ class Selection:
     above: float
     aim: float
     ranges: Sequence[Move] = ()
+    raised: Sequence[Move] = ()
     tail: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
@@ -90,6 +97,8 @@ class Selection:
         found = self._what_ranges_say(found)
         found = self._tail(found)
         found = self._ranges(found)
+        if found[0] > self.aim:
+            found = self._raised(found)
         if found[0] > self.above:
             found = self._light(found)
         if found[0] > self.above:
@@ -140,6 +149,50 @@ class Selection:
             return before
         self.moved = nodes
         return best
+
+    def _raised(self, before: Measured) -> Measured:
+        """More bits for as few as reach the aim, those first that gain most for what they cost, where fewer cost less.
+
+        A tensor of more bits takes the layers around it to the wider kernels, so that one taken back of all saves
+        nothing: each is measured alone.
+        """
+        moves = [m for m in self.raised if not self.moved.issuperset(m.nodes)]
+        if not moves:
+            return before
+        start = self.moved
+        whole = self._try("more bits for all that may have them", _with(start, moves))
+        if whole[0] > WORTH * before[0]:
+            return before
+        self.moved, goal = _with(start, moves), max(self.aim, MARGIN * whole[0])
+        worth: dict[Move, float] = {}
+        for move in moves if len(moves) > 1 else ():
+            alone = self._try(f"{named(move)}: more bits", _with(start, [move]))
+            worth[move] = (before[0] - alone[0]) / max(alone[1] - before[1], 1e-9 * abs(before[1]), 1e-12)
+        order = sorted(worth, key=lambda m: -worth[m])
+        low, high, found = 1, len(order), whole
+        while low < high:
+            middle = (low + high) // 2
+            nodes = _with(start, order[:middle])
+            measured = self._try(f"{middle} of {len(order)} roles: more bits", nodes)
+            if measured[0] > goal:
+                low = middle + 1
+                continue
+            high = middle
+            if measured[1] <= CHEAPER * found[1]:
+                found, self.moved = measured, nodes
+        return self._fewer(start, [m for m in order if self.moved.issuperset(m.nodes)], goal, found)
+
+    def _fewer(self, kept: frozenset[str], moves: Sequence[Move], goal: float, found: Measured) -> Measured:
+        """Without those that the others do without, the least worthy first; then parts of what is left, in halves."""
+        waiting = [move for move in reversed(moves) if len(moves) > 1] + [h for m in moves for h in m.halves()]
+        for part in waiting:
+            nodes = self.moved - (set(part.nodes) - kept)
+            if nodes in (self.moved, kept):
+                continue
+            measured = self._try(f"{named(part)}: back to fewer bits", nodes)
+            if measured[0] <= goal and measured[1] <= CHEAPER * found[1]:
+                self.moved, found = nodes, measured
+        return found
 
     def _light(self, before: Measured) -> Measured:
         """All light moves, and then as few as the loss allows."""

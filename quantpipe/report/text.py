@@ -309,6 +309,8 @@ def precision(record: PrecisionRecord) -> str:
     floats, ranges = len(record["float"]), len(record.get("ranges") or ())
     parts = [f"{floats} node{'' if floats == 1 else 's'} in float"] if floats else []
     parts += [f"{ranges} range{'' if ranges == 1 else 's'} whole"] if ranges else []
+    raised = len(record.get("raised") or ())
+    parts += [f"{raised} tensor{'' if raised == 1 else 's'} with more bits"] if raised else []
     loss, count = f"loss {record['loss_before']:.3g}", f"({record['evaluations']} evaluations)"
     if not parts:
         return f"{loss}; nothing that was tried mends it {count}"

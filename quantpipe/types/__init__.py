@@ -1,6 +1,7 @@
 """The frozen types that travel between stages. Standard library and NumPy only."""
 
 from quantpipe.types.baseline import BaselinePart, BaselineRow
+from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.choices import Choice, ChoiceSpace, OptionValue, Point, Score, Trial
 from quantpipe.types.compare import ComparedRun, CompareReport, DifferenceRow, PairedRow
 from quantpipe.types.data import Batch, Objects, Outputs, Samples, TensorInfo, objects_of
@@ -30,7 +31,6 @@ from quantpipe.types.explained import (
 from quantpipe.types.hardware import (
     MULTIPLIER_BITS,
     Accumulator,
-    ActivationLimits,
     AddInputs,
     BiasScale,
     Cost,
@@ -49,7 +49,6 @@ from quantpipe.types.hardware import (
     Scales,
     Skip,
     Unify,
-    WeightLimits,
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, Keep
 from quantpipe.types.loops import NO_CELLS, CellForms, LoopProduct, LoopSite, RecurrentLimits

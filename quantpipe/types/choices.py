@@ -85,6 +85,23 @@ class ChoiceSpace:
         ends = (0,) * len(more)
         return ChoiceSpace((*self.choices, *more), tuple((*point, *ends) for point in self.begin))
 
+    def with_options(self, others: tuple[Choice, ...] | list[Choice]) -> ChoiceSpace:
+        """Return the space with some of its choices, by their keys, having other options.
+
+        Where what it begins with has an option that is no longer there, it has the first.
+        """
+        found = {choice.key: choice for choice in others}
+        made = tuple(found.get(choice.key, choice) for choice in self.choices)
+        pairs = list(zip(self.choices, made, strict=True))
+
+        def moved(point: Point) -> Point:
+            return tuple(
+                new.options.index(old.options[i]) if old.options[i] in new.options else 0
+                for (old, new), i in zip(pairs, point, strict=True)
+            )
+
+        return ChoiceSpace(made, tuple(moved(point) for point in self.begin))
+
     def decode(self, point: Point) -> dict[str, OptionValue]:
         """Return a mapping: choice key -> chosen option."""
         return {c.key: c.options[i] for c, i in zip(self.choices, point, strict=True)}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from quantpipe.types.bit_limits import ActivationLimits, WeightLimits
 from quantpipe.types.dtype import DType
 from quantpipe.types.loops import RecurrentLimits
-from quantpipe.types.schema import Blocks, Granularity
 from quantpipe.types.tables import TableLimits
 
 if TYPE_CHECKING:
@@ -213,31 +213,6 @@ class OpSignature:
     def input(self, port: int) -> DType:
         """Return the type of the input at `port`; ports beyond the list have the type of its last entry."""
         return self.inputs[min(port, len(self.inputs) - 1)]
-
-
-@dataclass(frozen=True)
-class WeightLimits:
-    """State which quantized weights a device takes: symmetry, granularity, bits and range."""
-
-    symmetric: bool = True
-    granularity: tuple[Granularity, ...] = (Granularity.PER_TENSOR,)
-    bits: int = 8
-    narrow: bool = True
-    reduce_range: bool = False
-    """`bits` is one fewer than the file says, so that pairs of products fit int16."""
-    block: Blocks | None = None
-    """None: no two parts of a channel have scales of their own."""
-
-
-@dataclass(frozen=True)
-class ActivationLimits:
-    """State which quantized activations a device takes: symmetry, bits, range and sign."""
-
-    symmetric: bool = True
-    bits: int = 8
-    narrow: bool = True
-    signed: bool | None = None
-    """Whether stored activations are signed; None: as the types in `ops` say."""
 
 
 @dataclass(frozen=True)

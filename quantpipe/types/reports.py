@@ -57,6 +57,7 @@ class PrecisionRecord(TypedDict, total=False):
     trials: list[PrecisionTrialRow]
     notes: list[str]
     ranges: list[str]
+    raised: list[str]
     float: list[str]
 
 

@@ -99,6 +99,13 @@ class ScaleGroup:
     edges: tuple[str, ...] = ()
     min_bits: int = 2
     fixed: Range | None = None
+    raised_bits: int = 0
+    """What `precision=auto` may raise it to; 0: nothing beyond `max_bits`."""
+
+    @property
+    def widest(self) -> int:
+        """Return the most bits that it can have, raised or not."""
+        return max(self.max_bits, self.raised_bits)
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,13 @@ class WeightSite:
     fixed: NDArray[np.float64] | None = field(default=None, compare=False, repr=False)
     frozen: bool = False
     block: Blocks | None = None
+    raised_bits: int = 0
+    """What `precision=auto` may raise it to, with what its layers read; 0: nothing beyond `max_bits`."""
+
+    @property
+    def widest(self) -> int:
+        """Return the most bits that it can have, raised or not."""
+        return max(self.max_bits, self.raised_bits)
 
 
 @dataclass(frozen=True)

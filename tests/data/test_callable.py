@@ -185,7 +185,9 @@ def test_refused(target: Any, match: str) -> None:
 
 def test_an_input_given_with_all_of_its_axes_may_be_a_state() -> None:
     inputs = [TensorInfo("x", (1, 5), "float32"), TensorInfo("state", (2, 1, 3), "float32")]
-    with pytest.raises(DataError, match=r"'state' takes \[2, 1, 3\].*is \[N, 2, 1, 3\].*dataset\.state=\{OUTPUT: state\}"):
+    with pytest.raises(
+        DataError, match=r"'state' takes \[2, 1, 3\].*is \[N, 2, 1, 3\].*dataset\.state=\{OUTPUT: state\}"
+    ):
         splits_of(lambda: [{"x": vector(0), "state": np.zeros((2, 1, 3), np.float32)}] * 8, inputs)
 
 

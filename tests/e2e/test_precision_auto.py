@@ -221,3 +221,37 @@ def test_a_candidate_of_the_log_replays_with_what_was_decided(program: Program) 
     assert replayed.code == 0, replayed.err
     assert replayed.strategy == found.strategy
     assert replayed.report["metrics"]["realized"] == found.report["metrics"]["realized"]
+
+
+def test_more_bits_are_part_of_the_strategy_of_the_certificate_and_of_the_folder(program: Program) -> None:
+    """One channel 80 times as large as the others sets the step of the input: the device has 16 bits, too."""
+    weights = {"w": normal(1, 6, 4, 1, 1) / np.float32([80, 1, 1, 1]).reshape(1, 4, 1, 1), "v": normal(2, 3, 6, 3, 3)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"], name="spread"),
+        helper.make_node("Relu", ["a"], ["r"], name="relu"),
+        helper.make_node("Conv", ["r", "v"], ["y"], name="last"),
+    ]
+    ports = [("x", ["N", 4, 6, 6], "float32")], [("y", ["N", 3, 4, 4], "float32")]
+    pixels = normal(7, 96, 4, 6, 6, scale=1.0)
+    pixels[:, 0] *= 80
+    np.savez(program.cwd / "x.npz", x=pixels)
+    data = "dataset=npz", f"dataset.path={program.cwd / 'x.npz'}", "dataset.keys.images=x"
+    given = (*data, write(program.cwd / "net.onnx", nodes, *ports, weights), "hardware=esp32p4", "recover=none")
+    found = program.run(*given)
+    assert found.code == 0, found.err
+    raised = found.report["precision"]["raised"]
+    assert "x" in raised and "16 bits behind input" in found.out and found.report["outputs"][0]["sqnr_db"] > 30
+    assert program.bare("command=verify", f"hydra.run.dir={found.folder}").code == 0
+    model = (found.folder / "realize" / "model.onnx").read_bytes()
+    again = program.run(*given, "command=replay", f"strategy={found.folder}/search/strategy.json", folder="again")
+    assert again.code == 0 and (again.folder / "realize" / "model.onnx").read_bytes() == model, again.err
+    trial = program.run(
+        *given, "command=replay", f"strategy={found.folder}/search/trials.jsonl", "replay.trial=0", folder="t"
+    )
+    assert trial.code == 0 and (trial.folder / "realize" / "model.onnx").read_bytes() == model, trial.err
+    (found.folder / "realize" / "model.onnx").unlink()
+    resumed = program.run(*given, folder=found.folder.name)
+    assert resumed.code == 0 and (found.folder / "realize" / "model.onnx").read_bytes() == model
+    searched = program.run(*given, "search=greedy", "annotate.choices=[bits]", folder="greedy")
+    assert searched.code == 0 and searched.report["precision"]["raised"] == raised, searched.err
+    assert searched.report["agreement"]["differing"] == 0

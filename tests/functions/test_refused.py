@@ -27,6 +27,18 @@ def test_a_row_whose_sum_leaves_int32_is_refused(count: int, refused: bool) -> N
         assert tflite_softmax(*arguments, count=count).high == 127
 
 
+@pytest.mark.parametrize(("hardware", "most"), [("tflite_int8", 4095), ("cmsis_nn", 4095), ("tflite_16x8", 65538)])
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_rows_that_are_too_long_stay_in_float_by_themselves(hardware: str, most: int, beyond: int) -> None:
+    """A text recognizer has a row of classes, 6906 of them: its run ended when it was planned."""
+    net, count = Net(seed=2), most + beyond
+    net.output(net.node("Softmax", net.dense(net.input(None, 4), 4, count), axis=1, name="classes"))
+    made = line(net, hardware)
+    if beyond:
+        assert str(made.topology.float_nodes["classes"]).startswith(f"a row has {count} elements, and the sums")
+    assert isinstance(made.plan(made.spec.activations.bits).kernels.get("classes"), Program) is not bool(beyond)
+
+
 @pytest.mark.parametrize(("high", "refused"), [((1 << 52) - 1, False), (1 << 52, True)])
 def test_roots_of_what_float64_does_not_hold_are_refused(high: int, refused: bool) -> None:
     writer = ProgramWriter("node", [(0, high)])

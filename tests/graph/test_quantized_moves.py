@@ -30,7 +30,7 @@ def front(net: Net) -> tuple[str, str]:
 
 
 def clamps(net: Net) -> Net:
-    """Bounds of tensors that others read without them, and of one that nobody does: a Relu, a Clip, a one-sided Clip."""
+    """A Relu, a Clip and a Clip of one side, of tensors that others read without them, and of one that nobody does."""
     a, b = front(net)
     low, high = (net.constant(np.float32(v)) for v in (-0.4, 0.7))
     clipped = net.node("Clip", a, low, high)

@@ -197,3 +197,50 @@ def test_role_by_role_where_much_is_lost_though_all_together_lose_more() -> None
     found = selection(ranged({"range:p": 0.4, "range:q": 0.0, "range:r": -0.6}, rest=0.5), ranges=WIDE, light=())
     found.run()
     assert found.moved == {"range:p", "range:q"}
+
+
+RAISED = tuple(Move((f"bits:{c}", f"bits:{c}.weight"), "Conv", 0.0) for c in "abcd")
+WIDTHS = {"bits:a": 0.3, "bits:b": 0.001, "bits:c": 0.05, "bits:d": 0.0}
+
+
+def test_more_bits_go_where_they_gain_most_and_no_farther_than_the_aim() -> None:
+    found = selection(Model(WIDTHS, rest=0.002), light=(), raised=RAISED)
+    found.run()
+    assert found.moved == {"bits:a", "bits:c"} and found.taken.loss <= 0.02
+
+
+def test_more_bits_are_asked_for_wherever_the_aim_is_missed_and_float_is_not() -> None:
+    found = selection(Model({"bits:c": 0.05} | nodes(HARM, PARTS[1])), raised=RAISED)
+    found.run()
+    assert found.moved == {"bits:c"}
+
+
+def test_fewer_bits_that_save_nothing_are_not_taken_back() -> None:
+    """A device that converts nothing runs all layers in the wider kernels as soon as one tensor has more bits."""
+
+    class Whole(Model):
+        def __call__(self, moved: frozenset[str]) -> tuple[float, float]:
+            return super().__call__(moved)[0], 2.0 if moved else 1.0
+
+    found = selection(Whole(WIDTHS), light=(), raised=RAISED)
+    found.run()
+    assert found.moved == {name for move in RAISED for name in move.nodes}
+
+
+def test_bits_that_mend_little_are_left() -> None:
+    model = Model({"bits:a": 0.005}, rest=0.05)
+    found = selection(model, light=(), raised=RAISED)
+    found.run()
+    assert not found.moved and len(model.asked) == 2
+
+
+@given(harm=st.lists(st.floats(0, 1), min_size=4, max_size=4), rest=st.floats(0, 0.02))
+@settings(max_examples=60, deadline=None)
+def test_with_more_bits_the_loss_is_within_what_is_aimed_at(harm: list[float], rest: float) -> None:
+    model = Model(dict(zip(("bits:a", "bits:b", "bits:c", "bits:d"), harm, strict=True)), rest=rest)
+    found = selection(model, light=(), raised=RAISED)
+    found.run()
+    start, least = rest + sum(harm), rest
+    if start > 0.02 and least <= 0.7 * start:
+        assert found.taken.loss <= max(0.02, 1.25 * least)
+    assert found.taken.nodes == found.moved or not found.moved

@@ -1,0 +1,47 @@
+"""Which quantized weights and activations a device takes: symmetry, granularity, and how many bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quantpipe.types.schema import Blocks, Granularity
+
+
+@dataclass(frozen=True)
+class WeightLimits:
+    """State which quantized weights a device takes: symmetry, granularity, bits and range."""
+
+    symmetric: bool = True
+    granularity: tuple[Granularity, ...] = (Granularity.PER_TENSOR,)
+    bits: int = 8
+    narrow: bool = True
+    reduce_range: bool = False
+    """`bits` is one fewer than the file says, so that pairs of products fit int16."""
+    block: Blocks | None = None
+    """None: no two parts of a channel have scales of their own."""
+    raise_to: int = 0
+    """Bits that a weight gets where its layer reads a tensor that was raised; 0: never more than `bits`."""
+
+    @property
+    def widest(self) -> int:
+        """Return the bits that a weight has at most, raised or not."""
+        return max(self.bits, self.raise_to)
+
+
+@dataclass(frozen=True)
+class ActivationLimits:
+    """State which quantized activations a device takes: symmetry, bits, range and sign."""
+
+    symmetric: bool = True
+    bits: int = 8
+    narrow: bool = True
+    signed: bool | None = None
+    """Whether stored activations are signed; None: as the types in `ops` say."""
+    raise_to: int = 0
+    """Bits that a tensor may be raised to where an output loses too much (`precision=auto`); 0: never more than `bits`.
+    """
+
+    @property
+    def widest(self) -> int:
+        """Return the bits that a tensor has at most, raised or not."""
+        return max(self.bits, self.raise_to)
