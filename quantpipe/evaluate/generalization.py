@@ -17,10 +17,14 @@ from numpy.typing import NDArray
 
 from quantpipe.metrics.average_precision import mean_average_precision
 from quantpipe.metrics.detections import matches
-from quantpipe.metrics.reference import Found, Reference, metric_of, rows_of
+from quantpipe.metrics.outputs import kl_divergences
+from quantpipe.metrics.reference import Found, Reference, by_classes, metric_of, rows_of
 from quantpipe.types import (
     GeneralizationPart,
 )
+
+DISTANCES = ("auto", "kl", "mse")
+"""Metrics by which the float model loses nothing against itself."""
 
 GROUPS = 20
 """Parts of a split that are left out in turn."""
@@ -95,7 +99,8 @@ def generalization(
 
 def _loss(metric: str, reference: Reference, outputs: Found) -> float:
     """What the float model has more of than the outputs."""
-    return metric_of(metric, reference, reference.found) - metric_of(metric, reference, outputs)
+    own = 0.0 if metric in DISTANCES else metric_of(metric, reference, reference.found)
+    return own - metric_of(metric, reference, outputs)
 
 
 LossOf = Callable[[NDArray[np.bool_] | None], float]
@@ -103,15 +108,20 @@ LossOf = Callable[[NDArray[np.bool_] | None], float]
 
 
 def _losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
+    own = reference.main(outputs)
+    if by_classes(metric, reference) and isinstance(own, np.ndarray) and own.ndim > 1:
+        # A mean over samples, which are measured once: each measurement of thousands of classes takes seconds.
+        lost = kl_divergences(reference.outputs, own)
+        return lambda kept: max(float(np.mean(lost if kept is None else lost[kept])), 0.0)
     if metric != "detections" or reference.detections is None:
         return lambda kept: _loss(metric, *((reference, outputs) if kept is None else _part(reference, outputs, kept)))
     pictures = matches(reference.objects, reference.detections.found(reference.every(outputs)))
 
-    def lost(kept: NDArray[np.bool_] | None) -> float:
+    def missed(kept: NDArray[np.bool_] | None) -> float:
         found = mean_average_precision(pictures if kept is None else list(compress(pictures, kept)))
         return math.nan if found is None else 1.0 - found
 
-    return lost
+    return missed
 
 
 def _standard_error(loss_of: LossOf, samples: int) -> float:

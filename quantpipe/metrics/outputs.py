@@ -98,12 +98,34 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """
     if not all_finite(outputs):
         return float("inf")
-    distribution = is_distribution(reference)
-    found = []
+    return max(float(np.mean([np.mean(part) for part in _divergences(reference, outputs)])), 0.0)
+
+
+def kl_divergences(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
+    """Return what `kl_divergence` is the mean of, by sample: KL(p_float || p) in nats, the mean over a sample's rows.
+
+    Args:
+        reference: the float model's class scores, `[N, ..., classes]` or N arrays.
+        outputs: the other model's, alike.
+
+    Returns:
+        `[N]`; infinite where outputs are.
+    """
+    if not all_finite(outputs):
+        return np.full(len(reference), np.inf)
+    if isinstance(reference, tuple):
+        return np.array([np.mean(part) for part in _divergences(reference, outputs)])
+    (rows,) = _divergences(reference, outputs)
+    return np.asarray(rows.reshape(len(reference), -1).mean(axis=1))
+
+
+def _divergences(reference: Outputs, outputs: Outputs) -> list[NDArray[np.float64]]:
+    """Of each part, the divergence of each row of class scores."""
+    distribution, found = is_distribution(reference), []
     for r, o in zip(_parts(reference), _parts(outputs), strict=True):
         p, q = log_probabilities(r, distribution), log_probabilities(o, distribution)
-        found.append(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
-    return max(float(np.mean(found)), 0.0)
+        found.append(np.asarray(np.sum(np.exp(p) * (p - q), axis=-1)))
+    return found
 
 
 def relative_mse(reference: Outputs, outputs: Outputs) -> float:

@@ -285,6 +285,12 @@ def loss_of(reference: Reference, outputs: Found) -> float:
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
 
 
+def by_classes(metric: str, reference: Reference) -> bool:
+    """Return whether a metric is the KL divergence of one output, whatever it is called."""
+    alone = not reference.losses or only_kl(reference.losses) == reference.output
+    return metric == "kl" or (metric == "auto" and alone)
+
+
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:
     """Return the objective's value, for which no metric is computed but the one it needs.
 

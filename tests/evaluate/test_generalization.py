@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
-from quantpipe.evaluate.generalization import Generalization, generalization
+from quantpipe.evaluate.generalization import Generalization, _losses_of, generalization
+from quantpipe.metrics.outputs import kl_divergence
 from quantpipe.metrics.reference import Reference
 
 RNG = np.random.default_rng(0)
@@ -93,3 +94,14 @@ def test_too_little_or_not_finite_says_nothing() -> None:
     assert generalization("kl", (reference, outputs * np.inf), split(50, 0.5, 2)) is None
     quiet = Generalization("kl", 0.1, 0.1, 0.0, 0.1, False, 3, 4)
     assert quiet.warning is None
+
+
+@pytest.mark.parametrize("rows", [(), (5,)])
+def test_samples_left_out_lose_what_the_metric_says_of_the_others(rows: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((23, *rows, 4))
+    reference, outputs = Reference(logits, None), logits + 0.3 * rng.standard_normal(logits.shape)
+    loss_of = _losses_of("kl", reference, outputs)
+    for kept in (None, np.arange(23) % 20 != 3):
+        part = slice(None) if kept is None else kept
+        assert loss_of(kept) == pytest.approx(kl_divergence(logits[part], outputs[part]), rel=1e-12)
