@@ -4,9 +4,10 @@ The order is from certain to doubtful. First what ranges say. Then the decode ta
 the loss is from. Then whether ranges that hold everything lose less than estimated ones, which costs one measurement
 where they do not. Then more bits, where the device has some and the aim is missed: all of them, which shows what they
 could gain at most, and as few as reach the aim. Then, while the loss is beyond repair: all light moves into float at
-once; each of them taken back alone, which shows what it is needed for; as many taken back as the loss allows, those
-that save most for the least harm first; what is left is split, as long as the budget lasts. Last, single moves of
-layers that multiply, each of which must mend a good part of the loss.
+once, and where they are not enough the layers that do an eighth of the multiplications together; each of them taken
+back alone, which shows what it is needed for; as many taken back as the loss allows, those that save most for the
+least harm first; what is left is split, as long as the budget lasts. Last, single moves of layers that multiply, each
+of which must mend a good part of the loss.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ CHEAPER = 0.95
 
 MARGIN = 1.25
 """The loss that is accepted, in those that float could reach at best, where that is above the aim."""
+
+CHEAP_SHARE = 0.125
+"""Multiply-accumulates of layers that are tried in float together, as what multiplies nothing is."""
 
 HEAVY_SHARE = 0.25
 """Most of the model's multiply-accumulates that may be left in float."""
@@ -100,7 +104,9 @@ class Selection:
         if found[0] > self.aim:
             found = self._raised(found)
         if found[0] > self.above:
-            found = self._light(found)
+            found = self._fewest("everything that multiplies nothing: in float", found, self.light)
+        if found[0] > self.above:
+            found = self._fewest("layers that multiply little: in float", found, self._cheap())
         if found[0] > self.above:
             self._heavy(found)
 
@@ -194,13 +200,21 @@ class Selection:
                 self.moved, found = nodes, measured
         return found
 
-    def _light(self, before: Measured) -> Measured:
-        """All light moves, and then as few as the loss allows."""
-        moves = [m for m in self.light if not self.moved.issuperset(m.nodes)]
+    def _cheap(self) -> list[Move]:
+        """Layers that do an eighth of the multiplications together: what one of them mends another may undo."""
+        found: list[Move] = []
+        for move in sorted(self.heavy, key=lambda m: m.share):
+            if sum(m.share for m in found) + move.share <= CHEAP_SHARE:
+                found.append(move)
+        return found
+
+    def _fewest(self, what: str, before: Measured, offered: Sequence[Move]) -> Measured:
+        """All of some moves, which `what` says, and then as few as the loss allows."""
+        moves = [m for m in offered if not self.moved.issuperset(m.nodes)]
         if not moves:
             return before
         kept, whole = self.moved, _with(self.moved, moves)
-        best = self._try("everything that multiplies nothing: in float", whole)
+        best = self._try(what, whole)
         if best[0] > WORTH * before[0]:
             return before
         self.moved, goal = whole, max(self.aim, MARGIN * best[0])

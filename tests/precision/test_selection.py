@@ -244,3 +244,27 @@ def test_with_more_bits_the_loss_is_within_what_is_aimed_at(harm: list[float], r
     if start > 0.02 and least <= 0.7 * start:
         assert found.taken.loss <= max(0.02, 1.25 * least)
     assert found.taken.nodes == found.moved or not found.moved
+
+
+def test_layers_that_multiply_little_are_tried_together_as_one_alone_mends_nothing() -> None:
+    """A transcription net loses all in the filters of a spectral transform, in three roles: none alone gains."""
+
+    class Filters(Model):
+        def __call__(self, moved: frozenset[str]) -> tuple[float, float]:
+            lost, cost = super().__call__(moved)
+            return (lost if {"a1", "b1", "c1"} <= moved else 2.8), cost
+
+    filters = [Move((f"{c}1", f"{c}2"), "Conv", 0.03) for c in "abcd"]
+    layer = Move(("e1",), "Conv", 0.6)
+    found = selection(Filters({"d1": 0.001}), light=(), heavy=[layer, *filters])
+    found.run()
+    assert {"a1", "b1", "c1"} <= found.moved and not {"d1", "d2", "e1"} & found.moved
+    assert found.taken.loss <= 0.02
+
+
+def test_layers_beyond_an_eighth_of_the_multiplications_are_not_tried_together() -> None:
+    model = Model({"a1": 1.0, "b1": 1.0})
+    heavy = [Move((f"{c}1",), "Conv", 0.2) for c in "ab"]
+    found = selection(model, light=(), heavy=heavy)
+    found.run()
+    assert frozenset({"a1", "b1"}) not in model.asked
