@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
+from onnx import version_converter
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -51,18 +53,31 @@ def prepared(model: Path, folder: Path) -> Path:
 
 
 def static(model: Path, folder: Path, calibrate: Arrays, size: int) -> tuple[Path, str]:
-    """(file, what it is)."""
-    target = folder / "static.onnx"
-    quantize_static(
-        str(prepared(model, folder)),
-        str(target),
-        _Reader(calibrate, size),
-        quant_format=QuantFormat.QDQ,
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
-        per_channel=True,
-    )
-    return target, "U8S8 per channel"
+    """(file, what it is): the first form that runs. Scales per channel need opset 13, which onnx's own converter gives
+    older models."""
+    target, failed = folder / "static.onnx", None
+    for source, per_channel in ((model, True), (None, True), (model, False)):
+        try:
+            quantize_static(
+                str(prepared(source or _converted(model, folder), folder)),
+                str(target),
+                _Reader(calibrate, size),
+                quant_format=QuantFormat.QDQ,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                per_channel=per_channel,
+            )
+            session(target).run(None, next(batches(calibrate, size)))
+            return target, f"U8S8 per {'channel' if per_channel else 'tensor'}"
+        except Exception as error:
+            failed = error
+    raise RuntimeError(f"no form of static quantization runs: {failed}")
+
+
+def _converted(model: Path, folder: Path) -> Path:
+    target = folder / "converted.onnx"
+    onnx.save(version_converter.convert_version(onnx.load(model), 17), target)
+    return target
 
 
 def dynamic(model: Path, folder: Path, evaluate: Arrays, size: int) -> tuple[Path, str]:
