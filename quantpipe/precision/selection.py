@@ -2,12 +2,12 @@
 
 The order is from certain to doubtful. First what ranges say. Then the decode tail of a detector, where that is what
 the loss is from. Then whether ranges that hold everything lose less than estimated ones, which costs one measurement
-where they do not. Then more bits, where the device has some and the aim is missed: all of them, which shows what they
-could gain at most, and as few as reach the aim. Then, while the loss is beyond repair: all light moves into float at
-once, and where they are not enough the layers that do an eighth of the multiplications together; each of them taken
-back alone, which shows what it is needed for; as many taken back as the loss allows, those that save most for the
-least harm first; what is left is split, as long as the budget lasts. Last, single moves of layers that multiply, each
-of which must mend a good part of the loss.
+where they do not. Then, while the loss is beyond repair, more bits, where the device has some: all of them, which
+shows what they could gain at most, and as few as reach the aim. Then all light moves into float at once, and where
+they are not enough the layers that do an eighth of the multiplications together; each of them taken back alone, which
+shows what it is needed for; as many taken back as the loss allows, those that save most for the least harm first;
+what is left is split, as long as the budget lasts. Last, single moves of layers that multiply, each of which must
+mend a good part of the loss.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Selection:
         found = self._what_ranges_say(found)
         found = self._tail(found)
         found = self._ranges(found)
-        if found[0] > self.aim:
+        if found[0] > self.above:
             found = self._raised(found)
         if found[0] > self.above:
             found = self._fewest("everything that multiplies nothing: in float", found, self.light)
