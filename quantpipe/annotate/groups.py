@@ -115,6 +115,8 @@ def scale_groups(
         most = min(widest, spec.activations.bits)
         pin = pinned.get(ties[members[0]])
         fewest = max((least[m] for m in members if m in least), default=2)
+        if fewest > most:  # stated: more than the device's default, where it has more
+            most = min(widest, spec.activations.widest)
         if pin is not None and pin.bits is not None:
             most, fewest = min(most, pin.bits), max(fewest, pin.bits)
         if fewest > most:
@@ -194,6 +196,8 @@ def weight_sites(
         axis = channel_axis if granularity(tensor) is Granularity.PER_CHANNEL else None
         keys = tuple(e.key for e in readers.get(tensor, ()) if e.consumer in nodes)
         most, fewest = min(dtype.bits, spec.weights.bits), least.get(tensor, 2)
+        if fewest > most:  # stated, as for activations
+            most = min(dtype.bits, spec.weights.widest)
         if fewest > most:
             raise ConfigError(
                 f"{tensor!r} must have at least {fewest} bits, and {spec.name} gives it {most}", where=WHERE

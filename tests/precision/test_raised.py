@@ -68,6 +68,7 @@ def _without() -> dict[str, Any]:
     return {k: {**data[k], "raise_to": None} for k in ("activations", "weights")}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mixed", [False, True])
 def test_what_loses_too_much_gets_sixteen_bits(tmp_path: Path, mixed: bool) -> None:
     found = run(tmp_path, widths(mixed)).report
@@ -79,6 +80,7 @@ def test_what_loses_too_much_gets_sixteen_bits(tmp_path: Path, mixed: bool) -> N
         assert "relu1_out" not in said["raised"]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "options",
     [{"precision": "none"}, {"choices": {"fix": {"bits:x": 8}}}, {"choices": {"freeze": ["bits:*"]}}],
@@ -89,6 +91,7 @@ def test_whoever_says_eight_bits_gets_eight(tmp_path: Path, options: dict[str, A
     assert "x" not in found.report["precision"].get("raised", [])
 
 
+@pytest.mark.grid
 def test_a_choice_may_name_the_bits_itself(tmp_path: Path) -> None:
     found = run(tmp_path, precision="none", choices={"fix": {"bits:x": 16}})
     edges = json.loads((found.folder / "search" / "strategy.json").read_text())
@@ -123,3 +126,19 @@ def test_bits_that_no_kernel_has_are_refused() -> None:
 def test_keys_are_those_of_the_bits() -> None:
     made = line(net(), hardware("esp32p4"))
     assert {raised_choice(g).key for g in made.topology.groups} == {bits_key(g.key) for g in made.topology.groups}
+
+
+@pytest.mark.grid
+def test_a_statement_may_ask_for_the_bits_and_explain_offers_them(tmp_path: Path) -> None:
+    stated = {"annotate": {"constraints": {"x": {"kind": "any", "bits": 16}}}}
+    lost, found = (run(_made(tmp_path / name), precision="none", **o) for name, o in (("a", {}), ("b", stated)))
+    assert found.report["outputs"][0]["sqnr_db"] > lost.report["outputs"][0]["sqnr_db"] + 6
+    assert found.report["agreement"]["differing"] == 0
+    advice = quantpipe.explain(lost.folder, SAMPLES)["advice"]
+    best = next(row for row in advice if row["change"] == "16 bits")
+    assert best["loss_after"] < 0.5 * best["loss_before"], advice
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
