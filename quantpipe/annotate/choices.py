@@ -137,8 +137,7 @@ def clips_of(topology: Topology, assignment: Assignment, reference: Topology | N
 
 def raised_choice(site: ScaleGroup | WeightSite) -> Choice:
     """Return the choice between the default's bits of a scale group or a weight and those it may be raised to."""
-    name = site.key if isinstance(site, ScaleGroup) else site.tensor
-    return Choice(bits_key(name), ChoiceKind.BITS, (site.max_bits, site.widest), site.edges, graded=False)
+    return Choice(bits_key(site.key), ChoiceKind.BITS, (site.max_bits, site.widest), site.edges, graded=False)
 
 
 def range_choice(group: ScaleGroup) -> Choice:

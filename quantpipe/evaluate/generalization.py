@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from quantpipe.metrics.average_precision import mean_average_precision
 from quantpipe.metrics.detections import matches
 from quantpipe.metrics.outputs import kl_divergences
-from quantpipe.metrics.reference import Found, Reference, by_classes, metric_of, rows_of
+from quantpipe.metrics.reference import Found, Reference, is_kl, metric_of, rows_of
 from quantpipe.types import (
     GeneralizationPart,
 )
@@ -109,7 +109,7 @@ LossOf = Callable[[NDArray[np.bool_] | None], float]
 
 def _losses_of(metric: str, reference: Reference, outputs: Found) -> LossOf:
     own = reference.main(outputs)
-    if by_classes(metric, reference) and isinstance(own, np.ndarray) and own.ndim > 1:
+    if is_kl(metric, reference) and isinstance(own, np.ndarray) and own.ndim > 1:
         # A mean over samples, which are measured once: each measurement of thousands of classes takes seconds.
         lost = kl_divergences(reference.outputs, own)
         return lambda kept: max(float(np.mean(lost if kept is None else lost[kept])), 0.0)

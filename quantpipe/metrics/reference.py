@@ -257,7 +257,7 @@ def output_metrics(reference: Reference, outputs: Found) -> dict[str, float]:
 
 
 def _losses(reference: Reference, outputs: Found) -> dict[str, float]:
-    if not reference.losses or only_kl(reference.losses) == reference.output:
+    if _has_kl_alone(reference):
         return {}
     own, every = reference.every(reference.found), reference.every(outputs)
     loss, each = joint_loss(reference.losses, own, every)
@@ -285,10 +285,14 @@ def loss_of(reference: Reference, outputs: Found) -> float:
     return joint_loss(reference.losses, reference.every(reference.found), reference.every(outputs))[0]
 
 
-def by_classes(metric: str, reference: Reference) -> bool:
-    """Return whether a metric is the KL divergence of one output, whatever it is called."""
-    alone = not reference.losses or only_kl(reference.losses) == reference.output
-    return metric == "kl" or (metric == "auto" and alone)
+def is_kl(metric: str, reference: Reference) -> bool:
+    """Return whether a metric is the KL divergence of the one output, whatever it is called."""
+    parts = any(loss.parts for loss in reference.losses)  # the worst of them decides then
+    return metric == "kl" or (metric == "auto" and _has_kl_alone(reference) and not parts)
+
+
+def _has_kl_alone(reference: Reference) -> bool:
+    return not reference.losses or only_kl(reference.losses) == reference.output
 
 
 def metric_of(metric: str, reference: Reference, outputs: Found) -> float:

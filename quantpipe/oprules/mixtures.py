@@ -34,6 +34,8 @@ def tied(node: Node, graph: Graph, tensor: str, axis: int) -> Ends | None:
         The tensors with their axes; None where the node does not do the same to mixtures of channels.
     """
     rule, result = rule_of(node), node.outputs[0]
+    if not result:  # left out, as an LSTM's sequence is where its last state alone is read
+        return None
     if rule is not None and rule.family is Family.SUM:
         return _added(node, graph, tensor, axis)
     if node.op in JOINING:

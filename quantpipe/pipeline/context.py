@@ -34,13 +34,11 @@ from quantpipe.types import (
     RecoveryRecord,
     RectifiedRow,
     ResultsPart,
-    ScaleGroup,
     SearchReport,
     Strategy,
     StrategyFile,
     ThresholdRuleRow,
     Topology,
-    WeightSite,
 )
 
 FORMAT = 2
@@ -131,7 +129,7 @@ class RunContext:
         known = {choice.key for choice in self.space}
         added = [choice for choice in variants.choices if choice.key not in known]
         added += [range_choice(g) for g in variants.reference.groups if g.key in groups and g.fixed is None]
-        wider = [raised_choice(s) for s in _sites(variants.reference) if _name(s) in frozenset(raised)]
+        wider = [raised_choice(site) for site in variants.reference.raisable if site.key in raised]
         if decided:
             added, wider = ([replace(c, options=c.options[1:]) for c in found] for found in (added, wider))
         return replace(
@@ -297,11 +295,3 @@ class RunContext:
         results: ResultsPart = {"search": found.report, "rectified": found.rectified, **more}
         spec, schema = self.settings.spec, self.settings.schema
         return strategy_payload(self.graph.model_hash, spec, schema, topology, strategy=found.strategy, results=results)
-
-
-def _sites(topology: Topology) -> tuple[ScaleGroup | WeightSite, ...]:
-    return (*topology.groups, *topology.weights)
-
-
-def _name(site: ScaleGroup | WeightSite) -> str:
-    return site.key if isinstance(site, ScaleGroup) else site.tensor

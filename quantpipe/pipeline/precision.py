@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from quantpipe.annotate.choices import bits_key
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.annotate.tail import computes
 from quantpipe.artifacts import Origin, is_current, read_json
@@ -239,10 +240,8 @@ def _groups(job: RunContext) -> tuple[str, ...]:
 
 def _raisable(job: RunContext) -> frozenset[str]:
     """Keys of the scale groups and names of the weights that may have more bits: the user has not limited them."""
-    reference, limits = job.variants.reference, job.settings.limits
-    groups = (group.key for group in reference.groups if group.widest > group.max_bits)
-    weights = (site.tensor for site in reference.weights if site.widest > site.max_bits)
-    return frozenset(name for name in (*groups, *weights) if not limits.names(choice_key(ChoiceKind.BITS, name)))
+    limits = job.settings.limits
+    return frozenset(s.key for s in job.variants.reference.raisable if not limits.names(bits_key(s.key)))
 
 
 def _moves(job: RunContext) -> tuple[Move, ...]:

@@ -78,7 +78,7 @@ def record_of(
 
 def _raised_rows(job: RunContext, raised: frozenset[str]) -> list[RoleRow]:
     reference = job.variants.reference
-    widest = {bits_key(g.key): g.widest for g in reference.groups}
+    widest = {bits_key(site.key): site.widest for site in reference.raisable}
     return [
         {
             "role": f"{widest[move.nodes[0]]} bits behind {move.op}: {move.nodes[0]}",

@@ -62,9 +62,8 @@ def _as_decided(job: RunContext, trial: LoggedTrial) -> RunContext:
     read = [found for key in further if (found := read_key(key)) is not None]
     floats = [key.subject for key in read if key.kind is ChoiceKind.FLOAT]
     wholes = [group.key for group in job.variants.reference.groups if range_key(group.key) in further]
-    sites = [(g.key, g.max_bits) for g in job.variants.reference.groups]
-    sites += [(w.tensor, w.max_bits) for w in job.variants.reference.weights]
-    raised = [name for name, most in sites if int(trial.choices.get(bits_key(name), 0)) > most]
+    sites = job.variants.reference.raisable
+    raised = [site.key for site in sites if int(trial.choices.get(bits_key(site.key), 0)) > site.max_bits]
     return job.offering(floats, wholes, raised, decided=False) if floats or wholes or raised else job
 
 

@@ -174,7 +174,7 @@ class Selection:
         for move in moves if len(moves) > 1 else ():
             alone = self._try(f"{named(move)}: more bits", _with(start, [move]))
             worth[move] = (before[0] - alone[0]) / max(alone[1] - before[1], 1e-9 * abs(before[1]), 1e-12)
-        order = sorted(worth, key=lambda m: -worth[m])
+        order = sorted(moves, key=lambda m: -worth.get(m, 0.0))
         low, high, found = 1, len(order), whole
         while low < high:
             middle = (low + high) // 2

@@ -7,8 +7,20 @@ from dataclasses import dataclass
 from quantpipe.types.schema import Blocks, Granularity
 
 
+class Raised:
+    """What both have: bits by default, and those that may be raised to."""
+
+    bits: int
+    raise_to: int
+
+    @property
+    def widest(self) -> int:
+        """Return the most bits, raised or not."""
+        return max(self.bits, self.raise_to)
+
+
 @dataclass(frozen=True)
-class WeightLimits:
+class WeightLimits(Raised):
     """State which quantized weights a device takes: symmetry, granularity, bits and range."""
 
     symmetric: bool = True
@@ -22,14 +34,9 @@ class WeightLimits:
     raise_to: int = 0
     """Bits that a weight gets where its layer reads a tensor that was raised; 0: never more than `bits`."""
 
-    @property
-    def widest(self) -> int:
-        """Return the bits that a weight has at most, raised or not."""
-        return max(self.bits, self.raise_to)
-
 
 @dataclass(frozen=True)
-class ActivationLimits:
+class ActivationLimits(Raised):
     """State which quantized activations a device takes: symmetry, bits, range and sign."""
 
     symmetric: bool = True
@@ -40,8 +47,3 @@ class ActivationLimits:
     raise_to: int = 0
     """Bits that a tensor may be raised to where an output loses too much (`precision=auto`); 0: never more than `bits`.
     """
-
-    @property
-    def widest(self) -> int:
-        """Return the bits that a tensor has at most, raised or not."""
-        return max(self.bits, self.raise_to)

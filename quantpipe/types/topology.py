@@ -132,6 +132,11 @@ class WeightSite:
     """What `precision=auto` may raise it to, with what its layers read; 0: nothing beyond `max_bits`."""
 
     @property
+    def key(self) -> str:
+        """Return the name that its choices have, as `ScaleGroup.key` is."""
+        return self.tensor
+
+    @property
     def widest(self) -> int:
         """Return the most bits that it can have, raised or not."""
         return max(self.max_bits, self.raised_bits)
@@ -180,6 +185,12 @@ class Topology:
         weighted = tuple(k for k in self.weighted if k.node in nodes)
         loops = tuple(loop for loop in self.loops if loop.node in nodes)
         return replace(self, kernels=kernels, tables=tables, weighted=weighted, loops=loops)
+
+    @property
+    def raisable(self) -> tuple[ScaleGroup | WeightSite, ...]:
+        """Return the scale groups and weights that the device has more bits for than by default."""
+        sites: tuple[ScaleGroup | WeightSite, ...] = (*self.groups, *self.weights)
+        return tuple(site for site in sites if site.widest > site.max_bits)
 
     @cached_property
     def group_of(self) -> Mapping[str, ScaleGroup]:

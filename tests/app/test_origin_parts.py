@@ -143,3 +143,8 @@ def test_folders_of_before_do_not_tell_of_what_came_later(base: Settings) -> Non
     assert not [name for name in ("qdq_bias", "single_ratio", "split_channels") if name in told]
     spec = replace(base.spec, requantize=replace(base.spec.requantize, single_ratio=True))
     assert "single_ratio" in str(part(replace(base, spec=spec), "hardware"))
+
+
+def test_changed_settings_tell_their_own_parts(base: Settings) -> None:
+    before = part(base, "seed")
+    assert part(replace(base, seed=base.seed + 1), "seed") == before + 1 and part(base, "seed") == before

@@ -7,8 +7,10 @@ import pytest
 from scipy.special import rel_entr, softmax
 
 from quantpipe.evaluate.generalization import Generalization, _losses_of, generalization
+from quantpipe.metrics.losses import LossKind, OutputLoss
 from quantpipe.metrics.outputs import kl_divergence
 from quantpipe.metrics.reference import Reference
+from quantpipe.oprules.parts import Part
 
 RNG = np.random.default_rng(0)
 
@@ -105,3 +107,14 @@ def test_samples_left_out_lose_what_the_metric_says_of_the_others(rows: tuple[in
     for kept in (None, np.arange(23) % 20 != 3):
         part = slice(None) if kept is None else kept
         assert loss_of(kept) == pytest.approx(kl_divergence(logits[part], outputs[part]), rel=1e-12)
+
+
+def test_an_output_of_several_parts_is_judged_by_the_worst_of_them() -> None:
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((23, 6))
+    outputs = logits + np.where(np.arange(6) < 3, 0.02, 0.8) * rng.standard_normal(logits.shape)
+    loss = OutputLoss("y", LossKind.KL, parts=(Part("y", 1, 0, 3, 6), Part("y", 1, 3, 6, 6)))
+    reference = Reference(logits, None, output="y", losses=(loss,))
+    found = generalization("auto", (reference, outputs), (reference, outputs))
+    assert found is not None and found.search == pytest.approx(loss.of(logits, outputs))
+    assert found.search != pytest.approx(kl_divergence(logits, outputs))
