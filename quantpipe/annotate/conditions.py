@@ -24,7 +24,7 @@ from quantpipe.hardware.legality import choose_signature, takes_float
 from quantpipe.oprules import Family, float_reason, rule_of
 from quantpipe.oprules.float_ops import OF_TYPES, QUANTIZED, QUANTIZED_OPS
 from quantpipe.oprules.scores import VIEWS
-from quantpipe.types import AddInputs, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
+from quantpipe.types import AddInputs, FloatType, HardwareSpec, OpSignature, Reason, ReasonKind, Structure
 from quantpipe.types.choice_key import ChoiceKind, choice_key
 from quantpipe.types.structure import DEFAULT
 
@@ -47,6 +47,7 @@ class AnnotateOptions:
     `constraints` state things of single tensors (constraints.py); `fixed_outputs` gives functions with a known range
     (Sigmoid, Softmax, Tanh) their usual fixed scale. `threshold_steps` are powers of two by which a range may be scaled
     as part of the search (0 must be among them). `choices` are the kinds of decisions that a search may take.
+    `float_type`: what nodes left in float compute in, on devices that have a choice (half.py).
     `float_tail`: whether everything behind the last layers stays in float (tail.py). `split_channels`: channels of
     single tensors and weights that become several (split before annotation, `recover/rescale/split_channels.py`).
     """
@@ -60,6 +61,7 @@ class AnnotateOptions:
     skip_first: bool = False
     skip_last: bool = False
     float_tail: str = AUTO
+    float_type: str = FloatType.FLOAT32.value
     strict: bool = False
     fixed_outputs: bool = False
     constraints: Mapping[str, Any] | None = None
@@ -77,6 +79,12 @@ class AnnotateOptions:
         if self.float_tail not in (AUTO, ALWAYS, NEVER):
             raise ConfigError(
                 f"is {self.float_tail!r}; legal are {AUTO}, {ALWAYS} and {NEVER}", where="annotate.float_tail"
+            )
+        types = [kind.value for kind in FloatType]
+        if self.float_type not in types:
+            raise ConfigError(
+                f"is {self.float_type!r}{nearest(self.float_type, types)}; legal are {', '.join(types)}",
+                where="annotate.float_type",
             )
         if not 2 <= self.min_bits <= 16:
             raise ConfigError(f"min_bits is {self.min_bits}; it must be between 2 and 16", where="annotate.min_bits")

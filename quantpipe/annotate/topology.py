@@ -16,6 +16,7 @@ from quantpipe.annotate.conditions import AnnotateOptions, Conditions, tensor_co
 from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
+from quantpipe.annotate.half import half_nodes
 from quantpipe.annotate.loops import edges_of, loop_sites, loop_weights
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.preset_ranges import pins_of
@@ -114,6 +115,7 @@ def analyze(
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     most = limited(spec, settled_here.sites)
     ends = ends_of(graph, spec, kernels)
+    inside_of = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
     groups = tuple(bounded_group(g, most, ends) for g in solved.groups)
     sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
@@ -126,6 +128,7 @@ def analyze(
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         sites=settled_here.sites,
+        half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=inside_of),
         weighted=real,
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
         signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},

@@ -14,7 +14,10 @@ from omegaconf import DictConfig
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.hardware.schemas import AUTO
 from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
-from quantpipe.types import HardwareSpec
+from quantpipe.types import FloatType, HardwareSpec
+
+SINGLE = ("c", "tflite", "tflite_integer_io", "vta")
+"""Forms that have no float16."""
 
 
 def several_options(config: DictConfig, group: str) -> str:
@@ -57,6 +60,18 @@ def forms_of(realize: Mapping[str, Any], spec: HardwareSpec, *, verify: str) -> 
                     where=where,
                 )
     return tuple(dict.fromkeys((exact[0] if exact else EXACT, *(name for name, _ in asked))))
+
+
+def refuse_half(forms: Sequence[str], float_type: str) -> None:
+    """Raise ConfigError where nodes in float are to compute in float16, and a form is of a runtime without it."""
+    alone = [form for form in forms if form in SINGLE]
+    if float_type == FloatType.FLOAT16 and alone:
+        legal = [form for form in (*BACKENDS, *FILE_FORMS) if form not in SINGLE]
+        raise ConfigError(
+            f"is {float_type}, and realize={alone[0]} computes what is left in float in {FloatType.FLOAT32}; legal are "
+            f"{FloatType.FLOAT32}, or realize as one of {', '.join(legal)}",
+            where="annotate.float_type",
+        )
 
 
 def is_implied(realize: Mapping[str, Any], spec: HardwareSpec, form: str) -> bool:

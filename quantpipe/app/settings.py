@@ -19,7 +19,7 @@ from quantpipe.annotate.limits import ChoiceLimits
 from quantpipe.app.command_line import changed_keys, overrides_of, resume_command
 from quantpipe.app.compose import hardware_file
 from quantpipe.app.device import with_bits, with_cost
-from quantpipe.app.forms import forms_of, forms_record, is_implied, several_options
+from quantpipe.app.forms import forms_of, forms_record, is_implied, refuse_half, several_options
 from quantpipe.app.functions import functions_of, load_function
 from quantpipe.app.group_options import plain_config as _plain
 from quantpipe.app.group_options import shipped_schemas, threshold_option
@@ -183,7 +183,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
     spec = given.get("spec") or load_located(plain["hardware"], start.hardware_file, start.changed)
     schema = resolve_schema(spec, plain["schema"], schemas)
     forms = forms_of(plain["realize"], spec, verify=str(plain["verify"]))
-    backend = forms[0]
+    refuse_half(forms, str(plain["annotate"].get("float_type")))
     search = plain["search"]
     functions = functions_of(plain["dataset"], plugins, launch)
     return Settings(
@@ -209,7 +209,7 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         ),
         objective=with_cost(plain["objective"], spec),
         recover=recover_options(plain["recover"]),
-        backend=backend,
+        backend=forms[0],
         forms=forms[1:],
         exact_implied=is_implied(plain["realize"], spec, forms[0]),
         annotate=_annotate(

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from quantpipe.errors import StorageError
 from quantpipe.graph.io import SMALL, model_bytes, model_proto
@@ -310,3 +310,14 @@ def with_weights(proto: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol]) 
 
 def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
     return ir.Shape(tensor.shape.numpy())
+
+
+def converted(tensor: ir.TensorProtocol, dtype: DTypeLike) -> NDArray[Any]:
+    """Return the numbers of a constant in another type; those that lie in a file, a few rows at a time, in another."""
+    stored = tensor.numpy()
+    if place_of(tensor) is None:
+        return np.asarray(stored.astype(dtype))
+    found: NDArray[Any] = file_array(tuple(tensor.shape.numpy()), dtype)
+    for rows in row_blocks(stored):
+        found[rows] = stored[rows]
+    return found

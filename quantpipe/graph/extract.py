@@ -25,7 +25,7 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
         value.shape = ir.Shape([None] * len(graph.shapes[name]))
     found = view(copy, graph.model_hash, graph.source)
-    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying)
+    return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying, largest=graph.largest)
 
 
 def section_of(

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
-from quantpipe.graph.external_weights import copied, file_array, place_of, row_blocks, without_weights
+from quantpipe.graph.external_weights import converted, copied, row_blocks, without_weights
 from quantpipe.graph.io import STAGE
 
 HALVES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}
@@ -115,15 +114,8 @@ def _widen_value(value: ir.Value, broken: list[str]) -> list[str]:
 
 
 def _widened(tensor: ir.TensorProtocol, name: str, broken: list[str]) -> ir.TensorProtocol:
-    """The same numbers in float32, a few rows at a time and in a file again where they lie in one."""
-    stored = tensor.numpy()
-    found: NDArray[np.float32]
-    if place_of(tensor) is not None:
-        found = file_array(tuple(tensor.shape.numpy()), np.float32)
-        for rows in row_blocks(stored):
-            found[rows] = stored[rows]
-    else:
-        found = stored.astype(np.float32)
+    """The same numbers in float32."""
+    found = converted(tensor, np.float32)
     if not all(np.isfinite(found[rows]).all() for rows in (row_blocks(found) if found.ndim else [...])):
         broken.append(name)
     return ir.tensor(found, name=tensor.name)

@@ -27,7 +27,7 @@ from quantpipe.graph.io import RESIDENT_MB, STAGE, check_external, file_hash, lo
 from quantpipe.graph.isolated_process import Limits, Tell, apart
 from quantpipe.graph.model_transfer import Packed, pack, unpack
 from quantpipe.graph.names import name_nodes
-from quantpipe.graph.normalize import Feeds, expose, measure
+from quantpipe.graph.normalize import Feeds, Measured, expose, measure
 from quantpipe.graph.plugged import joining, leave_to_plug_ins
 from quantpipe.graph.quantized import Behind, behind
 from quantpipe.graph.vet import refuse_chance
@@ -154,7 +154,7 @@ def clean_graph(
         log.warning("%s", note)
     graph = view(unpack(found.model, single), own_hash, where, found.notes, given=raw.halves.given)
     as_given = single if own_hash != original.model_hash else None
-    graph = replace(graph, shapes=found.measured[0], dtypes=found.measured[1], as_given=as_given)
+    graph = replace(_with(graph, found.measured), as_given=as_given)
     return raw.real.found(original, graph)
 
 
@@ -167,10 +167,10 @@ def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class _Loaded:
-    """What comes of loading a model: the clean one, the shapes and dtypes of its tensors, what there is to say."""
+    """What comes of loading a model: the clean one, what its tensors are, what there is to say."""
 
     model: Packed
-    measured: tuple[dict[str, tuple[int, ...]], dict[str, str]]
+    measured: Measured
     notes: tuple[str, ...]
 
 
@@ -203,13 +203,16 @@ def load_as_written(
         graph = view(raw, model_hash, str(path))
     feeds = example(graph)
 
-    def work(tell: Tell) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+    def work(tell: Tell) -> Measured:
         tell("running it on a sample")
         return measure(graph, feeds)
 
     limits = _limits(raw, feeds)
-    shapes, dtypes = apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None)
-    return replace(graph, shapes=shapes, dtypes=dtypes)
+    return _with(graph, apart(work, start_runtime, limits, str(path)) if isolate else work(lambda step: None))
+
+
+def _with(graph: Graph, found: Measured) -> Graph:
+    return replace(graph, shapes=found.shapes, dtypes=found.dtypes, largest=found.largest)
 
 
 def _read(path: Path, resident_mb: int, fixed: Mapping[str, Any]) -> tuple[ir.Model, str]:

@@ -7,7 +7,7 @@ done before (`cleanup`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,17 @@ SEQUENCE = "object"
 """The dtype of what is no tensor: a sequence of tensors, of any shapes, or nothing."""
 
 
-def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return the shape and dtype of every tensor, from a run with one sample (or the model's own, fixed batch)."""
+@dataclass(frozen=True)
+class Measured:
+    """Hold the shape and dtype of every tensor, and the greatest absolute value of each that is computed in float32."""
+
+    shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    largest: dict[str, float]
+
+
+def measure(graph: Graph, feeds: Feeds) -> Measured:
+    """Return what every tensor is in a run with one sample (or the model's own, fixed batch)."""
     values = _tensors(graph, feeds)
     shapes = {name: _shape(value) for name, value in values.items()}
     dtypes = {name: value.dtype.name if isinstance(value, np.ndarray) else SEQUENCE for name, value in values.items()}
@@ -32,7 +41,14 @@ def measure(graph: Graph, feeds: Feeds) -> tuple[dict[str, tuple[int, ...]], dic
         tensor = graph.constant_tensor(name)
         shapes[name] = tuple(tensor.shape.numpy())
         dtypes[name] = tensor.dtype.numpy().name
-    return shapes, dtypes
+    real = {t: v for t, v in values.items() if isinstance(v, np.ndarray) and v.dtype == np.float32}
+    return Measured(shapes, dtypes, {t: largest_of(v) for t, v in real.items()})
+
+
+def largest_of(values: NDArray[Any]) -> float:
+    """Return the greatest absolute value of those that are finite; 0 where there is none."""
+    finite = np.abs(values[np.isfinite(values)])
+    return float(finite.max()) if finite.size else 0.0
 
 
 def with_varying(graph: Graph, feeds: Feeds) -> Graph:

@@ -93,6 +93,8 @@ class Graph:
     notes: tuple[str, ...] = ()
     varying: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
+    largest: Mapping[str, float] = field(default_factory=dict, repr=False)
+    """Tensor of real numbers -> its greatest absolute value on that sample, infinities and NaN left out."""
     imported: Imported | None = None
     """What the file gives, where it is quantized already."""
     as_given: ir.Model | None = field(default=None, repr=False)

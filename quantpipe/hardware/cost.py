@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import ceil, prod
 
 from quantpipe.graph.view import Graph, Node
-from quantpipe.hardware.gain import rate
+from quantpipe.hardware.gain import rate, real_rate
 from quantpipe.hardware.storage import narrowest, storage_types, weight_only_types
 from quantpipe.hardware.vectors import vector_steps
 from quantpipe.oprules import rule_of
@@ -22,6 +22,7 @@ Bits = Mapping[str, int]
 CostFunction = Callable[[Topology, Graph, HardwareSpec, Bits], float]
 
 FLOAT_BITS = 32
+HALF_BITS = 16
 
 
 def bit_sum(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
@@ -63,7 +64,7 @@ def weight_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bit
 def stored_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bytes of all weights in the types that they are stored in.
 
-    Weights that are left in float by choice count 4 bytes a value.
+    Weights that are left in float by choice count 4 bytes a value, or 2 where what reads them computes in float16.
 
     Args:
         topology: what runs in integers.
@@ -98,14 +99,22 @@ def _stored_width(site: WeightSite, graph: Graph, spec: HardwareSpec, bits: int,
 def _bytes_of_weights(topology: Topology, graph: Graph, bits: Mapping[str, float]) -> float:
     """All weights with so many bits a value, and those that are left in float by choice."""
     stored = [prod(graph.shapes[site.tensor]) * bits[site.tensor] for site in topology.stored_constants]
-    return sum([*stored, *(prod(graph.shapes[t]) * FLOAT_BITS for t in topology.float_weights)]) / 8
+    left = (prod(graph.shapes[t]) * _real_bits(graph, topology, t) for t in topology.float_weights)
+    return sum([*stored, *left]) / 8
+
+
+def _real_bits(graph: Graph, topology: Topology, tensor: str) -> int:
+    """Bits of a real number of a tensor, made in float16 or, a constant, read by such nodes alone."""
+    made = graph.producers.get(tensor)
+    around = [made] if made is not None else [node for node, _ in graph.consumers.get(tensor, ())]
+    return HALF_BITS if around and all(n.name in topology.half_nodes for n in around) else FLOAT_BITS
 
 
 def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> float:
     """Return the bit operations per sample: Σ MACs · weight bits · activation bits.
 
-    Float nodes count 32 x 32, or 32 times the bits of a weight in integers; products inside of loops count by the bits
-    of their weights and of the state.
+    Float nodes count 32 x 32 (16 x 16 where they compute in float16), or 32 times the bits of a weight in integers;
+    products inside of loops count by the bits of their weights and of the state.
 
     Args:
         topology: what runs in integers.
@@ -120,7 +129,8 @@ def bops(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits) -> fl
     for node in graph.nodes:
         kernel = topology.kernel_of.get(node.name) or topology.weighted_of.get(node.name)
         loop = topology.loop_of.get(node.name)
-        width = _operand_bits(kernel, bits) if loop is None else _loop_bits(loop, bits)
+        real = HALF_BITS if node.name in topology.half_nodes else FLOAT_BITS
+        width = _operand_bits(kernel, bits, real) if loop is None else _loop_bits(loop, bits)
         total += macs(node, graph) * width
     return float(total)
 
@@ -186,11 +196,12 @@ def node_cycles(topology: Topology, graph: Graph, spec: HardwareSpec, bits: Bits
         elif kernel is None:
             rule = rule_of(node)
             weight = rule.weight_of(node, graph) if rule is not None else None
-            loaded = prod(graph.shapes[weight]) * FLOAT_BITS / 8 if weight is not None else 0.0
+            real = HALF_BITS if node.name in topology.half_nodes else FLOAT_BITS
+            loaded = prod(graph.shapes[weight]) * real / 8 if weight is not None else 0.0
             if node.name in topology.weighted_of:
                 site = topology.weight_of[weight or ""]
                 loaded *= _stored_width(site, graph, spec, bits[site.tensor], width=FLOAT_BITS) / FLOAT_BITS
-            found = work / spec.cost.macs_per_cycle["float32"]
+            found = work / real_rate(spec, real)
         elif kernel.weight is None:
             found = work / rate(spec, max(storage.width(o.tensor, bits[o.tensor], types) for o in kernel.operands))
         else:
@@ -217,7 +228,8 @@ def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, 
     The nodes run one after the other in their order. A tensor lives from the node that makes it (the model's inputs:
     from the beginning) to its last reader (the model's outputs: to the end); a node's inputs and outputs live together.
     Stored tensors count at their bits, accumulators that are handed on at the accumulator's width, all others at 32
-    bits. A kernel and the clamps it swallowed are one step; what is between them is never stored.
+    bits, or 16 where they are made in float16. A kernel and the clamps it swallowed are one step; what is between them
+    is never stored.
 
     Args:
         topology: what runs in integers.
@@ -236,7 +248,8 @@ def peak_activation_bytes(topology: Topology, graph: Graph, spec: HardwareSpec, 
     widths |= {t: bits[t] for t in topology.group_of}
 
     def size(tensor: str) -> float:
-        return prod(graph.shapes.get(tensor, (0,))) * widths.get(tensor, FLOAT_BITS) / 8
+        width = widths[tensor] if tensor in widths else _real_bits(graph, topology, tensor)
+        return prod(graph.shapes.get(tensor, (0,))) * width / 8
 
     live = {i.name: size(i.name) for i in graph.inputs if i.name in last}
     peak = sum(live.values())
@@ -265,9 +278,9 @@ def macs(node: Node, graph: Graph) -> int:
     return multiply_accumulates(node, graph)
 
 
-def _operand_bits(kernel: Kernel | None, bits: Bits) -> int:
+def _operand_bits(kernel: Kernel | None, bits: Bits, real: int) -> int:
     if kernel is None:
-        return FLOAT_BITS * FLOAT_BITS
+        return real * real
     if kernel.weight is None:
         return prod(bits.get(o.tensor, FLOAT_BITS) for o in kernel.operands)
     return bits[kernel.weight] * bits.get(kernel.operands[0].tensor, FLOAT_BITS)

@@ -70,7 +70,13 @@ def rate(spec: HardwareSpec, width: int) -> float:
     for bits, found in rates:
         if width <= bits:
             return found
-    return spec.cost.macs_per_cycle["float32"]
+    return real_rate(spec, 32)
+
+
+def real_rate(spec: HardwareSpec, width: int) -> float:
+    """Return the multiply-accumulates per cycle of real numbers of 16 or 32 bits; those of 32 where 16 have none."""
+    rates = spec.cost.macs_per_cycle
+    return rates.get(f"float{width}", rates["float32"])
 
 
 def _operands(kernel: Kernel) -> list[str]:

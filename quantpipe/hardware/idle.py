@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from quantpipe.hardware.reader import Reader
 from quantpipe.oprules import OP_RULES, Family, OpRule
-from quantpipe.types import AddInputs, DType, FunctionKind, HardwareSpec, OpSignature
+from quantpipe.types import AddInputs, FunctionKind, HardwareSpec, OpSignature
 from quantpipe.types.kernel import LogicalKernel
 
 KEEPS_TYPE = (Family.MOVE, Family.CLAMP)
@@ -28,10 +28,11 @@ def refuse_idle(spec: HardwareSpec, reader: Reader) -> None:
             _joins(spec, reader, kernel)
     refuse_idle_ops(spec, reader)
     for name in spec.cost.macs_per_cycle:
-        if not name.startswith("int") and name != DType.FLOAT32:
+        if not name.startswith("int") and name not in spec.float_types:
             raise reader.error(
                 f"cost.macs_per_cycle.{name}",
-                "is read by nothing: rates go by width; legal are int4, int8, int16, int32, float32",
+                "is read by nothing: rates go by width; legal are int4, int8, int16, int32, float32, and float16 where "
+                "float_types has it",
             )
 
 

@@ -28,6 +28,7 @@ from quantpipe.types import (
     Cost,
     DType,
     FloatOn,
+    FloatType,
     Granularity,
     HardwareSpec,
     Isa,
@@ -67,6 +68,7 @@ OPTIONAL = (
     "align",
     "skip",
     "float_on",
+    "float_types",
     "channel_bounds",
     "runs_here",
     "qdq_bias",
@@ -134,6 +136,7 @@ def load_hardware(data: Data) -> HardwareSpec:
         pad=_pad(reader, data),
         skip=_skip(reader, data),
         float_on=_optional(reader, FloatOn, data, "float_on") or FloatOn.CPU,
+        float_types=_float_types(reader, data),
         channel_bounds=reader.flag(data, "", "channel_bounds", default=False),
         runs_here=reader.flag(data, "", "runs_here", default=False),
         qdq_bias=_qdq_bias(reader, data.get("qdq_bias")),
@@ -167,6 +170,15 @@ def _loads(reader: Reader, value: object) -> tuple[str, ...]:
         if form not in LOADED:
             raise reader.error("loads", f"is {form!r}{nearest(form, LOADED)}; legal are {', '.join(LOADED)}, or []")
     return forms
+
+
+def _float_types(reader: Reader, data: Data) -> tuple[FloatType, ...]:
+    """The types of nodes in float; float32, in which the model itself is, is always one of them."""
+    given = listed(data.get("float_types", [FloatType.FLOAT32.value]))
+    types = tuple(dict.fromkeys(reader.one_of(tuple(FloatType), one, "float_types") for one in given))
+    if FloatType.FLOAT32 not in types:
+        raise reader.error("float_types", f"is {', '.join(types) or 'empty'}; legal is a list with float32 in it")
+    return types
 
 
 def _form_for(spec: HardwareSpec) -> str:

@@ -15,6 +15,7 @@ from quantpipe.types import (
     Accumulator,
     DType,
     FixedRounding,
+    FloatType,
     FunctionKind,
     OpSignature,
     Overflow,
@@ -115,7 +116,8 @@ class Reader:
         """Return `macs_per_cycle`: operand width -> rate."""
         field = "cost.macs_per_cycle"
         rates = self.mapping(value, field, "dtypes and rates")
-        return {self.choice(DType, k, field).value: self.number(v, f"{field}.{k}") for k, v in rates.items()}
+        of = {self.one_of((*DType, FloatType.FLOAT16), k, field).value: v for k, v in rates.items()}
+        return {name: self.number(rate, f"{field}.{name}") for name, rate in of.items()}
 
     def storable(self, value: object, field: str) -> DType:
         """Return the type named by a value, which must be one that tensors are stored in."""
@@ -147,11 +149,7 @@ class Reader:
         Raises:
             HardwareError: where there is none, with near and legal names.
         """
-        try:
-            return kind(str(value))
-        except ValueError:
-            legal = [k.value for k in kind]
-            raise self.error(field, f"is {value!r}{nearest(str(value), legal)}; legal are {', '.join(legal)}") from None
+        return self.one_of(tuple(kind), value, field)
 
     def bits(self, part: Data, field: str) -> int:
         """Return the bits of a section, 2 to 16; 8 where it does not say."""

@@ -19,6 +19,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
+from quantpipe.lowering.half import as_half, cast_half, cast_single, write_half
 from quantpipe.lowering.loops import StepBody, write_loop
 from quantpipe.lowering.tables import look_up
 from quantpipe.oprules.masks import OF_SHAPES
@@ -140,6 +141,7 @@ class Context:
         self.dialect = dialect
         self._made = {k.output for k in topology.kernels}
         self._values: dict[tuple[str, Form], ir.Value] = {}
+        self._halves: dict[str, ir.Value] = {}
         self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
 
     def set(self, tensor: str, form: Form, value: ir.Value) -> None:
@@ -165,6 +167,20 @@ class Context:
             self._rescaled[key] = self.dialect.rescale(self, operand.tensor, target, value)
         return self._rescaled[key]
 
+    def set_half(self, tensor: str, value: ir.Value) -> None:
+        """Keep the value of a tensor that a node makes in float16."""
+        self._halves[tensor] = value
+
+    def half(self, tensor: str) -> ir.Value:
+        """Write a real tensor in float16."""
+        if tensor not in self._halves:
+            if self.graph.is_constant(tensor):
+                array = as_half(self.graph.constant_tensor(tensor))
+                self._halves[tensor] = self.builder.constant(f"{tensor}/float16", array)
+            else:
+                self._halves[tensor] = cast_half(self.builder, tensor, self.get(tensor, Form.FLOAT))
+        return self._halves[tensor]
+
     def real(self, tensor: str) -> ir.Value | None:
         """Return a tensor as the float graph has it (also shapes, axes, …); None for an absent optional input."""
         return self.get(tensor, Form.FLOAT) if tensor else None
@@ -173,6 +189,8 @@ class Context:
         """Return a tensor in any form that exists: all have its shape, and a conversion only to read that is no use."""
         forms = (form for form in (Form.FLOAT, Form.QUANTIZED, Form.RAW) if (tensor, form) in self._values)
         form = next(forms, None)
+        if form is None and tensor in self._halves:
+            return self._halves[tensor]
         return self.real(tensor) if form is None else self._values[tensor, form]
 
     def is_stored(self, tensor: str) -> bool:
@@ -197,6 +215,11 @@ class Context:
             if form is Form.QUANTIZED:
                 return self.dialect.stored_constant(self, tensor)
             return self.builder.constant(tensor, self.graph.constant_tensor(tensor), claim=True)
+        if not has and tensor in self._halves:  # a node makes it in float16
+            real = cast_single(self.builder, tensor, self._halves[tensor])
+            if form is Form.FLOAT:
+                return real
+            has, self._values[tensor, Form.FLOAT] = {Form.FLOAT}, real
         if form is Form.FLOAT and Form.RAW in has:
             return self.dialect.widen(self, tensor, self._values[tensor, Form.RAW])
         if form is Form.FLOAT and Form.QUANTIZED in has:
@@ -285,6 +308,9 @@ def _held_in(plan: QuantPlan, tensor: str) -> str:
 def _copy_float(context: Context, node: Node) -> None:
     for tensor in node.captured:
         context.get(tensor, Form.FLOAT)  # sub-graphs read outer tensors by name, so these must exist in real form
+    if node.name in context.topology.half_nodes:
+        write_half(context, node)
+        return
     read = context.shaped if node.op in OF_SHAPES else context.real
     _keep(context, node, context.builder.copy(node, [read(t) for t in node.inputs]))
 

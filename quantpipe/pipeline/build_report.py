@@ -32,6 +32,8 @@ from quantpipe.types import (
     ConversionsPart,
     CostPart,
     DataPart,
+    FloatNodeRow,
+    FloatType,
     FormRow,
     ImportedPart,
     LoadedPart,
@@ -123,9 +125,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "cost": evaluated.costs,
         "latency": evaluation.latency,
         "speed": evaluated.speed.as_dict() if evaluated.speed is not None else None,
-        "float_nodes": [
-            {"node": n, "op": graph.by_name[n].op, "reason": r.text} for n, r in topology.float_nodes.items()
-        ],
+        "float_nodes": _float_nodes(graph, topology),
         "conversions": _conversions(graph, topology),
         "without_kernel": [entry.as_dict() for entry in evaluated.lacking],
         "rescales": list(plan.rescales),
@@ -155,6 +155,14 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *([behind] if (behind := baseline_warning(evaluated.baseline, topology, anew)) is not None else []),
         ],
     }
+
+
+def _float_nodes(graph: Graph, topology: Topology) -> list[FloatNodeRow]:
+    rows: list[FloatNodeRow] = []
+    for name, reason in topology.float_nodes.items():
+        row: FloatNodeRow = {"node": name, "op": graph.by_name[name].op, "reason": reason.text}
+        rows.append({**row, "type": FloatType.FLOAT16.value} if name in topology.half_nodes else row)
+    return rows
 
 
 def _run(job: RunContext, found: SearchDecision, evaluation: Evaluation) -> RunPart:

@@ -13,7 +13,7 @@ from typing import Any
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import plain
 from quantpipe.pipeline.settings import Settings
-from quantpipe.types import HardwareSpec
+from quantpipe.types import FloatType, HardwareSpec
 
 KINDS = "annotate.choices"
 """The part that names which kinds of choices are on offer: of them the topology follows from the structural ones."""
@@ -24,9 +24,12 @@ _OF_ONE_MODEL = ("placed", "joined")
 """Of a device: what annotation adds for the model at hand."""
 
 
-_LATER = ("qdq_bias", "single_ratio", "split_channels", "raise_to")
-"""Fields that came later, at any depth, and are left out while they say nothing: folders of before do not tell of them.
-"""
+_SINGLE = FloatType.FLOAT32.value
+_LATER: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("qdq_bias", "single_ratio", "split_channels", "raise_to"))
+    | {"float_type": _SINGLE, "float_types": [_SINGLE]}
+)
+"""Fields that came later, at any depth, and what they say that was so before: folders of then do not tell of them."""
 
 
 def part(settings: Settings, key: str) -> Any:
@@ -97,7 +100,8 @@ def _fields(value: Any, without: Collection[str] = ()) -> dict[str, Any]:
 def _told(value: Any) -> Any:
     """Plain data without fields that came later and say nothing."""
     if isinstance(value, Mapping):
-        return {name: _told(one) for name, one in value.items() if one or name not in _LATER}
+        told = {name: _told(one) for name, one in value.items()}
+        return {name: one for name, one in told.items() if name not in _LATER or (one and one != _LATER[name])}
     return [_told(one) for one in value] if isinstance(value, list) else value
 
 

@@ -130,6 +130,13 @@ class PadValue(StrEnum):
     ZERO_POINT = "zero_point"
 
 
+class FloatType(StrEnum):
+    """Name the type in which nodes that stay in float compute."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
+
 class FloatOn(StrEnum):
     """Name where nodes that stay in float run; `none`: nowhere, so that a model must be all integers."""
 
@@ -313,6 +320,8 @@ class HardwareSpec:
     pad: Padding = field(default_factory=Padding)
     skip: Skip = field(default_factory=Skip)
     float_on: FloatOn = FloatOn.CPU
+    float_types: tuple[FloatType, ...] = (FloatType.FLOAT32,)
+    """The types in which nodes left in float may compute (`annotate.float_type`)."""
     functions: Mapping[str, FunctionKind] = field(default_factory=dict)
     """Op -> how the device forms it; ops that are not named are tables where the device multiplies or shifts."""
     channel_bounds: bool = False

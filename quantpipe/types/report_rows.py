@@ -28,11 +28,12 @@ class OutputRow(TypedDict):
 
 
 class FloatNodeRow(TypedDict):
-    """A node that stays in float."""
+    """A node that stays in float. `type` is there where it computes in float16."""
 
     node: str
     op: str
     reason: str
+    type: NotRequired[str]
 
 
 class WithoutKernelRow(TypedDict):

@@ -172,6 +172,8 @@ class Topology:
 
     sites: tuple[KernelSite, ...] = ()
     """Where kernels that are patterns of ops lie."""
+    half_nodes: frozenset[str] = frozenset()
+    """Nodes left in float that compute in float16."""
 
     def restricted(self, kernels: tuple[Kernel, ...], nodes: Collection[str] | None = None) -> Topology:
         """Return the same topology with only some of its kernels (to render a part of the graph).

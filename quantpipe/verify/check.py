@@ -13,6 +13,7 @@ from quantpipe.verify.ends import check_ends
 from quantpipe.verify.files import Folder, Wrong, expect
 from quantpipe.verify.float_blocks import check_weighted
 from quantpipe.verify.geometry import check_geometry
+from quantpipe.verify.half import casts_of_floats
 from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.loops import check_loops
 from quantpipe.verify.model import Model
@@ -89,6 +90,7 @@ def _checked(folder: Folder) -> Verdict:
     check_loops(plan, model)
     floats = {str(f["node"]) for f in certificate["float_nodes"]}
     floats |= _looking_up(model, numbers.plan.get("tables", {}))
+    floats |= casts_of_floats(model.nodes, floats)
     check_ends(numbers, floats)
     _all_seen(model, floats)
     return _summed_up(certificate)

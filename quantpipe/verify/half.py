@@ -1,6 +1,8 @@
-"""The ends of a model whose inputs and outputs are in half precision: Casts, and nothing else."""
+"""Half precision in a model: its ends, and nodes in float inside. Both have Casts around them, and nothing else."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
 
 import onnx
 from onnx import TensorProto
@@ -41,4 +43,27 @@ def without_end_casts(graph: onnx.GraphProto) -> onnx.GraphProto:
         node.output[:] = [renamed.get(n, n) for n in node.output]
     del found.node[:]
     found.node.extend(nodes)
+    return found
+
+
+def casts_of_floats(nodes: Sequence[onnx.NodeProto], floats: Collection[str]) -> set[str]:
+    """Return the names of the Casts that belong to nodes in float which compute in float16.
+
+    They are those to float16 that such nodes alone read, and those to float32 of what such a node makes.
+    """
+    makers = {made: node.name for node in nodes for made in node.output}
+    readers: dict[str, list[str]] = {}
+    for node in nodes:
+        for read in node.input:
+            readers.setdefault(read, []).append(node.name)
+    found = set()
+    for node in nodes:
+        if node.op_type != "Cast" or node.domain:
+            continue
+        to = next((a.i for a in node.attribute if a.name == "to"), 0)
+        reading = readers.get(node.output[0], [])
+        if (to == TensorProto.FLOAT16 and reading and all(name in floats for name in reading)) or (
+            to == TensorProto.FLOAT and makers.get(node.input[0]) in floats
+        ):
+            found.add(node.name)
     return found

@@ -135,7 +135,10 @@ class Writer:
         old = self._graph
         found = view(self._model, old.model_hash, old.source, old.notes, given=old.given)
         varying = old.varying | {copy for copy, tensor in self._copies.items() if tensor in old.varying}
-        return replace(found, shapes=self._shapes, dtypes=self._dtypes, varying=varying, states=old.states)
+        largest = {**old.largest, **{copy: old.largest.get(tensor, 0.0) for copy, tensor in self._copies.items()}}
+        return replace(
+            found, shapes=self._shapes, dtypes=self._dtypes, varying=varying, states=old.states, largest=largest
+        )
 
     def _added(self, name: str, array: NDArray[Any]) -> ir.Value:
         while name in self._model.graph.initializers or name in self._shapes:

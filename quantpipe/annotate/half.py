@@ -1,0 +1,67 @@
+"""Which of the nodes left in float compute in float16, on devices that declare it (`float_types`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from quantpipe.errors import ConfigError
+from quantpipe.graph.half_ports import half_ports
+from quantpipe.graph.normalize import largest_of
+from quantpipe.graph.view import Graph, Node
+from quantpipe.types import FloatType, HardwareSpec
+
+GREATEST = float(np.finfo(np.float16).max)
+MARGIN = 4.0
+"""What other samples may hold beyond the one that tensors are known by: above a fourth of float16's greatest number a
+node stays in float32."""
+
+
+def half_nodes(
+    graph: Graph, spec: HardwareSpec, float_type: str, left: Collection[str], *, held: Collection[str]
+) -> frozenset[str]:
+    """Return the nodes left in float that compute in float16.
+
+    They are those whose op takes it by ONNX's own definition and whose tensors it holds: constants as they are, all
+    others by a sample, with a margin. Nodes with graphs of their own, and those that make real numbers of something
+    else (Cast, for one), stay in float32.
+
+    Args:
+        graph: the clean model, measured.
+        spec: the device.
+        float_type: `annotate.float_type`.
+        left: the nodes left in float.
+        held: those of them that hold integers inside, which stay in float32.
+
+    Returns:
+        The names of the nodes.
+
+    Raises:
+        ConfigError: where the device does not compute in that type.
+    """
+    if float_type not in spec.float_types:
+        raise ConfigError(
+            f"is {float_type}, and {spec.name} computes what is left in float in {', '.join(spec.float_types)}; legal "
+            f"is {FloatType.FLOAT32}, or a hardware file whose float_types lists {float_type}",
+            stage="annotate",
+            where="annotate.float_type",
+        )
+    if float_type != FloatType.FLOAT16:
+        return frozenset()
+    return frozenset(n.name for n in graph.nodes if n.name in left and n.name not in held and _is_half(n, graph))
+
+
+def _is_half(node: Node, graph: Graph) -> bool:
+    ports = half_ports(node, graph.opset)
+    real = [t for t in node.outputs if t]
+    if not ports or any(graph.dtypes.get(t) != "float32" for t in real):
+        return False
+    read = [node.inputs[p] for p in ports]
+    return all(graph.dtypes.get(t) == "float32" and _fits(t, graph) for t in dict.fromkeys([*read, *real]))
+
+
+def _fits(tensor: str, graph: Graph) -> bool:
+    if graph.is_constant(tensor):
+        return largest_of(graph.constant(tensor)) <= GREATEST
+    return graph.largest.get(tensor, np.inf) <= GREATEST / MARGIN

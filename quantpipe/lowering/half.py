@@ -1,0 +1,49 @@
+"""Nodes left in float that compute in float16: their constants, and the Casts around them.
+
+Scales, zero points and everything that is quantized or dequantized stay in float32, so integers are what they would be
+from the same real numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from quantpipe.graph.build import GraphBuilder
+from quantpipe.graph.external_weights import converted
+from quantpipe.graph.half_ports import half_ports
+from quantpipe.graph.view import Node
+
+if TYPE_CHECKING:
+    from quantpipe.lowering.lower import Context
+
+TO_HALF, TO_SINGLE = "to_float16", "to_float32"
+"""Ends of the names of Casts: TENSOR/to_float16."""
+
+
+def as_half(tensor: ir.TensorProtocol) -> NDArray[Any]:
+    """Return a constant of real numbers in float16."""
+    return converted(tensor, np.float16)
+
+
+def cast_half(builder: GraphBuilder, tensor: str, real: ir.Value) -> ir.Value:
+    """Write the Cast of a float32 value to float16."""
+    return builder.op("Cast", real, name=f"{tensor}/{TO_HALF}", to=int(ir.DataType.FLOAT16))
+
+
+def cast_single(builder: GraphBuilder, tensor: str, half: ir.Value) -> ir.Value:
+    """Write the Cast of a float16 value to float32; the result is the tensor of that name."""
+    return builder.op("Cast", half, name=f"{tensor}/{TO_SINGLE}", output=tensor, claim=True, to=int(ir.DataType.FLOAT))
+
+
+def write_half(context: Context, node: Node) -> None:
+    """Write a node in float16, with its other inputs (shapes, axes, scales of a Resize) as they are."""
+    ports = half_ports(node, context.graph.opset)
+    inputs = [context.half(t) if p in ports else context.real(t) for p, t in enumerate(node.inputs)]
+    results = context.builder.copy(node, inputs, [f"{t}/float16" if t else "" for t in node.outputs])
+    for name, value in zip(node.outputs, results, strict=True):
+        if name:
+            context.set_half(name, value)
