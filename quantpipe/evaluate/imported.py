@@ -126,7 +126,7 @@ def imported_part(model: Quantized, samples: Samples) -> ImportedPart | None:
         "dynamic": len(given.dynamic),
         "changed": changed,
         "lost": [{"name": name, "reason": reason} for name, reason in given.lost.items()],
-        "weight_integers": sum(row["elements"] for row in weights.values()),
+        "weight_integers": sum(row["elements"] for row in weights.values() if row["differing"] is not None),
         "weight_differing": sum(row["differing"] or 0 for row in weights.values()),
         "compared": None if why_not or given.runnable is None else _compared(run, _real_softmax(run, samples)),
         "why_not": why_not or (None if given.runnable is not None else "its weights lie in files"),

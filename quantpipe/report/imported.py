@@ -12,6 +12,8 @@ def imported_verdict(part: ImportedPart) -> str:
     changed = len(part["changed"])
     head += f"; {changed} had to change" if changed else ""
     weights = f"{part['weight_differing']:,} of {part['weight_integers']:,} integers of weights differ"
+    moved = sum(row["kind"] == "weight" and row["differing"] is None for row in part["changed"])
+    weights += f" ({moved} more weights have other scales here)" if moved else ""
     compared = part["compared"]
     if compared is None:
         return f"{head}; {weights}; not compared on samples: {part['why_not']}"

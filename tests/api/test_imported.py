@@ -22,6 +22,7 @@ from quantpipe.annotate.fixed_range import FixedRange
 from quantpipe.annotate.given import fitted_range
 from quantpipe.errors import ConfigError
 from quantpipe.plan import Planner
+from quantpipe.report.imported import imported_verdict
 from quantpipe.types import Grid, Range
 from tests.api.nets import CLASSES, QUICK, images, small_net
 
@@ -113,6 +114,8 @@ def test_what_is_kept() -> None:
     freed = {row["kind"] for row in kept["weights"]["changed"] if row["reason"] == "it is not kept (import.keep)"}
     assert freed == {"tensor"} and kept["weights"]["weight_differing"] == 0
     assert {row["kind"] for row in kept["none"]["changed"]} == {"tensor", "weight"}
+    assert kept["none"]["weight_integers"] == 0  # none has the file's scales, so none is said to be equal
+    assert "0 of 0 integers of weights differ (3 more weights have other" in imported_verdict(kept["none"])
     with pytest.raises(ConfigError, match=r"import\.keep: is 'scale'.*did you mean 'scales'.*; legal are all, scales"):
         run("qdq", keep="scale")
 
