@@ -143,7 +143,9 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, h
     along = [1] * weight.values.ndim
     along[axis or 0] = count
     centred = weight.values.astype(np.int64) - (zero.reshape(along) if axis is not None else zero.reshape(()))
-    least, greatest = int(centred.min(initial=0)), int(centred.max(initial=0))
+    others = None if axis is None else tuple(n for n in range(centred.ndim) if n != axis)
+    least = np.atleast_1d(centred.min(axis=others, initial=0))  # of each channel, whose zero point is its own
+    greatest = np.atleast_1d(centred.max(axis=others, initial=0))
     worst = ""
     for bits in range(min(grid.bits, most), most + 1):
         thresholds = given_thresholds(scale, zero, grid, bits=bits, how=how)
@@ -151,13 +153,18 @@ def _fitted(weight: GivenWeight, axis: int | None, dtype: DType, *, most: int, h
         made, middle, qmin, qmax = intmath.scales_zero_points(low, high, bits, dtype, schema=how)
         if not np.array_equal(made.astype(np.float64), scale):
             break
-        below, above = int((qmin - middle).max()), int((qmax - middle).min())
+        below, above = np.atleast_1d(qmin - middle), np.atleast_1d(qmax - middle)
         if thresholds.ndim == 1 and axis is None:
             thresholds = thresholds.reshape(())
-        if below <= least and greatest <= above:
+        beyond = np.maximum(below - least, greatest - above)
+        if np.all(beyond <= 0):
             return FittedWeight(thresholds, axis, bits)
-        worst = f"integers from {least} to {greatest} about the zero point, and it holds {below} to {above} here"
-        if bits == most and below - 1 <= least and greatest <= above + 1:
+        far = int(np.argmax(beyond))
+        worst = (
+            f"integers from {least[far]} to {greatest[far]} about the zero point, and it holds {below[far]} to "
+            f"{above[far]} here"
+        )
+        if bits == most and np.all(beyond <= 1):
             return FittedWeight(thresholds, axis, bits, worst)  # the outermost integer alone is bounded
     if how.power_of_two is not PowerOfTwo.NONE and not _power(grid.scale):
         return FittedWeight(None, axis, most, "scales that are no powers of two")

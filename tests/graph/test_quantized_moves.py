@@ -52,6 +52,15 @@ def choices(net: Net) -> Net:
     return ends(net, where, net.node("Max", a, b), net.node("Min", a, b), net.top(a, 8, axis=3), greatest)
 
 
+def copies(net: Net) -> Net:
+    """Copies of values that are bounded to fewer bits than their type has, which nobody bounds again."""
+    a, b = front(net)
+    pooled = net.node("MaxPool", a, kernel_shape=[2, 2], strides=[1, 1], pads=[0, 0, 1, 1])
+    sides = net.constant(np.int64([0, 0, 1, 1, 0, 0, 1, 1]))
+    joined = net.node("Concat", b, net.node("Transpose", b, perm=[0, 1, 3, 2]), axis=2)
+    return ends(net, a, pooled, net.node("Pad", pooled, sides), joined, net.node("Relu", joined))
+
+
 NETS = {"clamps": clamps, "pads": pads, "choices": choices}
 
 
@@ -70,6 +79,19 @@ def test_a_file_of_ours_comes_back_with_the_same_outputs(name: str, form: str, t
     first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize=form)
     again = run(SAMPLES, tmp_path / "again", model=first.model_path, realize=form)
     assert again.report["agreement"]["differing"] == 0
+    for one, other in zip(outputs(first.model_path), outputs(again.model_path), strict=True):
+        np.testing.assert_array_equal(other, one)
+
+
+@pytest.mark.parametrize("hardware", ["fbgemm", "openvino_x86"])
+def test_copies_of_tensors_with_fewer_bits_have_no_more(hardware: str, tmp_path: Path) -> None:
+    """fbgemm holds activations in 7 bits of a byte, and weights with a zero point for each channel."""
+    onnx.save(copies(Net(seed=3, opset=18)).proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", hardware, model=tmp_path / "m.onnx", realize="qdq")
+    again = run(SAMPLES, tmp_path / "again", hardware, model=first.model_path, realize="qdq")
+    part = again.report["imported"]
+    assert (part["changed"], part["weight_differing"], part["compared"]["differing"]) == ([], 0, 0)
+    assert part["weight_integers"] > 0 and part["compared"]["elements"] > 0
     for one, other in zip(outputs(first.model_path), outputs(again.model_path), strict=True):
         np.testing.assert_array_equal(other, one)
 

@@ -5,6 +5,8 @@ Every contradiction is refused here, in one sentence that names the node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,6 +112,11 @@ def _type(node: ir.Node, zero: ir.Value | None, stored: ir.Value | None) -> DTyp
         if own is None:
             raise refused(node, f"it stores {name}; legal are integers of 4, 8 or 16 bits")
     return of_zero or own or DType.UINT8
+
+
+def hull(grids: Sequence[Grid]) -> Grid:
+    """Return the grid of integers that come from several grids of one scale: it holds what any of them does."""
+    return replace(grids[0], low=min(g.low for g in grids), high=max(g.high for g in grids))
 
 
 def dequantized(node: ir.Node, values: NDArray[Any], grid: Grid, *, block: int = 0) -> NDArray[np.float32]:

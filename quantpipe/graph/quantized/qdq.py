@@ -7,7 +7,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.graph.quantized.grids import grid_of, refused, type_of, whole
+from quantpipe.graph.quantized.grids import grid_of, hull, refused, type_of, whole
 from quantpipe.graph.quantized.tables import (
     CAST,
     CHOOSING,
@@ -15,11 +15,14 @@ from quantpipe.graph.quantized.tables import (
     LIMITS,
     MULTIPLY,
     ON_INTEGERS,
+    PAD,
     PLACES,
     QUANTIZE,
     RELU,
     SUBTRACT,
     TRANSPOSE,
+    WITHIN,
+    moved_ports,
 )
 from quantpipe.graph.quantized.walk import FLOAT, Walk, narrowed
 from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, only_user
@@ -49,8 +52,33 @@ def quantize(walk: Walk, node: ir.Node) -> None:
         made = walk.given(node, stored, values, grid, name=walk.free_name(f"{real.name}_dequantized"))
         walk.keep(stored, made, grid, constant=True)
         return
+    grid = _within(walk, real, grid)
     known = walk.clamp(real, grid, node)
     walk.keep(stored, walk.apart(known, grid, node), grid)
+
+
+def _within(walk: Walk, real: ir.Value, grid: Grid) -> Grid:
+    """The grid of what a node copies, where it copies values of one scale: integers of no more bits than theirs.
+
+    A tool that bounds integers to fewer bits than their type has need not bound copies of them again.
+    """
+    producer = real.producer()
+    read = _copied(producer) if producer is not None and grid.single else []
+    given = [walk.grids[value] for value in read if value in walk.grids]
+    if not read or len(given) < len(read) or not all(grid.same(g) for g in given):
+        return grid
+    found = hull(given)
+    return found if found.high - found.low < grid.high - grid.low and found.low <= grid.zero <= found.high else grid
+
+
+def _copied(node: ir.Node) -> list[ir.Value]:
+    """The inputs among whose values all results of a node are; none where it makes others, too."""
+    if node.op_type in ON_INTEGERS or node.op_type in CHOOSING:
+        return [value for port in moved_ports(node) if (value := node.inputs[port]) is not None]
+    filled = node.inputs[2] if node.op_type == PAD and len(node.inputs) > 2 else None
+    held = constant(filled)
+    zeros = filled is None or (held is not None and not np.any(held))
+    return [value for value in node.inputs[:1] if value is not None] if node.op_type in WITHIN and zeros else []
 
 
 def dequantize(walk: Walk, node: ir.Node) -> None:
@@ -129,8 +157,7 @@ def _refuse_another(node: ir.Node, made: Grid, read: Grid) -> None:
 
 def move(walk: Walk, node: ir.Node) -> None:
     """Let an op that moves integers, or chooses among some, do so with the real numbers that they stand for."""
-    named = CHOOSING.get(node.op_type) or range(ON_INTEGERS.get(node.op_type, 0) or len(node.inputs))
-    ports = [port for port in named if node.inputs[port] is not None]
+    ports = moved_ports(node)
     found = {port: walk.stored.get(value) for port in ports if (value := node.inputs[port]) is not None}
     grids = [s.grid for s in found.values() if s is not None and s.grid is not None]
     if not grids or len(grids) < len(ports):
@@ -158,7 +185,7 @@ def move(walk: Walk, node: ir.Node) -> None:
             old.replace_all_uses_with(new, replace_graph_outputs=True)
             continue
         new.name, new.type = walk.real_name(old), FLOAT
-        walk.keep(old, new, grids[0])
+        walk.keep(old, new, hull(grids))
 
 
 def limit(walk: Walk, node: ir.Node) -> None:

@@ -41,6 +41,16 @@ CHOOSING: Mapping[str, tuple[int, ...]] = {"Where": (1, 2), "Max": (), "Min": ()
 """Ops that choose among integers of one scale: op -> which of its inputs are data (none named: all of them). With a
 constant, Max and Min bound them."""
 
+WITHIN = ("Relu", "Pad")
+"""Ops whose real results lie within their input's range, the real zero included (a Pad: where it fills with that)."""
+
+
+def moved_ports(node: ir.Node) -> list[int]:
+    """Return the inputs of a node whose integers it moves about or chooses among."""
+    named = CHOOSING.get(node.op_type) or range(ON_INTEGERS.get(node.op_type, 0) or len(node.inputs))
+    return [port for port in named if node.inputs[port] is not None]
+
+
 PLACES = ("TopK",)
 """Ops that also say where what they chose stood."""
 

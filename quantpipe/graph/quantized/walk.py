@@ -56,6 +56,8 @@ class Walk:
     weights: dict[ir.Value, GivenWeight] = field(default_factory=dict)
     dynamic: dict[ir.Value, ir.Value] = field(default_factory=dict)
     forms: dict[str, None] = field(default_factory=dict)
+    grids: dict[ir.Value, Grid] = field(default_factory=dict)
+    """Real value -> the narrowest grid of the integers that stand for it."""
     integers: dict[ir.Value, str] = field(default_factory=dict)
     """Names that the file has for the integers of `stored`."""
     bounded: dict[ir.Value, tuple[int | None, int | None]] = field(default_factory=dict)
@@ -70,6 +72,9 @@ class Walk:
         """Note what integers stand for."""
         self.stored[integers] = Stored(real, grid, constant)
         self.integers[integers] = integers.name or ""
+        before = self.grids.get(real)
+        if grid is not None and (before is None or grid.high - grid.low < before.high - before.low):
+            self.grids[real] = grid
 
     def free_name(self, wanted: str) -> str:
         """Return a name like the wanted one that no value of the graph has."""
@@ -210,8 +215,8 @@ class Walk:
 
     def apart(self, real: ir.Value, grid: Grid, before: ir.Node) -> ir.Value:
         """Return a real value that may have this grid: another one behind an Identity, where it has another already."""
-        others = [s.grid for s in self.stored.values() if s.real is real and s.grid is not None]
-        if not others or any(g.same(grid) for g in others):
+        other = self.grids.get(real)
+        if other is None or other.same(grid):
             return real
         made = new_node(self.graph, before, IDENTITY, [real], name=f"{before.name}/requantized")
         made.name, made.type = self.free_name(f"{real.name}/requantized"), FLOAT
