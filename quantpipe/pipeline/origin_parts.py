@@ -61,6 +61,12 @@ def _annotate(settings: Settings) -> dict[str, Any]:
     return _fields(settings.annotate) | {"choices": structural}
 
 
+def _dataset(settings: Settings) -> Any:
+    """Without samples that are in memory: artifacts hold what they are made from by digest, as one of their inputs."""
+    in_memory = dataclasses.is_dataclass(settings.dataset) and hasattr(settings.dataset, "given")
+    return _fields(settings.dataset, without=("given",)) if in_memory else settings.dataset
+
+
 def _threshold(settings: Settings) -> dict[str, Any]:
     rules = [_fields(rule) | {"estimator": _made(rule.estimator)} for rule in settings.rules]
     found = {"activations": _made(settings.estimator), "weights": {"method": settings.weight_method}}
@@ -74,6 +80,7 @@ def _search(settings: Settings) -> dict[str, Any]:
 
 PARTS: Mapping[str, Callable[[Settings], Any]] = MappingProxyType(
     {
+        "dataset": _dataset,
         "hardware": lambda settings: device_part(settings.spec),
         "schema": lambda settings: settings.schema,
         "annotate": _annotate,

@@ -213,6 +213,21 @@ def test_a_stopped_run_goes_on_in_its_folder_and_a_finished_one_is_answered_from
         quantpipe.quantize(small_net(), images(), "snpe", folder=tmp_path, **given)
 
 
+def test_samples_in_memory_are_in_no_file_and_change_what_is_made_from_them(tmp_path: Path) -> None:
+    """By digest alone: written out, a hundred photographs are a gigabyte of JSON that takes minutes."""
+    samples = images(64)
+    for given in (samples, quantpipe.SampleSets(calibrate=samples[:32], evaluate=samples[32:])):
+        folder = tmp_path / type(given).__name__
+        quantpipe.quantize(small_net(), given, folder=folder, evaluate=QUICK)
+        values = {repr(float(v)) for v in samples[:2].reshape(-1) if v not in (0.0, 1.0)}
+        texts = [p for p in folder.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml", ".log")]
+        assert len(values) > 50 and (folder / "data.json") in texts
+        for path in texts:
+            assert sum(value in path.read_text() for value in values) < 5, path
+    with pytest.raises(ArtifactError, match="another"):
+        quantpipe.quantize(small_net(), samples + np.float32(0.125), folder=tmp_path / "ndarray", evaluate=QUICK)
+
+
 @pytest.mark.grid
 def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
     whole = quantpipe.quantize(small_net(), images(), search=SEARCH, annotate=BITS, evaluate=QUICK)
