@@ -40,10 +40,12 @@ from quantpipe.graph.rewrites import (
     REWRITES,
     Rewrite,
 )
+from quantpipe.graph.rewrites.axes import axes_joined
 from quantpipe.graph.rewrites.dense import rows_flattened
 from quantpipe.graph.rewrites.forms import matmul_bias_to_gemm, pool_to_global
 from quantpipe.graph.rewrites.recurrent import looped, unrolled
 from quantpipe.graph.runnable import runnable
+from quantpipe.graph.symbolic_axes import axes_of
 from quantpipe.graph.untouched import tie_copies, untouched
 from quantpipe.graph.view import Graph
 from quantpipe.types import CellForms
@@ -155,6 +157,7 @@ def _steps(least_opset: int, more: More) -> tuple[tuple[Step, ...], ...]:
         (more.in_steps,),
         (_rewrite,),
         (more.joined,),
+        (_join_axes,),
         (rows_flattened,),
         (more.joined,),
     )
@@ -315,6 +318,10 @@ def in_steps(cells: CellForms) -> Step:
         return copy
 
     return recurrent_layers
+
+
+def _join_axes(model: ir.Model) -> ir.Model:
+    return axes_joined(model, axes_of)
 
 
 def _rewrite(model: ir.Model) -> ir.Model:

@@ -44,7 +44,7 @@ OP_TABLES = (
 probe, how devices form functions; and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
-    "onnxruntime": ("graph/execute.py", "graph/runtime_quantization.py"),
+    "onnxruntime": ("graph/execute.py", "graph/runtime_quantization.py", "graph/symbolic_axes.py"),
     "mlflow": ("tracking/",),
     "hydra": ("app",),
     "optuna": ("search/",),

@@ -1,0 +1,41 @@
+"""The axes of every tensor of a model, by names of sizes where they are free: onnxruntime's symbolic inference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+
+from quantpipe.graph.external_weights import without_weights
+from quantpipe.graph.rewrites.axes import Axes
+
+log = logging.getLogger(__name__)
+
+MOST = 2**31 - 1
+
+
+def axes_of(model: ir.Model) -> Mapping[str, Axes]:
+    """Return a mapping: tensor -> its axes; an empty one where they cannot be inferred.
+
+    Free axes that are added or multiplied element by element are taken for equal, as neither is known to be one.
+    """
+    proto, _ = without_weights(model)
+    try:
+        from onnxruntime.tools.symbolic_shape_infer import SymbolicShapeInference
+
+        found = SymbolicShapeInference.infer_shapes(proto, int_max=MOST, auto_merge=True)
+    except Exception as error:  # the tool knows not every op, and says so in many ways
+        log.debug("axes are not inferred: %s", error)
+        return {}
+    values = (*found.graph.input, *found.graph.value_info, *found.graph.output)
+    return {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in values if _has_shape(v)}
+
+
+def _has_shape(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"))
+
+
+def _size(axis: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    return axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
