@@ -14,7 +14,7 @@ from quantpipe.data.subset import First
 from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
-from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.lossy import loss_warnings
 from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
@@ -282,7 +282,7 @@ def _compared(
     layers = course.result(
         "errors per tensor",
         lambda some: layer_report(graph, plan, simulation, some),
-        first(sizes.layer),
+        first(samples_for(graph, plan, sizes.layer)),
         list[LayerRow],
     )
     release_memory()

@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,11 @@ from quantpipe.types import (
     QuantPlan,
     Samples,
 )
+
+ELEMENTS = 1 << 28
+"""Values of stored tensors that errors are computed from; about seven seconds on two cores."""
+FEWEST = 4
+"""Samples that they are computed from at least."""
 
 
 @dataclass
@@ -93,6 +99,12 @@ def layer_report(graph: Graph, plan: QuantPlan, simulation: Simulation, samples:
     """
     sums = layer_sums(graph, plan, simulation, samples)
     return [layer_row(t, found, plan.quantizers[t]) for t, found in sums.items() if t in graph.producers]
+
+
+def samples_for(graph: Graph, plan: QuantPlan, most: int) -> int:
+    """Return how many samples the errors per tensor are computed from: fewer than `most` where tensors are large."""
+    one = sum(prod(graph.shapes.get(tensor, ())) for tensor in plan.quantizers) // (graph.fixed_batch or 1)
+    return min(most, max(FEWEST, ELEMENTS // max(one, 1)))
 
 
 def layer_sums(

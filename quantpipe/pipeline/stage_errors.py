@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quantpipe.data.subset import First
-from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.layers import layer_report, samples_for
 from quantpipe.evaluate.progress import Course
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.view import Graph
@@ -32,7 +32,9 @@ def earlier_errors(job: RunContext, found: SearchDecision, given: Graph, course:
         return []
     topology, settings = job.variants.at(found.strategy.structure), job.settings
     plan = Problem(given, topology, settings.spec, settings.schema).plan(found.strategy)
-    few = First(job.inputs.evaluate, stages.whole_batches(given, settings.evaluate.layer_samples))
+    few = First(
+        job.inputs.evaluate, stages.whole_batches(given, samples_for(given, plan, settings.evaluate.layer_samples))
+    )
     course.phases += 1
     rows = course.result(
         "errors per tensor before recovery",

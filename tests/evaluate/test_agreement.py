@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -10,7 +12,7 @@ from quantpipe.errors import AgreementError
 from quantpipe.evaluate.agreement import Agreement, SessionAgreement, compare, float_warning, session_kinds
 from quantpipe.evaluate.compared_tensors import island_entries, watched
 from quantpipe.evaluate.evaluation import Evaluation
-from quantpipe.evaluate.layers import layer_report
+from quantpipe.evaluate.layers import ELEMENTS, FEWEST, layer_report, samples_for
 from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.session_options import INT8_KERNELS, carried
 from quantpipe.lowering import Rendered
@@ -236,6 +238,19 @@ def test_a_swapped_output_is_found() -> None:
 
 
 # --- errors per layer -----------------------------------------------------------------------------------------------
+
+
+def test_large_tensors_are_compared_on_fewer_samples() -> None:
+    net = Net(seed=1)
+    net.output(net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3))
+    made = line(net)
+    plan = made.plan()
+    assert samples_for(made.graph, plan, 32) == 32
+    tenth = {t: (1, ELEMENTS // 10 // len(plan.quantizers)) for t in plan.quantizers}
+    assert samples_for(replace(made.graph, shapes=tenth), plan, 32) == 10
+    vast = dict.fromkeys(plan.quantizers, (1, ELEMENTS))
+    assert samples_for(replace(made.graph, shapes=vast), plan, 32) == FEWEST
+    assert samples_for(replace(made.graph, shapes=vast), plan, 2) == 2
 
 
 def test_layer_report_against_numpy() -> None:
