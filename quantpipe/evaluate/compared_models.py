@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.errors import ModelError
-from quantpipe.evaluate.compared_tensors import watched
+from quantpipe.evaluate.compared_tensors import of_half_nodes, watched
 from quantpipe.evaluate.counting import Counter
 from quantpipe.evaluate.loop_products import compare_products
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
@@ -56,6 +56,7 @@ class Simulated:
         self.watched = replace(found, reals=tuple(t for t in found.reals if t in made))
         self.names = {t: held[t] for t in (*self.watched.integers, *self.watched.entries)}
         self.kernels = {k.output: k for k in topology.kernels}
+        self._halves = of_half_nodes(graph, topology)
         self._scalars = simulation.scalars
         model = bind(simulation.rendered.model, simulation.weights)
         self._own = _feed_from_outside(model, {self.names[t]: t for t in self.watched.entries})
@@ -128,7 +129,7 @@ class Simulated:
         Returns:
             Which of them its rounding explains, bool, in the same shape.
         """
-        tolerance = island_tolerance(expected[tensor], self.as_written()[tensor])
+        tolerance = island_tolerance(expected[tensor], self.as_written()[tensor], half=tensor in self._halves)
         return explained_step(found, expected[tensor], tolerance, self.plan.quantizers[tensor])
 
     def real_tolerance(self, values: Values, tensor: str) -> Array:
@@ -139,7 +140,7 @@ class Simulated:
             found = sum_tolerance(self.graph, self.topology, self.plan, kernel, operands=operands)
             if found is not None:
                 return found
-        return island_tolerance(values[tensor], self.as_written()[tensor])
+        return island_tolerance(values[tensor], self.as_written()[tensor], half=tensor in self._halves)
 
 
 class Realized:

@@ -40,6 +40,15 @@ class Watched:
         return bool(self.entries or self.outside)
 
 
+def of_half_nodes(graph: Graph, topology: Topology) -> frozenset[str]:
+    """Return the real tensors that nodes in float16 make, and what nodes in float make of these."""
+    found: set[str] = set()
+    for node in graph.nodes if topology.half_nodes else ():
+        if node.name in topology.float_nodes and (node.name in topology.half_nodes or found.intersection(node.inputs)):
+            found.update(node.outputs)
+    return frozenset(found)
+
+
 def watched(graph: Graph, topology: Topology, shared: Collection[str]) -> Watched:
     """Return what to compare.
 

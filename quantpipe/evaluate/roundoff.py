@@ -27,6 +27,9 @@ UNIT = 2.0**-24
 NOISE = 1e-5
 """Share of a real result, and of the root mean square of its sample, that nodes in float may lose to rounding."""
 
+HALF_NOISE = 2e-3
+"""The same where some of them compute in float16: four roundings to it, 2^-11 each."""
+
 SENSITIVE = 16.0
 """How many times the difference of two runs of the same float nodes, optimized and as written, is rounding, too."""
 
@@ -72,12 +75,14 @@ def sum_tolerance(
     return np.asarray(sums.astype(np.float64) * scale * (count + OWN) * UNIT)
 
 
-def island_tolerance(value: Array, as_written: Array) -> Array:
+def island_tolerance(value: Array, as_written: Array, *, half: bool = False) -> Array:
     """Return what nodes in float may lose by rounding, for each element of their result.
 
     Args:
         value: the result.
         as_written: the same result of the same nodes without the runtime's optimizations.
+        half: whether some of the nodes compute in float16. The runtime does so in float32, and leaves the rounding
+            between two of them out or not by what else reads their tensors.
 
     Returns:
         The greatest difference that rounding explains, float64 in a shape that broadcasts to the result's.
@@ -90,7 +95,7 @@ def island_tolerance(value: Array, as_written: Array) -> Array:
     if as_written.shape == value.shape and real.size:
         apart = np.abs(np.nan_to_num(real - as_written.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0))
         unrest = np.max(np.where(np.abs(real) < HUGE, apart, 0.0), axis=axes, keepdims=True)
-    return np.asarray(NOISE * (np.abs(usual) + spread) + SENSITIVE * unrest)
+    return np.asarray((HALF_NOISE if half else NOISE) * (np.abs(usual) + spread) + SENSITIVE * unrest)
 
 
 def explained_step(found: Array, real: Array, tolerance: Array, quantizer: Quantizer) -> NDArray[np.bool_]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -11,6 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 from quantpipe.app.forms import refuse_half
 from quantpipe.errors import ConfigError, HardwareError
+from quantpipe.evaluate.agreement import compare_with, session_kinds
+from quantpipe.evaluate.compared_models import Simulated
 from quantpipe.graph.execute import Session
 from quantpipe.graph.io import model_proto
 from quantpipe.hardware.cost import bops, cycles, peak_activation_bytes
@@ -183,3 +187,27 @@ def test_a_certificate_looks_through_casts_of_float_nodes_and_through_no_others(
     assert casts_of_floats([*inside, *beyond], {"c"}) == {"cast b", "cast d"}
     assert casts_of_floats(inside, {"c"}) == {"cast b", "cast d"}
     assert casts_of_floats([*inside, node("b", "kernel")], {"c"}) == {"cast d"}  # something else reads half precision
+
+
+def test_rounding_that_the_runtime_leaves_out_between_two_nodes_is_no_difference() -> None:
+    """onnxruntime computes in float32, and rounds in between or not by what else reads a tensor: here, of a Softmax."""
+    net = Net(seed=3)
+    x = net.conv(net.input(None, 4, 8, 8), 4, 6, 3, 3, name="first")
+    y = net.node("Softmax", x, axis=1, name="soft")
+    joined = net.node("Concat", net.node("Neg", y, name="minus"), y, axis=1, name="joined")
+    net.output(net.conv(y, 6, 5, 3, 3, name="last"), net.conv(joined, 12, 5, 3, 3, name="other"))
+    here = line(net, "tensorrt", float_type="float16", float_ops=("Softmax", "Neg", "Concat"))
+    found = here.agree(here.plan(), "integer", everywhere=True)
+    assert found.differing == 0 and found.elements > 0
+
+
+def test_a_wrong_integer_behind_a_node_in_float16_is_found() -> None:
+    here = made(island())
+    plan = here.plan()
+    (entry,) = [t for t in plan.quantizers if t not in {k.output for k in here.topology.kernels} and t != "x"]
+    quantizer = plan.quantizers[entry]
+    other = {**plan.quantizers, entry: replace(quantizer, scale=np.float32(quantizer.scale) * np.float32(1.02))}
+    rendered, simulation = here.realize(replace(plan, quantizers=other), "integer"), here.simulate(plan)
+    simulated = Simulated(here.graph, here.topology, plan, simulation, realized=rendered)
+    kinds = [kind for kind in session_kinds(rendered.model) if kind.decides]
+    assert compare_with(simulated, rendered, here.samples, kinds).differing > 0

@@ -13,7 +13,7 @@ from quantpipe.artifacts import digest_json
 from quantpipe.calibrate.estimators import MSE, Percentile
 from quantpipe.pipeline.origin_parts import KINDS, PARTS, part
 from quantpipe.pipeline.settings import Settings
-from quantpipe.types import DType
+from quantpipe.types import DType, FloatType
 from quantpipe.types.kernel import LogicalKernel
 from tests.app.configured import settings_of
 
@@ -71,9 +71,17 @@ def test_a_setting_changes_the_parts_it_belongs_to(base: Settings, override: str
 
 
 def test_every_field_of_a_device_but_words_counts(base: Settings) -> None:
-    held = part(replace(base, spec=replace(base.spec, qdq_bias=DType.FLOAT32)), "hardware")
+    halves = (FloatType.FLOAT32, FloatType.FLOAT16)
+    held = part(replace(base, spec=replace(base.spec, qdq_bias=DType.FLOAT32, float_types=halves)), "hardware")
     names = {field.name for field in dataclasses.fields(base.spec)}
     assert names - set(held) == {"description", "source", "placed", "joined"}
+
+
+def test_fields_that_came_later_are_left_out_while_they_say_what_was_so_before(base: Settings) -> None:
+    """Folders of before do not tell of them, and are no other run's."""
+    assert not {"qdq_bias", "float_types"} & set(part(base, "hardware")) and "float_type" not in part(base, "annotate")
+    halves = replace(base, annotate=replace(base.annotate, float_type="float16"))
+    assert part(halves, "annotate")["float_type"] == "float16"
 
 
 def test_places_in_files_are_no_part(base: Settings) -> None:
