@@ -6,8 +6,8 @@
 
 FOLDER gets the float models of the package (the digits net and the digits transformer), the digits, and the files of
 `benchmarks/quantized_makers.py`, made by a Python in which the tool is installed. Each file is then imported for
-onnxruntime; those of the digits net also for a device of shifts (vta) and for one of fixed-point multipliers
-(tflite_int8). What is written for vta in QONNX is imported for vta again.
+onnxruntime, for a device of shifts (vta) and for one of fixed-point multipliers (tflite_int8). What is written for vta
+in QONNX is imported for vta again.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ def measure(folder: Path) -> None:
         {(r["file"], r["device"]) for r in map(json.loads, log.read_text("utf-8").splitlines())} if log.exists() else ()
     )
     files = sorted(p for p in folder.glob("*.onnx") if "." in p.stem)
-    small, large = ([p for p in files if p.stem.endswith(f".{model}")] for model in MODELS)
-    work = [(p, HOME) for p in (*small, *large)] + [(p, d) for d in DEVICES for p in small]
+    work = [(p, device) for device in (HOME, *DEVICES) for p in files]
     for path, device in work:
         if (path.name, device) not in done:
             here = folder / "runs" / f"{path.stem}.{device}"
@@ -118,7 +117,7 @@ def text(folder: Path) -> str:
         "shift by 128); in brackets where onnxruntime does not approximate the file's Softmax. Changed: tensors and",
         "weights that the device cannot hold as they are given. SQNR: outputs beside the file's, in dB; *same*: to the",
         "bit. Back: what was written for vta in QONNX, imported for vta again: integers that differ from that file as\n"
-        "onnxruntime runs it, about one in eight. It is not known yet why; the import of Trunc nodes is suspected.\n",
+        "onnxruntime runs it.\n",
         "| file | forms | tensors / weights | ort_cpu: weights | tensors | changed / lost | SQNR | "
         + " | ".join(f"{d}: changed | SQNR" + " | back" * (d == WRITTEN) for d in DEVICES)
         + " |",

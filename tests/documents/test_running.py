@@ -17,6 +17,8 @@ from tests.documents.desk import lay
 from tests.documents.exceptions import NOT_RUN, SHORTENED, filled
 from tests.e2e.program import NO_TRACKING, QUICK, Program, Zygote, environment
 
+FEW = ("evaluate.agreement_samples=8", "evaluate.layer_samples=4")
+"""Samples that are enough to see that a command runs."""
 SHORT = 12
 """Evaluations of a search whose length a page leaves open, or asks for many."""
 ELSEWHERE = ("README.md", "docs/python.md", "docs/extending.md")
@@ -87,8 +89,8 @@ def _quick(arguments: list[str]) -> list[str]:
         return arguments  # these take no configuration of a run, or make none
     asked = [int(word.split("=")[1]) for word in arguments if re.fullmatch(r"search\.max_evaluations=\d+", word)]
     if asked and asked[0] <= 40:
-        return [*arguments, NO_TRACKING, *QUICK]
-    return [*arguments, NO_TRACKING, *QUICK, f"search.max_evaluations={SHORT}"]
+        return [*arguments, NO_TRACKING, *QUICK, *FEW]
+    return [*arguments, NO_TRACKING, *QUICK, *FEW, f"search.max_evaluations={SHORT}"]
 
 
 def _write_what_the_page_writes(page: str, folder: Path) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
 from quantpipe.data import SampleSets
 from quantpipe.errors import ModelError
+from quantpipe.graph.quantized.restore import restore
 from tests.explain.planted import run
 from tests.ops.line import Net
 
@@ -94,6 +96,58 @@ def test_copies_of_tensors_with_fewer_bits_have_no_more(hardware: str, tmp_path:
     assert part["weight_integers"] > 0 and part["compared"]["elements"] > 0
     for one, other in zip(outputs(first.model_path), outputs(again.model_path), strict=True):
         np.testing.assert_array_equal(other, one)
+
+
+def residual(net: Net) -> Net:
+    x = net.input(None, 4, 8, 8)
+    a = net.node("Relu", net.conv(x, 4, 4, 3, 3, pads=[1] * 4, name="a"))
+    y = net.node("Relu", net.node("Add", a, net.conv(a, 4, 4, 1, 1, name="b"), name="sum"))
+    z = net.node("Add", y, net.conv(y, 4, 4, 3, 3, pads=[1] * 4, name="c"), name="again")
+    net.output(net.conv(z, 4, 3, 1, 1), net.node("GlobalAveragePool", z))
+    return net
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_raises_halves_in_front_of_a_quant_is_no_addition(seed: int, tmp_path: Path) -> None:
+    """A device that rounds halves up is written so in QONNX, whose Quant rounds them to even."""
+    onnx.save(residual(Net(seed=seed, opset=18)).proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", "vta", model=tmp_path / "m.onnx", realize="qonnx")
+    written = first.model_path.with_name("model.qonnx.onnx")
+    raised = [n.name for n in onnx.load(written).graph.node if n.op_type == "Add" and "halves_up" in n.name]
+    again = run(SAMPLES, tmp_path / "again", "vta", model=written)
+    part = again.report["imported"]
+    assert raised and part["changed"] == [] and part["compared"]["differing"] == 0
+    assert not [name for name in again.plan.kernels if "halves_up" in name]
+
+
+@pytest.mark.parametrize(("share", "stays"), [(1 / 8, False), (1 / 64, False), (1 / 4, True), (1 / 12, True)])
+def test_other_constants_in_front_of_a_quant_stay(share: float, stays: bool) -> None:
+    scale = np.float32(0.3)
+    constants = {
+        "scale": scale,
+        "zero": np.float32(0),
+        "bits": np.float32(8),
+        "c": np.float32(scale * np.float32(share)),
+    }
+    nodes = [
+        onnx.helper.make_node("Add", ["x", "c"], ["y"], name="add"),
+        onnx.helper.make_node("Relu", ["y"], ["z"], name="relu"),
+        onnx.helper.make_node(
+            "Quant",
+            ["z", "scale", "zero", "bits"],
+            ["q"],
+            name="q",
+            domain="qonnx.custom_op.general",
+            signed=1,
+            narrow=0,
+        ),
+    ]
+    ports = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [1, 4]) for n in ("x", "q")]
+    held = [onnx.numpy_helper.from_array(v, n) for n, v in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", ports[:1], ports[1:], held)
+    sets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("qonnx.custom_op.general", 1)]
+    found = restore(ir.from_proto(onnx.helper.make_model(graph, opset_imports=sets)))
+    assert ("Add" in [node.op_type for node in found.model.graph]) is stays
 
 
 def test_a_reader_of_integers_that_nobody_knows_is_named_behind_any_op_with_scales(tmp_path: Path) -> None:

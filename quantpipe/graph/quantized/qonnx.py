@@ -18,18 +18,22 @@ from quantpipe.graph.quantized.tables import (
     ADD,
     CLIP,
     DEQUANTIZE,
+    LIMITS,
     MULTIPLY,
     QONNX,
     QONNX_BIPOLAR,
     QONNX_QUANT,
     QONNX_TRUNC,
     QUANTIZE,
+    RELU,
 )
-from quantpipe.graph.rewrites.tools import attribute, constant, new_constant, new_node
+from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, only_user
 from quantpipe.intmath import round_real
 
 ROUND = ("ROUND", "HALF_EVEN")
 """Names of the rounding that QuantizeLinear does."""
+LEAST_SHARE = 3
+"""A Quant's step over what raises halves before it is 2 to this power, or a greater one."""
 CUT = "FLOOR"
 """The rounding of Trunc that drops bits."""
 TRUNC_WITH_SCALE = 6
@@ -54,6 +58,8 @@ def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
     nodes = [n for n in model.graph if n.domain in QONNX]
     for node in nodes:
         if node.op_type == QONNX_QUANT:
+            if not exact:
+                _without_raise(model.graph, node)
             _quant(model.graph, node)
         elif node.op_type == QONNX_BIPOLAR:
             _bipolar(model.graph, node)
@@ -65,6 +71,27 @@ def as_qdq(model: ir.Model, *, exact: bool = False) -> bool:
     for domain in QONNX:
         model.opset_imports.pop(domain, None)
     return bool(nodes)
+
+
+def _without_raise(graph: ir.Graph, node: ir.Node) -> None:
+    """Take away what raises halves before a Quant, which rounds them to even: a quarter of a step of the sum.
+
+    It stands for no real number. The steps of a sum are at most half of the Quant's, so it is an eighth of that or
+    less, by a power of two, in front of clamps if there are some.
+    """
+    source, scale = node.inputs[0], constant(node.inputs[1])
+    maker = source.producer() if source is not None else None
+    while maker is not None and is_op(maker, RELU, *LIMITS) and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
+    if maker is None or scale is None or not is_op(maker, ADD) or only_user(maker.outputs[0], graph) is None:
+        return
+    for at, raised in enumerate(constant(value) for value in maker.inputs):
+        if raised is None or scale.size != 1 or np.any(raised <= 0):
+            continue
+        mantissa, exponent = np.frexp(float(scale.reshape(())) / raised.astype(np.float64))
+        if np.all(mantissa == 0.5) and np.all(exponent > LEAST_SHARE) and (real := maker.inputs[1 - at]) is not None:
+            maker.outputs[0].replace_all_uses_with(real)
+            return
 
 
 def _quant(graph: ir.Graph, node: ir.Node) -> None:
