@@ -44,7 +44,6 @@ def half_nodes(
         raise ConfigError(
             f"is {float_type}, and {spec.name} computes what is left in float in {', '.join(spec.float_types)}; legal "
             f"is {FloatType.FLOAT32}, or a hardware file whose float_types lists {float_type}",
-            stage="annotate",
             where="annotate.float_type",
         )
     if float_type != FloatType.FLOAT16:
