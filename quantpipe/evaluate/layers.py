@@ -31,8 +31,8 @@ from quantpipe.types import (
     Samples,
 )
 
-ELEMENTS = 1 << 28
-"""Values of stored tensors that errors are computed from; about seven seconds on two cores."""
+ELEMENTS = 1 << 26
+"""Values of stored tensors that errors are computed from; some seconds on two cores."""
 FEWEST = 4
 """Samples that they are computed from at least."""
 
