@@ -19,7 +19,9 @@ MOST = 2**31 - 1
 def axes_of(model: ir.Model) -> Mapping[str, Axes]:
     """Return a mapping: tensor -> its axes; an empty one where they cannot be inferred.
 
-    Free axes that are added or multiplied element by element are taken for equal, as neither is known to be one.
+    Where two free axes meet in an element-wise op, the tool takes them for equal, though one of them may be 1 at run
+    time. Of a size that is computed (the part of a table of positions that a sequence needs) that is believed; where
+    it makes one of two axes that the model's inputs declare under different names, nothing is.
     """
     proto, _ = without_weights(model)
     try:
@@ -28,6 +30,10 @@ def axes_of(model: ir.Model) -> Mapping[str, Axes]:
         found = SymbolicShapeInference.infer_shapes(proto, int_max=MOST, auto_merge=True)
     except Exception as error:  # the tool knows not every op, and says so in many ways
         log.debug("axes are not inferred: %s", error)
+        return {}
+    declared = {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in proto.graph.input}
+    inputs = {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in found.graph.input}
+    if any(a is not None and a != b for name in declared for a, b in zip(declared[name], inputs[name], strict=False)):
         return {}
     values = (*found.graph.input, *found.graph.value_info, *found.graph.output)
     return {v.name: [_size(d) for d in v.type.tensor_type.shape.dim] for v in values if _has_shape(v)}

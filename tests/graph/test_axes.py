@@ -116,6 +116,33 @@ def test_axes_without_names_are_known_by_the_tensor_that_has_them() -> None:
         np.testing.assert_array_equal(given, wanted)
 
 
+def test_an_axis_that_may_be_one_is_not_taken_for_another_that_it_is_added_to() -> None:
+    net = Blocks(("x", ("N", "T", WIDTH)), ("m", ("N", "M", WIDTH)))
+    net.output(net.block(net.node("Add", "x", "m")))
+    sizes = net.node("Concat", net.size("m", 0), net.size("m", 1), net.constant(np.int64([WIDTH])), axis=0)
+    net.output(net.node("Mul", net.node("Expand", net.constant(np.float32([[[2.0]]])), sizes), "m"))
+    model = net.model()
+    found = joined(model)
+    for long in (5, 1):
+        feeds = {"x": rows(2, 5), "m": rows(2, long)}
+        for wanted, given in zip(run(model, feeds), run(found, feeds), strict=True):
+            np.testing.assert_array_equal(given, wanted)
+
+
+def test_a_table_of_positions_is_as_long_as_the_sequence() -> None:
+    net = Blocks(("x", ("N", "T", WIDTH)))
+    table = net.constant(RNG.standard_normal((16, WIDTH)).astype(np.float32))
+    zero, one = (net.constant(np.int64([n])) for n in (0, 1))
+    x = net.node("Add", "x", net.node("Slice", table, zero, net.size("x", 1), zero, one))
+    net.output(net.block(net.block(x)))
+    model = net.model()
+    found = joined(model)
+    assert counts(found)["Gather"] == 2
+    for shape in ((1, 1), (2, 5), (3, 16)):
+        feeds = {"x": rows(*shape)}
+        np.testing.assert_array_equal(run(found, feeds)[0], run(model, feeds)[0])
+
+
 def test_what_leaves_the_model_stays() -> None:
     net = Blocks(("x", ("N", "T", WIDTH)))
     first = net.block("x")
