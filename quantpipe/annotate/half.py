@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import onnx_ir as ir
 
 from quantpipe.errors import ConfigError
 from quantpipe.graph.half_ports import half_ports
 from quantpipe.graph.normalize import largest_of
 from quantpipe.graph.view import Graph, Node
-from quantpipe.types import FloatType, HardwareSpec
+from quantpipe.types import FloatType, HardwareSpec, Profile, Topology
 
 GREATEST = float(np.finfo(np.float16).max)
 MARGIN = 4.0
 """What other samples may hold beyond the one that tensors are known by: above a fourth of float16's greatest number a
 node stays in float32."""
+
+_ABLE: WeakKeyDictionary[ir.Model, frozenset[str]] = WeakKeyDictionary()
+"""Model -> the nodes that could compute in float16; it is asked for every topology, and looks at all constants."""
 
 
 def half_nodes(
@@ -48,7 +53,33 @@ def half_nodes(
         )
     if float_type != FloatType.FLOAT16:
         return frozenset()
-    return frozenset(n.name for n in graph.nodes if n.name in left and n.name not in held and _is_half(n, graph))
+    if graph.model not in _ABLE:
+        _ABLE[graph.model] = frozenset(node.name for node in graph.nodes if _is_half(node, graph))
+    return _ABLE[graph.model] & frozenset(left) - frozenset(held)
+
+
+def half_tensors(graph: Graph, topology: Topology) -> tuple[str, ...]:
+    """Return the tensors that nodes in float16 make, whose ranges say whether it holds them."""
+    return tuple(t for n in graph.nodes if n.name in topology.half_nodes for t in n.outputs if t)
+
+
+def beyond_half(graph: Graph, topology: Topology, profile: Profile) -> str | None:
+    """Return a sentence where calibration saw values that float16 does not hold; None where it saw none.
+
+    The result itself does not show it: onnxruntime keeps float32 between most of such nodes.
+    """
+    seen = {t: profile.tensors[t] for t in half_tensors(graph, topology) if t in profile.tensors}
+    reach = {t: max(-stats.minimum, stats.maximum) for t, stats in seen.items()}
+    beyond = [t for t, greatest in reach.items() if greatest > GREATEST]
+    if not beyond:
+        return None
+    worst = max(beyond, key=lambda t: reach[t])
+    return (
+        f"{len(beyond)} of the tensors that nodes in float16 make exceed {GREATEST:g}, the most that it holds, on the "
+        f"calibration samples ({worst} reaches {reach[worst]:.3g}), and are infinite on a device that computes in it; "
+        "onnxruntime keeps float32 between most of these nodes, so the figures do not show it; legal is "
+        "annotate.float_type=float32"
+    )
 
 
 def _is_half(node: Node, graph: Graph) -> bool:

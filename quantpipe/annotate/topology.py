@@ -115,7 +115,7 @@ def analyze(
     sites += loop_weights(spec, loops.sites, granularity, edges=inside)
     most = limited(spec, settled_here.sites)
     ends = ends_of(graph, spec, kernels)
-    inside_of = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
+    holding = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
     groups = tuple(bounded_group(g, most, ends) for g in solved.groups)
     sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
@@ -128,7 +128,7 @@ def analyze(
         weights=tuple(settled(w, graph, spec, schema, stated=constraints.get(w.tensor)) for w in sites),
         constants=constants,
         sites=settled_here.sites,
-        half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=inside_of),
+        half_nodes=half_nodes(graph, spec, options.float_type, reasons, held=holding),
         weighted=real,
         loops=tuple(replace(s, edges=tuple(e.key for e in inside if e.consumer == s.node)) for s in loops.sites),
         signatures=ways if any(len(found) > 1 or any(s.has_own for s in found) for found in ways.values()) else {},

@@ -15,6 +15,7 @@ from cachetools import LRUCache
 
 from quantpipe.annotate.choices import AUTO, Assignment, bits_of, choice_space, clips_of, steps_of, wholes_of
 from quantpipe.annotate.conditions import AnnotateOptions, tensor_constraints
+from quantpipe.annotate.half import half_tensors
 from quantpipe.annotate.tail import AUTO as MEASURED
 from quantpipe.annotate.tail import NEVER, TAIL, computes, tail_of
 from quantpipe.annotate.topology import analyze
@@ -173,6 +174,7 @@ class Topologies:
     def measured(self) -> tuple[str, ...]:
         """Return tensors whose statistics calibration must gather, so that every variant has the ranges it needs."""
         known = dict.fromkeys((*self.base.measured, *self.reference.measured))
+        known |= dict.fromkeys(half_tensors(self._given[0], self.base))
         if any(c.kind in (ChoiceKind.FLOAT, ChoiceKind.ADD) for c in self.choices):
             for kernel in self.reference.kernels:
                 known |= dict.fromkeys([*(o.tensor for o in kernel.operands), kernel.output, *self._inside(kernel)])

@@ -13,11 +13,8 @@ from omegaconf import DictConfig
 
 from quantpipe.errors import ConfigError, nearest
 from quantpipe.hardware.schemas import AUTO
-from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, inexact_on
+from quantpipe.realize import BACKENDS, EXACT, FILE_FORMS, WITHOUT_FLOAT16, inexact_on
 from quantpipe.types import FloatType, HardwareSpec
-
-SINGLE = ("c", "tflite", "tflite_integer_io", "vta")
-"""Forms that have no float16."""
 
 
 def several_options(config: DictConfig, group: str) -> str:
@@ -64,9 +61,9 @@ def forms_of(realize: Mapping[str, Any], spec: HardwareSpec, *, verify: str) -> 
 
 def refuse_half(forms: Sequence[str], float_type: str) -> None:
     """Raise ConfigError where nodes in float are to compute in float16, and a form is of a runtime without it."""
-    alone = [form for form in forms if form in SINGLE]
+    alone = [form for form in forms if form in WITHOUT_FLOAT16]
     if float_type == FloatType.FLOAT16 and alone:
-        legal = [form for form in (*BACKENDS, *FILE_FORMS) if form not in SINGLE]
+        legal = [form for form in (*BACKENDS, *FILE_FORMS) if form not in WITHOUT_FLOAT16]
         raise ConfigError(
             f"is {float_type}, and realize={alone[0]} computes what is left in float in {FloatType.FLOAT32}; legal are "
             f"{FloatType.FLOAT32}, or realize as one of {', '.join(legal)}",

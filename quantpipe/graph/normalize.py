@@ -15,7 +15,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.execute import Kernels, Session
-from quantpipe.graph.external_weights import copied
+from quantpipe.graph.external_weights import copied, row_blocks
 from quantpipe.graph.view import Graph
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -46,9 +46,12 @@ def measure(graph: Graph, feeds: Feeds) -> Measured:
 
 
 def largest_of(values: NDArray[Any]) -> float:
-    """Return the greatest absolute value of those that are finite; 0 where there is none."""
-    finite = np.abs(values[np.isfinite(values)])
-    return float(finite.max()) if finite.size else 0.0
+    """Return the greatest absolute value of those that are finite, a few rows at a time; 0 where there is none."""
+    found = 0.0
+    for rows in row_blocks(values) if values.ndim else [...]:
+        finite = values[rows][np.isfinite(values[rows])]
+        found = max(found, float(np.max(np.abs(finite), initial=0.0)))
+    return found
 
 
 def with_varying(graph: Graph, feeds: Feeds) -> Graph:

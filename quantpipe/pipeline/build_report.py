@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from quantpipe import __version__
+from quantpipe.annotate.half import beyond_half
 from quantpipe.check.decisions import decisions
 from quantpipe.check.islands import conversions, rescales
 from quantpipe.evaluate.baseline import baseline_warning
@@ -145,7 +146,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
             *decisions(graph, settings.spec),
             *_left_out(data),
             *_shared(data),
-            *_profile_notes(profile),
+            *_profile_notes(profile, graph, topology),
             *_search_notes(found.report),
             *_overruled(found.report.get("threshold_rules", ())),
             *evaluation.warnings,
@@ -229,9 +230,12 @@ def _intervals(evaluation: Evaluation) -> dict[str, Any]:
     return {name: list(interval) for name, interval in found.items() if interval is not None}
 
 
-def _profile_notes(profile: Profile | None) -> list[str]:
-    loaded = profile.loaded if profile is not None else {}
-    return [f"{loaded['file']}: {warning}" for warning in loaded.get("warnings", [])]
+def _profile_notes(profile: Profile | None, graph: Graph, topology: Topology) -> list[str]:
+    if profile is None:
+        return []
+    beyond = beyond_half(graph, topology, profile)
+    notes = [f"{profile.loaded['file']}: {warning}" for warning in profile.loaded.get("warnings", [])]
+    return notes if beyond is None else [beyond, *notes]
 
 
 def _search_notes(search: SearchReport) -> list[str]:

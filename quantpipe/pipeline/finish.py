@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from quantpipe import __version__
+from quantpipe.annotate.half import beyond_half
 from quantpipe.artifacts import read_json
 from quantpipe.certify import certificate, proof_summary
 from quantpipe.check.host import host_warning
@@ -173,6 +174,9 @@ def _evaluate(
     host = host_warning(job.graph, job.topology, plan)
     if host is not None:
         job.console.warn(host)
+    beyond = beyond_half(job.graph, job.topology, profile) if profile is not None else None
+    if beyond is not None:
+        job.console.warn(beyond)
     lacking = without_kernel(job.topology, plan, made.forms.backend, realized.model)
     slow = slow_warning(lacking)
     if slow is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from quantpipe.annotate.conditions import STRUCTURAL
 from quantpipe.artifacts import plain
+from quantpipe.data import GivenDataset
 from quantpipe.pipeline.settings import Settings
 from quantpipe.types import FloatType, HardwareSpec
 
@@ -63,8 +64,8 @@ def _annotate(settings: Settings) -> dict[str, Any]:
 
 def _dataset(settings: Settings) -> Any:
     """Without samples that are in memory: artifacts hold what they are made from by digest, as one of their inputs."""
-    in_memory = dataclasses.is_dataclass(settings.dataset) and hasattr(settings.dataset, "given")
-    return _fields(settings.dataset, without=("given",)) if in_memory else settings.dataset
+    dataset = settings.dataset
+    return _fields(dataset, without=("given",)) if isinstance(dataset, GivenDataset) else dataset
 
 
 def _threshold(settings: Settings) -> dict[str, Any]:

@@ -4,7 +4,7 @@ There are three of our own, and formats that are not ONNX; plug-in packages brin
 """
 
 from quantpipe.realize.backends import BACKENDS, OWN, refuse_clashes, write
-from quantpipe.realize.forms import EXACT, FILE_FORMS, VENDOR, inexact_on
+from quantpipe.realize.forms import EXACT, FILE_FORMS, VENDOR, WITHOUT_FLOAT16, inexact_on
 from quantpipe.realize.integer import Integer
 from quantpipe.realize.protocol import FileForm, Runner, WrittenForm
 from quantpipe.realize.provenance import Provenance
@@ -17,6 +17,7 @@ __all__ = [
     "FILE_FORMS",
     "OWN",
     "VENDOR",
+    "WITHOUT_FLOAT16",
     "FileForm",
     "Integer",
     "Provenance",

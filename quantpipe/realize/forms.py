@@ -28,6 +28,9 @@ FILE_FORMS: Mapping[str, Callable[[], FileForm]] = {
 }
 """Name in the configuration -> a format that is not ONNX."""
 
+WITHOUT_FLOAT16 = ("c", "tflite", "tflite_integer_io", "vta")
+"""Forms whose runtime has no float16: nodes left in float compute in float32 there."""
+
 EXACT = "integer"
 """The form that can express every plan exactly: what equality is shown by where another form is not exact."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+import quantpipe
 from quantpipe.app.forms import refuse_half
 from quantpipe.errors import ConfigError, HardwareError
 from quantpipe.evaluate.agreement import compare_with, session_kinds
@@ -211,3 +213,27 @@ def test_a_wrong_integer_behind_a_node_in_float16_is_found() -> None:
     simulated = Simulated(here.graph, here.topology, plan, simulation, realized=rendered)
     kinds = [kind for kind in session_kinds(rendered.model) if kind.decides]
     assert compare_with(simulated, rendered, here.samples, kinds).differing > 0
+
+
+@pytest.mark.parametrize("factor", [1, 60])
+def test_values_that_float16_does_not_hold_are_told_where_only_other_samples_have_them(factor: int) -> None:
+    """onnxruntime keeps float32 between such nodes, so that neither integers nor outputs show it."""
+    net = Net(seed=3)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 4, 3, 3, name="first")
+    y = net.node("Mul", net.node("Neg", x, name="minus"), net.constant(np.float32(2000.0)), name="scaled")
+    net.output(net.conv(net.node("Mul", y, net.constant(np.float32(5e-4)), name="back"), 4, 5, 3, 3, name="last"))
+    pixels = np.random.default_rng(0).standard_normal((48, 3, 6, 6)).astype(np.float32)
+    pixels[:4] *= np.float32(0.2)
+    pixels[4:] *= np.float32(factor)
+    samples = quantpipe.SampleSets(calibrate=pixels[:32], search=pixels[32:40], evaluate=pixels[40:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = quantpipe.quantize(
+            net.proto(), samples, "tensorrt", annotate={"float_type": "float16", "float_ops": ["Neg", "Mul"]},
+            recover="none", precision="none", evaluate={"latency_runs": 1, "baseline": "none", "explain": "none"},
+        )  # fmt: skip
+    assert {row["node"] for row in result.report["float_nodes"] if row.get("type") == "float16"} == {
+        "minus", "scaled", "back"
+    }  # fmt: skip
+    told = [text for text in result.warnings if "nodes in float16 make exceed 65504" in text]
+    assert len(told) == (factor > 1) and all("annotate.float_type=float32" in text for text in told)
