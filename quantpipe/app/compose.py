@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -134,8 +134,8 @@ def changed(content: Mapping[str, Any], changes: Mapping[str, Any], where: str) 
     return _merged(dict(content), _plain(changes, where), where)
 
 
-def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictConfig, dict[str, str]]:
-    """Return (the configuration, the option of each group).
+def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (the configuration as plain data, the option of each group).
 
     `chosen` is the whole content of a group, for those where it does not come from an option. `given` says what differs
     from the defaults, by top-level key: for a group the name of an option, or a mapping of keys of the default option
@@ -161,12 +161,28 @@ def composed(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[DictC
     for key, value in given.items():
         if key not in names and value is not None:
             config[key] = _value(config[key], _plain(value, key), key)
-    return OmegaConf.create(config), names
+    return _resolved(config), names
 
 
 def schemas() -> dict[str, Mapping[str, Any]]:
     """Return every option of the schema group but `auto`, by name."""
     return {name: option("schema", name) for name in option_names("schema") if name != "auto"}
+
+
+def _resolved(config: dict[str, Any]) -> dict[str, Any]:
+    """With its references resolved; OmegaConf makes a node of every number, which is slow where there are none."""
+    if not _refers(config):
+        return config
+    found = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
+
+
+def _refers(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return any(map(_refers, node.values()))
+    if isinstance(node, list | tuple):
+        return any(map(_refers, node))
+    return isinstance(node, str) and _REFERENCE in node
 
 
 def _content(group: str, name: str) -> dict[str, Any]:

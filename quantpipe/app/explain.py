@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from quantpipe import __version__
 from quantpipe.app import compose
 from quantpipe.app.instances import make
+from quantpipe.app.renamed import config_as_now_named
 from quantpipe.app.settings import Launch, recover_options, settings_of
 from quantpipe.artifacts import read_json, read_text
 from quantpipe.errors import ArtifactError, ConfigError
@@ -80,7 +80,7 @@ def settings_of_run(
     config |= {"replay": {}, "search": {**(config.get("search") or {}), "start": None}}
     launch = Launch(Path.cwd(), folder.absolute(), {}, f"{key}={folder}", given=objects)
     try:
-        return settings_of(OmegaConf.create(config), launch, compose.schemas())
+        return settings_of(config_as_now_named(config), launch, compose.schemas())
     except (LookupError, TypeError, AttributeError) as error:
         raise ArtifactError(
             f"is no configuration of this version ({type(error).__name__}: {error})", stage=STAGE,
@@ -93,7 +93,7 @@ def shipped() -> Shipped:
     thresholds = {}
     for name in THRESHOLDS:
         found = compose.option("threshold", name)
-        estimator = make(OmegaConf.create(found["activations"]), f"threshold={name}")
+        estimator = make(found["activations"], f"threshold={name}")
         thresholds[name] = (estimator, found["weights"]["method"])
     return Shipped(thresholds, recover_options(compose.option("recover", "default")))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from quantpipe.app.targets import OWN, home_of, load_dotted
 from quantpipe.errors import ConfigError, QuantpipeError, refuse_unknown
@@ -31,11 +31,11 @@ GIVEN = ("launch_folder", "parent_key")
 """Arguments that the app gives, so that configuration cannot."""
 
 
-def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
+def make(config: Mapping[str, Any], key: str, plugins: Sequence[str] = (), **extra: Any) -> Any:
     """Return the object that the configuration at `key` describes.
 
     Args:
-        config: the node of the configuration.
+        config: what the configuration says there, as plain data with its references resolved.
         key: where it stands, as errors name it.
         plugins: further packages that it may name.
         extra: further arguments, or such that replace configured ones.
@@ -46,7 +46,7 @@ def make(config: DictConfig, key: str, plugins: Sequence[str] = (), **extra: Any
     Raises:
         ConfigError: for a target that is not allowed, cannot be imported, or does not take the given options.
     """
-    plain = OmegaConf.to_container(config, resolve=True)
+    plain = OmegaConf.to_container(OmegaConf.create(dict(config)), resolve=True)
     check_targets(plain, key, plugins)
     _refuse_unknown_options(plain, key)
     try:

@@ -143,7 +143,7 @@ def build_settings(config: DictConfig, hydra_config: HydraConf) -> Settings:
     resume = resume_command(hydra_config, folder)
     file = _hardware_file(choices["hardware"], hydra_config)
     launch = Launch(cwd, folder, choices, resume, sweep, changed, threshold_option, hardware_file=file)
-    return settings_of(config, launch, shipped_schemas())
+    return settings_of(_plain(config), launch, shipped_schemas())
 
 
 def _hardware_file(name: str, hydra_config: HydraConf) -> Path | None:
@@ -166,14 +166,14 @@ def _refuse_beside_explain(command: str, overrides: Sequence[str]) -> None:
         )
 
 
-def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping[str, Any]]) -> Settings:
+def settings_of(config: Mapping[str, Any], start: Launch, schemas: Mapping[str, Mapping[str, Any]]) -> Settings:
     """Return the settings of a configuration, whoever composed it.
 
-    `schemas`: every option of that group but `auto`, by name.
+    `config`: plain data by today's names; `schemas`: every option of that group but `auto`, by name.
 
     Raises ConfigError or HardwareError naming the key and what would be legal.
     """
-    plain, launch, given = _plain(config), start.cwd, start.given
+    plain, launch, given = dict(config), start.cwd, start.given
     _refuse_unknown_keys(plain)
     plugins = _expect(plain["plugins"], ("",), "plugins")
     extend.install(plugins)
@@ -190,14 +190,14 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         command=str(plain["command"]),
         stages=tuple(_expect(plain["stages"], ("",), "stages")),
         model=_path(plain["model"].get("path"), "model.path", launch),
-        dataset=given["dataset"] if "dataset" in given else make(config.dataset, "dataset", plugins, **functions),
+        dataset=given["dataset"] if "dataset" in given else make(plain["dataset"], "dataset", plugins, **functions),
         spec=spec,
         schema=schema,
-        estimator=make(config.threshold.activations, "threshold.activations", plugins),
+        estimator=make(plain["threshold"]["activations"], "threshold.activations", plugins),
         weight_method=plain["threshold"]["weights"]["method"],
         rules=rules_of(plain["threshold"].get("rules"), plugins, start.threshold),
         search=SearchSettings(
-            make(config.search.algorithm, "search.algorithm", plugins),
+            make(search["algorithm"], "search.algorithm", plugins),
             search["max_evaluations"],
             search["max_seconds"],
             str(search["candidate_form"]),
@@ -231,8 +231,8 @@ def settings_of(config: DictConfig, start: Launch, schemas: Mapping[str, Mapping
         seed=_seed(plain["seed"]),
         folder=start.folder,
         resume_command=start.resume_command,
-        tracker=make(config.tracking, "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
-        executor=make(config.executor, "executor", plugins),
+        tracker=make(plain["tracking"], "tracking", plugins, launch_folder=str(launch), parent_key=start.sweep),
+        executor=make(plain["executor"], "executor", plugins),
         choices=start.choices,
         changed=start.changed,
         config=concealed(plain) | {"realize": forms_record(forms), "schema": _schema_record(schema)},

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from quantpipe.app.explain import settings_of_run
 from quantpipe.app.instances import make
@@ -71,7 +70,7 @@ def _tracker(folder: Path, now: Settings) -> Any:
             stage=STAGE,
             where="tracking.uri",
         )
-    return make(OmegaConf.create({**kept, "uri": uri}), "tracking", [], launch_folder=str(Path.cwd()), parent_key=None)
+    return make({**kept, "uri": uri}, "tracking", [], launch_folder=str(Path.cwd()), parent_key=None)
 
 
 def _changed(folder: Path) -> dict[str, str]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from omegaconf import OmegaConf
-
 from quantpipe.app import compose
 from quantpipe.app.instances import make
 from quantpipe.calibrate.estimators import Estimator
@@ -101,7 +99,7 @@ def _used(given: Any, where: str, plugins: Sequence[str], option: Option) -> tup
 
 def _made(described: Mapping[Any, Any], where: str, plugins: Sequence[str]) -> Estimator:
     try:
-        found: Estimator = make(OmegaConf.create(dict(described)), where, plugins)
+        found: Estimator = make(described, where, plugins)
     except ConfigError as error:  # an estimator does not know where its values come from
         raise error if str(error).startswith(where) else ConfigError(str(error), where=where) from None
     return found

@@ -6,7 +6,7 @@
 wrong with a file; `RunLock` keeps a second process out and finishes what a killed one had begun to put in place.
 """
 
-from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_file, digest_json, plain
+from quantpipe.artifacts.digest import PlainMapping, digest_array, digest_bytes, digest_file, digest_json, plain
 from quantpipe.artifacts.lock import FileLock, RunLock
 from quantpipe.artifacts.origin import Origin
 from quantpipe.artifacts.read import damage, is_current, read_bytes, read_json, read_npz, read_origin, read_text
@@ -16,6 +16,7 @@ from quantpipe.artifacts.write import write_bytes, write_json, write_npz, write_
 __all__ = [
     "FileLock",
     "Origin",
+    "PlainMapping",
     "RunLock",
     "Unit",
     "damage",

@@ -19,12 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class PlainMapping(dict[str, Any]):
+    """A mapping of JSON values, as `plain` makes them, which is not looked through again."""
+
+
 def plain(value: Any) -> Any:
     """Return the JSON value (dict, list, str, number, bool, None) that stands for `value`.
 
     Raises:
         TypeError: when there is none.
     """
+    if isinstance(value, PlainMapping):
+        return value
     if isinstance(value, enum.Enum):
         return plain(value.value)
     if isinstance(value, np.generic | np.ndarray):

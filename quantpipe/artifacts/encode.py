@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_json, plain
+from quantpipe.artifacts.digest import digest_array, digest_bytes, digest_json, digest_plain, plain
 from quantpipe.artifacts.origin import Origin
 
 ORIGIN_KEY = "origin"
@@ -44,7 +44,7 @@ def json_bytes(path: Path, payload: Mapping[str, Any], origin: Origin) -> bytes:
     body = plain(payload)
     if ORIGIN_KEY in body:
         raise ValueError(f"{path}: the key '{ORIGIN_KEY}' is taken by the artifact's origin")
-    return dumped({ORIGIN_KEY: origin.header(digest_json(body)), **body})
+    return dumped({ORIGIN_KEY: origin.header(digest_plain(body)), **body})
 
 
 def dumped(payload: Mapping[str, Any]) -> bytes:

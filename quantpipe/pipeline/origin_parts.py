@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from quantpipe.annotate.conditions import STRUCTURAL
-from quantpipe.artifacts import plain
+from quantpipe.artifacts import PlainMapping, plain
 from quantpipe.data import GivenDataset
 from quantpipe.pipeline.settings import Settings
 from quantpipe.types import FloatType, HardwareSpec
@@ -46,7 +46,8 @@ def part(settings: Settings, key: str) -> Any:
     """
     if key not in settings.told:
         try:
-            settings.told[key] = _told(plain(PARTS[key](settings) if key in PARTS else getattr(settings, key)))
+            found = _told(plain(PARTS[key](settings) if key in PARTS else getattr(settings, key)))
+            settings.told[key] = PlainMapping(found) if isinstance(found, dict) else found
         except TypeError:
             settings.told[key] = settings.config.get(key)
     return settings.told[key]

@@ -48,6 +48,7 @@ from quantpipe.types import (
 )
 from quantpipe.types.figures import Figures
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's where it is there: the same text, sooner
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 FREE = {
@@ -219,7 +220,7 @@ class RunFolder:
 
     def write_config(self, config: Mapping[str, Any], origin: Origin) -> None:
         """Write the resolved configuration."""
-        text = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True, width=120)
+        text = yaml.dump(plain(config), Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=120)
         write_text(self.config, text, origin)
 
     def write_data(self, record: Mapping[str, Any], origin: Origin) -> None:
