@@ -27,6 +27,14 @@ import quantpipe
 Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ROUNDS = 100
+STORED: dict[str, Any] = {"option": "ort_cpu", "recurrent": {"inputs": "uint8", "state": "int16"}}
+WAYS: tuple[tuple[str, str, Any], ...] = (
+    ("cells", "cells", "ort_cpu"),
+    ("steps", "steps", "ort_cpu"),
+    ("loops", "loops", "ort_cpu"),
+    ("loops that hand on uint8 and cell states of int16", "loops", STORED),
+)
+"""What is told of a way, `recurrent`, and the device."""
 
 
 @dataclass(frozen=True)
@@ -139,19 +147,19 @@ def rows(net: Net, folder: Path) -> Iterator[str]:
     quantize_dynamic(given, made, weight_type=QuantType.QInt8, per_channel=True)
     inside = "DynamicQuantizeLSTM" if net.op == "LSTM" else "its recurrent layers stay in float"
     yield row(f"onnxruntime, dynamic ({inside})", made.read_bytes(), x, wanted)
-    for recurrent in ("cells", "steps", "loops"):
+    for name, recurrent, hardware in WAYS:
         result = quantpipe.quantize(
             given,
             quantpipe.SampleSets(calibrate={"x": frames(net, 128, 1)}, evaluate={"x": x[:64]}),
-            "ort_cpu",
+            hardware,
             recurrent=recurrent,
             recover="none",
-            folder=folder / recurrent,
+            folder=folder / name,
         )
         if result.report["agreement"]["differing"]:
-            raise SystemExit(f"{net.name}, {recurrent}: simulated and realized integers differ")
+            raise SystemExit(f"{net.name}, {name}: simulated and realized integers differ")
         counts = result.report["model"]
-        told = f"ort_cpu, {recurrent}: {counts['integer_nodes']} nodes in integers, {counts['float_nodes']} in float"
+        told = f"ort_cpu, {name}: {counts['integer_nodes']} nodes in integers, {counts['float_nodes']} in float"
         yield row(told, Path(result.model_path).read_bytes(), x, wanted)
 
 

@@ -70,21 +70,38 @@ def loop_sites(
             said = f"its state is stored as {dtype} for others, and its products take {limits.inputs}"
             told[node.name] = replace(reason, text=said)
             continue
+        if limits.state is not None and found.unseen:
+            said = (
+                f"no output shows what its body carries beside the state, and its device stores that as {limits.state}"
+            )
+            told[node.name] = replace(reason, text=said)
+            continue
+        other = next((t for t in found.others if stored.get(t, limits.state) is not limits.state), None)
+        if limits.state is not None and other is not None:
+            said = f"{other} is stored as {stored[other]} for others, and its body carries {limits.state}"
+            told[node.name] = replace(reason, text=said)
+            continue
         dtypes[found.state] = dtype
-        sites.append(LoopSite(node.name, found.state, found.products))
+        carried = () if limits.state is None else (found.state, *found.others)
+        dtypes |= {} if limits.state is None else dict.fromkeys(found.others, limits.state)
+        sites.append(LoopSite(node.name, found.state, found.products, carried=carried))
         many = f"its {len(found.products)} products take" if len(found.products) > 1 else "its product takes"
         said = f"it computes with real numbers; {many} a state of {dtype} and integer weights"
+        said += f", and steps hand on {limits.state if found.others else dtype}" if carried else ""
         told[node.name] = Reason(ReasonKind.WEIGHT_ONLY, said)
     return Loops(tuple(sites), dtypes, told)
 
 
 def edges_of(graph: Graph, sites: Sequence[LoopSite]) -> Iterator[Edge]:
-    """Yield the connections inside of loops that integers travel: the state and each weight, to the loop itself."""
+    """Yield the connections inside of loops that integers travel: states and each weight, to the loop itself."""
     for site in sites:
         first = len(graph.by_name[site.node].inputs)
         yield Edge(site.node, site.state, site.node, first)
         for port, weight in enumerate(dict.fromkeys(w for _, w in site.products), first + 1):
             yield Edge(weight, weight, site.node, port)
+            first = port
+        for port, tensor in enumerate(site.stored[1:], first + 1):
+            yield Edge(site.node, tensor, site.node, port)
 
 
 def loop_weights(

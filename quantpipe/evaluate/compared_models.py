@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from quantpipe.errors import ModelError
 from quantpipe.evaluate.compared_tensors import of_half_nodes, watched
 from quantpipe.evaluate.counting import Counter
-from quantpipe.evaluate.loop_products import compare_products
+from quantpipe.evaluate.loop_products import compare_loops
 from quantpipe.evaluate.roundoff import explained_step, island_tolerance, sum_tolerance
 from quantpipe.graph.execute import Kernels, Session
 from quantpipe.graph.normalize import expose
 from quantpipe.graph.view import Graph
 from quantpipe.lowering import Rendered
-from quantpipe.lowering.show_loops import STEPS, ShownProduct, show_products
+from quantpipe.lowering.show_loops import ShownLoops, show_loops
 from quantpipe.simulate.simulator import Simulation, bind
 from quantpipe.types import QuantPlan, Topology
 
@@ -159,11 +159,11 @@ class Realized:
         self.session: Session | None = None
         self.refused: str | None = None
         self.samples = 0
-        self._products: list[ShownProduct] = []
+        self._loops = ShownLoops()
         try:
             model = expose(realized.model, [*self._names.values(), *self._real.values()])
             if kind.whole:
-                self._products = show_products(model, simulated.topology, simulated.plan)
+                self._loops = show_loops(model, simulated.topology, simulated.plan)
             self.session = kind.open(model, where=f"realized model, {kind.name}", threads=threads)
         except ModelError as error:
             if kind.decides:
@@ -173,7 +173,7 @@ class Realized:
     @property
     def products(self) -> int:
         """Return how many products inside of loops are compared, whose sums are integers as well."""
-        return len(self._products)
+        return len(self._loops.products)
 
     def takes(self, done: int) -> bool:
         """Return whether it is compared on a batch that comes behind so many samples."""
@@ -181,8 +181,7 @@ class Realized:
 
     def run(self, inputs: Values) -> Values:
         """Return what it computes, by the names of the realized model. Several may run at once."""
-        shown = (one.name(step) for one in self._products for step in STEPS)
-        names = dict.fromkeys((*self._names.values(), *self._real.values(), *shown))
+        names = dict.fromkeys((*self._names.values(), *self._real.values(), *self._loops.names))
         return self.session.run(inputs, list(names)) if self.session is not None else {}
 
     def compare(self, found: Values, samples: int) -> None:
@@ -194,7 +193,7 @@ class Realized:
             self._integers(tensor, expected, integers[tensor])
         for tensor, name in self._real.items():
             self._reals(tensor, expected, found[name])
-        compare_products(self._products, self._simulated.plan, found, self.count.integers)
+        compare_loops(self._loops, self._simulated.plan, found, self.count.integers)
 
     def _integers(self, tensor: str, expected: Values, found: Array) -> None:
         simulated, what = self._simulated, self._simulated.watched

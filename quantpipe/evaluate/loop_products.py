@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.lowering.show_loops import STEPS, ShownProduct
+from quantpipe.lowering.show_loops import HANDED_ON, STEPS, ShownLoops, ShownProduct, ShownState
 from quantpipe.types import QuantPlan
 
 Values = Mapping[str, NDArray[np.generic]]
+Doubles = NDArray[np.float64]
 
 
 def expected_of(
@@ -44,8 +45,29 @@ def expected_of(
 Count = Callable[[str, NDArray[np.float64], NDArray[np.float64]], None]
 
 
-def compare_products(shown: list[ShownProduct], plan: QuantPlan, found: Values, count: Count) -> None:
-    """Count every step of every product that differs, under the product's name and the step's."""
-    for one in shown:
-        for step, wanted, own in expected_of(one, plan, found):
-            count(one.name(step), wanted, own)
+def handed_on(shown: ShownState, plan: QuantPlan, found: Values) -> Iterator[tuple[str, Doubles, Doubles]]:
+    """Yield (step, what it has to be, what it is) of the codes and real numbers that steps hand on, float64.
+
+    Args:
+        shown: the state.
+        plan: every number.
+        found: what the realized model shows.
+    """
+    q = plan.quantizers[shown.tensor]
+    made, codes, real = (np.asarray(found[shown.name(step)]) for step in HANDED_ON)
+    steps = intmath.round_real(made.astype(np.float32) / np.float32(q.scale)).astype(np.float64)
+    # The type bounds what is stored, and real numbers are bounded where fewer integers are legal than it has.
+    wanted = np.clip(steps + q.zero_point, q.dtype.qmin, q.dtype.qmax)
+    yield "codes", wanted, codes.astype(np.float64)
+    legal = np.clip(codes.astype(np.int64), q.qmin, q.qmax) - q.zero_point
+    yield "real", (legal.astype(np.float32) * np.float32(q.scale)).astype(np.float64), real.astype(np.float64)
+
+
+def compare_loops(shown: ShownLoops, plan: QuantPlan, found: Values, count: Count) -> None:
+    """Count every step of every product and state that differs, under its name and the step's."""
+    for product in shown.products:
+        for step, wanted, own in expected_of(product, plan, found):
+            count(product.name(step), wanted, own)
+    for state in shown.states:
+        for step, wanted, own in handed_on(state, plan, found):
+            count(state.name(step), wanted, own)

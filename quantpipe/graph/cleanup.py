@@ -313,7 +313,7 @@ def in_steps(cells: CellForms) -> Step:
             if node.op_type in cells.steps:
                 unrolled(copy.graph, node)
             if node.op_type in cells.loops and node.graph is copy.graph:  # it has not been written as its steps
-                looped(copy.graph, node)
+                looped(copy.graph, node, cells=cells.cells)
         common_passes.RemoveUnusedNodesPass()(copy)
         return copy
 

@@ -162,6 +162,7 @@ def _written_anew(graph: Graph, cells: CellForms) -> dict[str, list[str]]:
     """The ops of recurrent layers of a model that are written as their steps, and as loops."""
     held = {node.op for node in graph.nodes}
     found = {"in steps": sorted(held.intersection(cells.steps)), "in loops": sorted(held.intersection(cells.loops))}
+    found["with cell states"] = found["in loops"] if cells.cells else []
     return {how: ops for how, ops in found.items() if ops}
 
 

@@ -6,16 +6,18 @@ outside of the body, which reads them by name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.convenience import convert_attributes
 
 from quantpipe.graph.build import Attribute
-from quantpipe.graph.view import Node
-from quantpipe.oprules.loops import body_of, name_of
+from quantpipe.graph.view import Graph, Node
+from quantpipe.oprules.loops import body_of, made_of, name_of
 from quantpipe.types import Form, LoopProduct, Quantizer
 
 if TYPE_CHECKING:
@@ -45,6 +47,20 @@ class StepBody:
         return node.outputs[0]
 
 
+class CarriedState:
+    """Write nodes that store what goes from step to step: in a body, behind the node that makes it, or before a loop.
+
+    `value` is the real state; `op` appends a node with one output, and returns the output.
+    """
+
+    def __init__(self, value: ir.Value, quantizer: Quantizer, op: Callable[..., ir.Value]) -> None:
+        self.value, self.quantizer, self._op = value, quantizer, op
+
+    def op(self, op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+        """Append a node with one output, and return the output; `name` is put behind that of the state."""
+        return self._op(op_type, *inputs, name=f"{self.quantizer.tensor}/{name}")
+
+
 def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
     """Write a loop with its products in integers; returns its outputs, real numbers under their own names.
 
@@ -69,5 +85,64 @@ def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
         made, old = context.dialect.multiply_state(context, step), inner.outputs[0]
         old.replace_all_uses_with(made, replace_graph_outputs=True)
         body.remove(inner, safe=True)
+    for tensor in site.carried:
+        _store(context, body, made_of(body.outputs[node.outputs.index(tensor)]), tensor=tensor)
     whole = replace(node, attributes={**node.attributes, "body": ir.AttrGraph("body", body)})
-    return context.builder.copy(whole, [context.real(t) for t in node.inputs])
+    return context.builder.copy(whole, _given(context, node, own))
+
+
+def _store(context: Context, body: ir.Graph, made: ir.Value | None, *, tensor: str) -> None:
+    """Let all that reads what a step makes read what is stored of it."""
+    maker = None if made is None else made.producer()
+    assert made is not None and maker is not None  # noqa: S101  (a state that nothing makes is carried by none)
+    last = maker
+
+    def op(op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+        nonlocal last
+        node = ir.Node("", op_type, inputs, num_outputs=1, name=name)
+        node.outputs[0].name = f"{name}_out"
+        body.insert_after(last, node)
+        last = node
+        return node.outputs[0]
+
+    readers = list(made.uses())
+    stored = context.dialect.store_state(context, CarriedState(made, context.plan.quantizers[tensor], op))
+    stored.type, stored.shape = made.type, made.shape
+    for reader in readers:
+        reader.node.replace_input_with(reader.idx, stored)
+    for place, value in enumerate(body.outputs):
+        if value is made:
+            body.outputs[place] = stored
+
+
+def _given(context: Context, node: Node, body: ir.Graph) -> list[ir.Value | None]:
+    """The inputs of a loop; first states are stored as those of each step are."""
+    found = [context.real(tensor) for tensor in node.inputs]
+    carried = {made_of(body.outputs[node.outputs.index(t)]): t for t in context.topology.loop_of[node.name].carried}
+    states = len(node.inputs) - int(node.attr("num_scan_inputs", 0))
+    for place, first in enumerate(node.inputs[:states]):
+        tensor = carried.get(made_of(body.outputs[place]))
+        if tensor is None or _is_zero(context.graph, first):
+            continue
+        op = partial(_before, context, f"{node.name}/first {place}")
+        real = found[place]
+        assert real is not None  # noqa: S101  (states are given)
+        state = CarriedState(real, context.plan.quantizers[tensor], op)
+        found[place] = context.dialect.store_state(context, state)
+    return found
+
+
+def _before(context: Context, at: str, op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+    """A node in front of a loop."""
+    return context.builder.op(op_type, *inputs, name=f"{at}: {name}")
+
+
+def _is_zero(graph: Graph, tensor: str) -> bool:
+    """Whether a first state is nothing but zeros, which every grid has."""
+    if graph.is_constant(tensor):
+        return not np.any(graph.constant(tensor))
+    maker = graph.producers.get(tensor)
+    if maker is None or maker.op != "ConstantOfShape":
+        return False
+    value = maker.attr("value")
+    return value is None or not np.any(np.asarray(value))

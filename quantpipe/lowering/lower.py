@@ -20,7 +20,7 @@ from quantpipe.graph.build import GraphBuilder, ir_dtype
 from quantpipe.graph.session_options import carry
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering.half import as_half, cast_half, cast_single, write_half
-from quantpipe.lowering.loops import StepBody, write_loop
+from quantpipe.lowering.loops import CarriedState, StepBody, write_loop
 from quantpipe.lowering.tables import look_up
 from quantpipe.oprules.masks import OF_SHAPES
 from quantpipe.types import Form, HardwareSpec, Kernel, Operand, QuantPlan, RowTable, Topology
@@ -102,6 +102,13 @@ class Dialect(Protocol):
 
         A realized form names its nodes `quantize`, `clip` (where there is one), `sums` and `real`: the comparison shows
         what these compute (`show_loops.py`).
+        """
+        ...
+
+    def store_state(self, context: Context, state: CarriedState) -> ir.Value:
+        """Write what a step of a loop makes as it is stored for the next; real numbers, float32.
+
+        A realized form names its nodes `quantize` and `real`.
         """
         ...
 

@@ -1,7 +1,8 @@
-"""Let loops show the products inside of them, which no tensor of the graph shows, in a copy of a model to compare."""
+"""Let loops show what is inside of them, which no tensor of the graph shows, in a copy of a model to compare."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -9,6 +10,7 @@ import onnx_ir as ir
 from quantpipe.types import LoopProduct, QuantPlan, Topology
 
 STEPS = ("state", "codes", "sums", "real")
+HANDED_ON = ("made", "codes", "real")
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,34 @@ class ShownProduct:
         return f"{self.node}: {self.product.node} ({step})"
 
 
-def show_products(model: ir.Model, topology: Topology, plan: QuantPlan) -> list[ShownProduct]:
-    """Let loops show their products, by outputs of the graph; the model is changed.
+@dataclass(frozen=True)
+class ShownState:
+    """Name the outputs that show what a step hands on: as it is made, its codes, what they come to."""
+
+    node: str
+    tensor: str
+
+    def name(self, step: str) -> str:
+        """Return the name of the output that shows a step."""
+        return f"{self.node}: {self.tensor} ({step})"
+
+
+@dataclass(frozen=True)
+class ShownLoops:
+    """Hold what loops show of their bodies, in the order of the graph."""
+
+    products: tuple[ShownProduct, ...] = ()
+    states: tuple[ShownState, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return every output that shows something."""
+        shown = [one.name(step) for one in self.products for step in STEPS]
+        return (*shown, *(one.name(step) for one in self.states for step in HANDED_ON))
+
+
+def show_loops(model: ir.Model, topology: Topology, plan: QuantPlan) -> ShownLoops:
+    """Let loops show what is inside of them, by outputs of the graph; the model is changed.
 
     Args:
         model: the realized model, a copy.
@@ -33,36 +61,46 @@ def show_products(model: ir.Model, topology: Topology, plan: QuantPlan) -> list[
         plan: every number.
 
     Returns:
-        The products, in the order of the graph.
+        What they show.
     """
     loops = {node.name: node for node in model.graph if node.op_type == "Scan"}
-    found = []
+    found = ShownLoops()
     for site in topology.loops:
         loop = loops[site.node]
-        products = [ShownProduct(site.node, site.state, product) for product in plan.loops[site.node]]
+        products = tuple(ShownProduct(site.node, site.state, product) for product in plan.loops[site.node])
+        own = ShownLoops(products, tuple(ShownState(site.node, tensor) for tensor in site.carried))
         body = loop.attributes["body"].as_graph().clone(allow_outer_scope_values=True)
-        _shown_by(body, products)
-        _in_place_of(model.graph, loop, body, [one.name(step) for one in products for step in STEPS])
-        found += products
+        _shown_by(body, own)
+        _in_place_of(model.graph, loop, body, own.names)
+        found = ShownLoops(found.products + own.products, found.states + own.states)
     return found
 
 
-def _shown_by(body: ir.Graph, products: list[ShownProduct]) -> None:
-    """More outputs of a body, for each step of each product."""
+def _shown_by(body: ir.Graph, shown: ShownLoops) -> None:
+    """More outputs of a body, for each step of each product, then of each state that is handed on."""
     inner = {node.name: node for node in body}
-    for one in products:
+    for one in shown.products:
         at = one.product.node
         codes = inner.get(f"{at}/clip") or inner[f"{at}/quantize"]
         made = (codes, inner[f"{at}/sums"], inner[f"{at}/real"])
         values = (inner[f"{at}/quantize"].inputs[0], *(node.outputs[0] for node in made))
-        for step, value in zip(STEPS, values, strict=True):  # what comes in may not go out as it is
-            same = ir.Node("", "Identity", [value], num_outputs=1, name=f"{at}/{step} shown")
-            same.outputs[0].name = f"{at}/{step} shown"
-            body.append(same)
-            body.outputs.append(same.outputs[0])
+        _more_outputs(body, at, dict(zip(STEPS, values, strict=True)))
+    for state in shown.states:
+        quantize = inner[f"{state.tensor}/quantize"]
+        real = inner.get(f"{state.tensor}/bounded") or inner[f"{state.tensor}/real"]
+        ends = (quantize.inputs[0], quantize.outputs[0], real.outputs[0])
+        _more_outputs(body, state.tensor, dict(zip(HANDED_ON, ends, strict=True)))
 
 
-def _in_place_of(graph: ir.Graph, loop: ir.Node, body: ir.Graph, names: list[str]) -> None:
+def _more_outputs(body: ir.Graph, at: str, values: Mapping[str, ir.Value | None]) -> None:
+    for step, value in values.items():  # what comes in may not go out as it is
+        same = ir.Node("", "Identity", [value], num_outputs=1, name=f"{at}/{step} shown")
+        same.outputs[0].name = f"{at}/{step} shown"
+        body.append(same)
+        body.outputs.append(same.outputs[0])
+
+
+def _in_place_of(graph: ir.Graph, loop: ir.Node, body: ir.Graph, names: Sequence[str]) -> None:
     """Put a loop with more outputs where another stood; what they show is in the order of the steps."""
     states = len(loop.inputs) - loop.attributes["num_scan_inputs"].as_int()
     turned, own = loop.attributes.get("scan_output_directions"), loop.outputs

@@ -20,10 +20,15 @@ SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 
 @dataclass(frozen=True)
 class LoopProducts:
-    """Hold what a loop multiplies: the output that shows all states, and the body's products by node and constant."""
+    """Hold what a loop multiplies: the output that shows all states, and the body's products by node and constant.
+
+    `others`: outputs that show what else of real numbers goes from step to step; `unseen`: how many no output shows.
+    """
 
     state: str
     products: tuple[tuple[str, str], ...]
+    others: tuple[str, ...] = ()
+    unseen: int = 0
 
 
 def body_of(node: Node) -> ir.Graph | None:
@@ -59,10 +64,20 @@ def products_of(node: Node, graph: Graph) -> LoopProducts | None:
             places.add(place)
     if len(places) != 1 or len({name for name, _ in found}) < len(found):
         return None
-    made = _made(body.outputs[places.pop()])
-    shown = (k for k, v in enumerate(body.outputs[states:], states) if _made(v) is made)
-    state = next((node.outputs[k] for k in shown if k < len(node.outputs) and node.outputs[k]), None)
-    return None if state is None else LoopProducts(state, tuple(found))
+    multiplied_place = places.pop()
+    state = _shown(node, body, multiplied_place, states)
+    if state is None:
+        return None
+    more = [p for p in range(states) if p != multiplied_place and body.inputs[p].dtype in (None, ir.DataType.FLOAT)]
+    shown = [_shown(node, body, place, states) for place in more]
+    return LoopProducts(state, tuple(found), tuple(t for t in shown if t is not None), shown.count(None))
+
+
+def _shown(node: Node, body: ir.Graph, place: int, states: int) -> str | None:
+    """The output of a loop that shows every value of a state."""
+    made = made_of(body.outputs[place])
+    shown = (k for k, v in enumerate(body.outputs[states:], states) if made_of(v) is made)
+    return next((node.outputs[k] for k in shown if k < len(node.outputs) and node.outputs[k]), None)
 
 
 def name_of(inner: ir.Node) -> str:
@@ -111,8 +126,8 @@ def _is_gate(value: ir.Value | None) -> bool:
     return maker is not None and maker.op_type in GATES
 
 
-def _made(value: ir.Value | None) -> ir.Value | None:
-    """What a step makes, behind the choices between it and what a sample that has ended keeps or shows."""
+def made_of(value: ir.Value | None) -> ir.Value | None:
+    """Return what a step makes, behind the choices between it and what a sample that has ended keeps or shows."""
     while value is not None and (maker := value.producer()) is not None:
         if maker.op_type in SHAPES:
             value = maker.inputs[0]

@@ -95,6 +95,7 @@ def _loops(plan: QuantPlan, topology: Topology) -> dict[str, Any]:
     return {
         node: {
             "state": topology.loop_of[node].state,
+            **({"carried": list(topology.loop_of[node].carried)} if topology.loop_of[node].carried else {}),
             "products": [
                 {"node": p.node, "weight": p.weight, "scale": _number(p.scale), "accumulator_bound": p.bound}
                 for p in products

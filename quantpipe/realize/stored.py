@@ -16,8 +16,9 @@ from quantpipe.graph.session_options import REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
-from quantpipe.lowering.loops import StepBody
+from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.realize.blocks import dequantized, expanded, is_turned
+from quantpipe.realize.loop_bodies import multiply_state, store_state
 from quantpipe.types import (
     Accumulate,
     DType,
@@ -30,9 +31,6 @@ from quantpipe.types import (
     TableLayout,
     WeightTensor,
 )
-
-EXACT = 1 << 24
-"""Whole numbers below it are exact in float32."""
 
 
 class Stored:
@@ -253,51 +251,12 @@ class Stored:
         return context.builder.copy(node, inputs)[0]
 
     def multiply_state(self, context: Context, step: StepBody) -> ir.Value:
-        """Write the product of a loop's state by an integer weight: MatMulInteger on its stored integers.
+        """Write the product of a loop's state by an integer weight."""
+        return multiply_state(self, context, step)
 
-        onnxruntime multiplies no 16-bit integers; there are whole numbers in float32, or float64 where sums need it.
-        """
-        q, product = step.quantizer, step.product
-        weight, grid = context.plan.weights[product.weight], self.grid(context, q)
-        state = step.op("QuantizeLinear", step.state, *grid, name="quantize")
-        if q.dtype.bits > 8:
-            sums = self._whole_product(context, step, state, weight)
-        else:
-            if q.qmin > q.dtype.qmin or q.qmax < q.dtype.qmax:
-                state = self._bounded(context, step, state, dtype=np.dtype(q.dtype.numpy), bounds=(q.qmin, q.qmax))
-            zeros = [grid[1]]
-            if weight.has_zero_point:
-                own = weight.zero.astype(weight.values.dtype)
-                zeros.append(self.constant(context, f"{weight.tensor}_zero_point", own))
-            sums = step.op("MatMulInteger", state, self.weight(context, weight), *zeros, name="sums")
-        real = step.op("Cast", sums, name="single", to=int(ir.DataType.FLOAT))
-        return step.op("Mul", real, self.constant(context, f"{product.node}_scale", product.scale), name="real")
-
-    def _whole_product(self, context: Context, step: StepBody, stored: ir.Value, weight: WeightTensor) -> ir.Value:
-        """The sums of centred integers, carried by floats that hold them."""
-        b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT
-        to = int(ir.DataType.DOUBLE if wide else ir.DataType.FLOAT)
-        dtype = np.dtype(np.float64 if wide else np.float32)
-        state = step.op("Cast", stored, name="whole", to=to)
-        held = b.op("Cast", self.weight(context, weight), name=f"{weight.tensor}/whole", to=to)
-        if q.zero_point:
-            zero = self.constant(context, f"{q.tensor}_state_zero", np.asarray(q.zero_point, dtype))
-            state = step.op("Sub", state, zero, name="centre")
-        if weight.has_zero_point:
-            own = self.constant(context, f"{weight.tensor}_zero_{dtype}", weight.zero.astype(dtype))
-            held = b.op("Sub", held, own, name=f"{weight.tensor}/centre")
-        return step.op(
-            "MatMul", self._bounded(context, step, state, dtype=dtype, bounds=(q.low, q.high)), held, name="sums"
-        )
-
-    def _bounded(
-        self, context: Context, step: StepBody, value: ir.Value, *, dtype: np.dtype[Any], bounds: tuple[int, int]
-    ) -> ir.Value:
-        """A state between its least and its greatest integer."""
-        name = f"{step.quantizer.tensor}_state"
-        ends = [self.constant(context, f"{name}_{side}", np.asarray(bound, dtype)) for side, bound in
-                zip(("low", "high"), bounds, strict=True)]  # fmt: skip
-        return step.op("Clip", value, *ends, name="clip")
+    def store_state(self, context: Context, state: CarriedState) -> ir.Value:
+        """Write what a step of a loop hands on."""
+        return store_state(self, context, state)
 
     def real_weight(self, context: Context, tensor: str) -> ir.Value:
         """Write DequantizeLinear of a weight whose blocks have float scales."""

@@ -38,7 +38,7 @@ class PlanDigest:
         for kernel in topology.weighted:
             digest.update(plan.weights[kernel.weight or ""].digest)
         for loop in topology.loops:
-            names |= {loop.state: None}
+            names |= dict.fromkeys(loop.stored)
             for _, tensor in loop.products:
                 digest.update(plan.weights[tensor].digest)
         for name in names:

@@ -23,7 +23,7 @@ from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.fixedpoint import fixed_sum
-from quantpipe.lowering.loops import StepBody
+from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.lowering.pairs import pair_excess
 from quantpipe.lowering.products import window_sum
 from quantpipe.oprules import Family
@@ -154,6 +154,15 @@ class Simulated(Arithmetic):
         if wide:
             sums = step.op("Cast", sums, name="single", to=int(ir.DataType.FLOAT))
         return step.op("Mul", sums, self._scalar(context, f"{product.node}.scale", product.scale), name="real")
+
+    def store_state(self, context: Context, state: CarriedState) -> ir.Value:
+        """Write what a step hands on: (q - z) · scale, with whole numbers in float32."""
+        q = state.quantizer
+        bounds = [self._scalar(context, f"{q.tensor}.{side}", np.float32(v)) for side, v in
+                  (("low", q.low), ("high", q.high))]  # fmt: skip
+        scale = self._scalar(context, f"{q.tensor}.scale", q.scale)
+        steps = state.op("Round", state.op("Div", state.value, scale, name="steps"), name="round")
+        return state.op("Mul", state.op("Clip", steps, *bounds, name="clip"), scale, name="real")
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write q - z of integers from outside the graph, as float32."""

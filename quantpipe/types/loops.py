@@ -14,21 +14,25 @@ from quantpipe.types.dtype import DType
 class RecurrentLimits:
     """State how a device multiplies the state of a recurrent layer in a loop (docs/hardware.md, recurrent layers).
 
-    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers.
+    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers. `state`: the
+    type in which a cell state goes from step to step, where hidden states then go as `inputs`; None: real numbers.
     """
 
     inputs: DType
+    state: DType | None = None
 
 
 @dataclass(frozen=True)
 class CellForms:
     """Name the ops of recurrent layers that are written anew, and how.
 
-    `steps`: those of a fixed length that is not too long as their steps. `loops`: all others as a loop.
+    `steps`: those of a fixed length that is not too long as their steps. `loops`: all others as a loop, of which an
+    output tells every cell state where `cells` is true.
     """
 
     steps: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
+    cells: bool = False
 
 
 NO_CELLS = CellForms()
@@ -40,12 +44,19 @@ class LoopSite:
     """Describe a loop: its node, the tensor of all states, and the products of its body by node and constant.
 
     `state` is an output of the node, `[T, …]`: what a product reads in a step, or made from it by a gate of 0 to 1.
+    `carried`: outputs that show what goes from step to step in stored integers.
     """
 
     node: str
     state: str
     products: tuple[tuple[str, str], ...]
     edges: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Return every output of the loop that has a quantizer: `state`, and what is carried."""
+        return tuple(dict.fromkeys((self.state, *self.carried)))
 
 
 @dataclass(frozen=True, eq=False)

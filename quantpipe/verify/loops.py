@@ -18,6 +18,7 @@ from quantpipe.verify.numbers import limits
 from quantpipe.verify.ops import attribute
 
 PRODUCTS = frozenset({"MatMulInteger", "MatMul"})
+SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 
 
 def check_loops(plan: Mapping[str, Any], model: Model) -> None:
@@ -40,6 +41,9 @@ def check_loops(plan: Mapping[str, Any], model: Model) -> None:
         expect(len(products) == len(wanted), name, f"its body has {len(products)} products, {len(wanted)} in plan.json")
         for product, own in zip(products, said["products"], strict=True):
             body.check(product, plan["quantizers"][said["state"]], plan["weights"][own["weight"]], own)
+        states = len(node.input) - attribute(node, "num_scan_inputs")
+        stored = [body.stored(list(node.output).index(t), plan["quantizers"][t]) for t in said.get("carried", ())]
+        expect(not stored or body.handed_on(states) <= set(stored), name, "a step hands on what is not stored")
 
 
 class Body:
@@ -47,6 +51,7 @@ class Body:
 
     def __init__(self, graph: onnx.GraphProto, model: Model, name: str) -> None:
         self.nodes, self._model, self._name = list(graph.node), model, name
+        self._inputs, self._outputs = list(graph.input), [value.name for value in graph.output]
         self._makers = {out: n for n in self.nodes for out in n.output if out}
 
     def check(
@@ -81,6 +86,40 @@ class Body:
         expect(list(bounds) == q["range"], where, f"the state is bounded by {bounds}, {q['range']} in plan.json")
         scales = self._behind(product)
         expect(np.array_equal(np.float32(scales), np.float32(said["scale"])), where, "its sums have other scales")
+
+    def stored(self, place: int, q: Mapping[str, Any]) -> str:
+        """Check that an output shows what is stored by a quantizer; returns the value, real again."""
+        value = self._made(self._outputs[place])
+        at, (low, high), where = self._makers.get(value), limits(q["dtype"]), f"{self._name}: {self._outputs[place]}"
+        if at is not None and at.op_type == "Clip":
+            ends = [np.float32(self._model.constant(i)) for i in at.input[1:]]
+            legal = [np.float32(np.float32(n - q["zero_point"]) * np.float32(q["scale"])) for n in q["range"]]
+            expect(ends == legal, where, "what it shows is bounded by others than plan.json's range")
+            low, high = q["range"]
+            at = self._makers.get(at.input[0])
+        expect([low, high] == q["range"], where, f"what it shows is bounded by {low, high}, {q['range']} in plan.json")
+        codes = None if at is None or at.op_type != "DequantizeLinear" else self._makers.get(at.input[0])
+        if at is None or codes is None or codes.op_type != "QuantizeLinear":
+            raise Wrong(where, "what it shows does not go through QuantizeLinear and DequantizeLinear")
+        for node in (codes, at):
+            scale, zero = (self._model.constant(i) for i in node.input[1:])
+            expect(np.float32(scale) == np.float32(q["scale"]), where, "its scale is not that of plan.json")
+            expect(int(zero) == q["zero_point"], where, "its zero point is not that of plan.json")
+            expect(str(zero.dtype) == q["dtype"], where, f"it is {zero.dtype}, {q['dtype']} in plan.json")
+        readers = [n for n in self.nodes for i in n.input if i == codes.input[0]]
+        expect(len(readers) == 1, where, "what a step makes is read in front of what stores it")
+        return value
+
+    def handed_on(self, states: int) -> set[str]:
+        """Return what makes the real numbers that go from step to step."""
+        real = [v.type.tensor_type.elem_type in (0, onnx.TensorProto.FLOAT) for v in self._inputs[:states]]
+        return {self._made(value) for value, is_real in zip(self._outputs[:states], real, strict=True) if is_real}
+
+    def _made(self, value: str) -> str:
+        """What a step makes, behind the choices between it and what a sample that has ended keeps or shows."""
+        while (at := self._makers.get(value)) is not None and at.op_type in (*SHAPES, "Where"):
+            value = at.input[1 if at.op_type == "Where" else 0]
+        return value
 
     def _behind(self, product: onnx.NodeProto) -> Any:
         """The numbers that the sums are multiplied by, once they are real."""

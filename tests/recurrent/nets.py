@@ -92,6 +92,35 @@ def classifier(op: str, steps: int | None = 4, *, direction: str = "forward", **
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def with_states(op: str) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """Samples of several lengths, each with first states of its own, through a layer; its last states."""
+    rng, size, node, value = np.random.default_rng(4), 8, helper.make_node, helper.make_tensor_value_info
+    states = ["hidden", "cell"] if op == "LSTM" else ["hidden"]
+    constants = {"W": rng.standard_normal((1, GATES[op] * size, 6)) / 2,
+                 "R": rng.standard_normal((1, GATES[op] * size, size)) / 3}  # fmt: skip
+    first = [node("Transpose", [s], [f"{s}_first"], name=f"{s}_first", perm=[1, 0, 2]) for s in states]
+    last = [node("Transpose", [f"{s}_last"], [f"last_{s}"], name=f"{s}_last", perm=[1, 0, 2]) for s in states]
+    nodes = [
+        node("Transpose", ["x"], ["frames"], name="time_first", perm=[1, 0, 2]),
+        *first,
+        node(op, ["frames", "W", "R", "", "lengths", *(f"{s}_first" for s in states)],
+             ["", *(f"{s}_last" for s in states)], name="layer", hidden_size=size),
+        *last,
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "states",
+        [value("x", TensorProto.FLOAT, ["N", "T", 6]), value("lengths", TensorProto.INT32, ["N"])]
+        + [value(s, TensorProto.FLOAT, ["N", 1, size]) for s in states],
+        [value(f"last_{s}", TensorProto.FLOAT, ["N", 1, size]) for s in states],
+        [numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()],
+    )
+    feeds: dict[str, Array] = {"x": rng.standard_normal((24, 5, 6)).astype(np.float32)}
+    feeds["lengths"] = rng.integers(1, 6, 24).astype(np.int32)
+    feeds |= {s: (rng.standard_normal((24, 1, size)) / 2).astype(np.float32) for s in states}
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), feeds
+
+
 def scans(*, named: bool, axes: bool, count: int = 1) -> onnx.ModelProto:
     """Loops as others write them: samples first, two products of a state; nodes of bodies without names, or alike."""
     rng, node, value = np.random.default_rng(0), helper.make_node, helper.make_tensor_value_info

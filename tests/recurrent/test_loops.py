@@ -4,6 +4,7 @@ of the state in integers: against NumPy's integers, in every form, and with plan
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,10 @@ Array = np.ndarray[Any, Any]
 LOOPS = CellForms(loops=tuple(CELLS))
 
 
-def same(model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
+def same(model: onnx.ModelProto, feeds: dict[str, Array], *, cells: bool = False) -> None:
     copy = ir.from_proto(model)
     for node in list(copy.graph):
-        looped(copy.graph, node)
+        looped(copy.graph, node, cells=cells)
     loops = ir.to_proto(copy)
     assert not {n.op_type for n in loops.graph.node} & set(CELLS)
     for own, found in zip(run(model, feeds), run(loops, feeds), strict=True):
@@ -56,12 +57,13 @@ def same(model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("op", CELLS)
 def test_loops_are_what_the_kernel_computes(op: str, direction: str, given: tuple[str, ...], steps: int | None) -> None:
-    same(*layer(op, direction=direction, given=given, steps=steps))
+    same(*layer(op, direction=direction, given=given, steps=steps), cells=direction != "forward")
 
 
 @pytest.mark.parametrize("name", MORE)
 def test_loops_have_every_attribute(name: str) -> None:
-    same(*layer(**MORE[name], steps=None))
+    for cells in (False, True):
+        same(*layer(**MORE[name], steps=None), cells=cells)
 
 
 def frames(count: int, steps: int = 5) -> Array:
@@ -69,13 +71,14 @@ def frames(count: int, steps: int = 5) -> Array:
 
 
 @cache
-def loop_of(op: str, direction: str = "forward", **attributes: Any) -> Graph:
+def loop_of(op: str, direction: str = "forward", cells: bool = False, **attributes: Any) -> Graph:
     model = classifier(op, None, direction=direction, **attributes)
-    return cleaned(model, {"x": frames(4)}, LOOPS)
+    return cleaned(model, {"x": frames(4)}, replace(LOOPS, cells=cells))
 
 
 def made_on(device: str, op: str, direction: str = "forward", **attributes: Any) -> Line:
-    return line(loop_of(op, direction, **attributes), device, samples=ArraySamples({"x": frames(24)}))
+    graph = loop_of(op, direction, cells=device == "npu_w8a16", **attributes)
+    return line(graph, device, samples=ArraySamples({"x": frames(24)}))
 
 
 CASES: list[tuple[str, str, str, str, dict[str, Any]]] = [
@@ -117,10 +120,14 @@ def test_any_length_runs() -> None:
         assert np.square(found - wanted).sum() < 0.01 * np.square(wanted).sum()
 
 
+REAL = {"ort_cpu": hardware("ort_cpu"), "npu_w8a16": hardware("npu_w8a16", recurrent="int16")}
+"""Devices whose states are real numbers from step to step."""
+
+
 @pytest.mark.parametrize(("device", "form"), [("ort_cpu", "qdq"), ("npu_w8a16", "integer")])
 def test_a_loop_is_what_integers_of_numpy_say(device: str, form: str) -> None:
     """An LSTM step by step: Σ (q_h - z_h)·q_w in int64, all else in float64, from what enters the loop."""
-    made = made_on(device, "LSTM")
+    made = line(loop_of("LSTM"), REAL[device], samples=ArraySamples({"x": frames(24)}))
     plan, (site,) = made.plan(16 if device == "npu_w8a16" else 8), made.topology.loops
     node = made.graph.by_name[site.node]
     (product,) = plan.loops[site.node]
@@ -234,7 +241,7 @@ def test_the_checker_takes_a_loop(device: str, tmp_path: Path) -> None:
 
 def test_devices_and_users_decide() -> None:
     cells = tuple(CELLS)
-    assert cell_forms(hardware("npu_w8a16"), Recurrent.AUTO) == CellForms(cells, cells)
+    assert cell_forms(hardware("npu_w8a16"), Recurrent.AUTO) == CellForms(cells, cells, cells=True)
     assert cell_forms(hardware("tflite_int8"), Recurrent.AUTO) == CellForms(cells, ())
     assert cell_forms(hardware("ort_cpu"), Recurrent.AUTO) == CellForms()
     assert cell_forms(hardware("ort_cpu"), Recurrent.STEPS) == CellForms(cells, cells)
@@ -248,7 +255,8 @@ def test_devices_and_users_decide() -> None:
     [
         ("float32", r"recurrent\.inputs is 'float32'.*legal are uint8, int8, int16"),
         ({"inputs": "uint9"}, r"recurrent\.inputs is 'uint9' \(did you mean 'uint8'"),
-        ({"state": "int8"}, r"recurrent\.state"),
+        ({"state": "int8"}, r"recurrent\.inputs"),
+        ({"inputs": "int8", "stat": "int8"}, r"recurrent\.stat .*state"),
     ],
 )
 def test_what_a_file_may_not_say(given: Any, said: str) -> None:
@@ -316,7 +324,7 @@ def test_layers_are_timed_beside_the_users_own(kept: str) -> None:
 
 
 def test_products_in_loops_count_as_integers() -> None:
-    graph = loop_of("LSTM")
+    graph = loop_of("LSTM", cells=True)
     made = line(graph, hardware("npu_w8a16"), samples=ArraySamples({"x": frames(8)}))
     real = line(graph, hardware("npu_w8a16", recurrent=None), samples=ArraySamples({"x": frames(8)}))
     share = [check(graph, m.topology, m.spec, m.schema).mac_share for m in (made, real)]

@@ -23,7 +23,7 @@ from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
-from quantpipe.lowering.loops import StepBody
+from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.oprules import OP_RULES, Family
 from quantpipe.realize.qonnx.arithmetic import (
     EXACT,
@@ -262,6 +262,12 @@ class Qonnx(VendorQdq):
             " in float, and realize=integer",
             stage="realize",
             where=step.product.node,
+        )
+
+    def store_state(self, context: Context, state: CarriedState) -> ir.Value:
+        """Refuse what is stored from step to step, as `multiply_state` refuses its products first."""
+        raise HardwareError(
+            "the qonnx form stores nothing inside of a loop", stage="realize", where=state.quantizer.tensor
         )
 
     def _is_binary(self, context: Context) -> bool:

@@ -16,21 +16,28 @@ from onnx_ir.convenience import convert_attributes
 
 from quantpipe.graph.rewrites.recurrent.cells import WRITERS, State, Step, weights_of
 from quantpipe.graph.rewrites.recurrent.layer import Direction, Layer, layer_of
-from quantpipe.graph.rewrites.recurrent.ports import Run, first_state, gates_of, masked, put_outputs
+from quantpipe.graph.rewrites.recurrent.ports import Run, first_state, gates_of, masked, of_valid, put_outputs
 from quantpipe.graph.rewrites.recurrent.writer import StepWriter
 from quantpipe.graph.rewrites.tools import is_op, outside
 
 FLOAT, BOOL = ir.TensorType(ir.DataType.FLOAT), ir.TensorType(ir.DataType.BOOL)
 
 
-def looped(graph: ir.Graph, node: ir.Node) -> None:
-    """Write a recurrent layer of constant weights as a loop for each direction."""
+def looped(graph: ir.Graph, node: ir.Node, *, cells: bool = False) -> None:
+    """Write a recurrent layer of constant weights as a loop for each direction.
+
+    Args:
+        graph: the graph, which is changed.
+        node: the layer.
+        cells: whether each loop shows every cell state, as it shows every hidden state.
+    """
     layer = layer_of(node)
     if layer is None:
         return
     writer = StepWriter(graph, node)
     valid = None if layer.lengths is None else _valid(writer, layer, layer.lengths)
-    put_outputs(writer, layer, [_run(graph, writer, layer, way, valid=valid) for way in layer.directions])
+    runs = [_run(graph, writer, layer, way, valid=valid, cells=cells) for way in layer.directions]
+    put_outputs(writer, layer, runs)
     graph.remove(node, safe=True)
 
 
@@ -65,17 +72,16 @@ class BodyWriter(StepWriter):
 
 
 def _run(
-    graph: ir.Graph, writer: StepWriter, layer: Layer, way: Direction, *, valid: ir.Value | None
+    graph: ir.Graph, writer: StepWriter, layer: Layer, way: Direction, *, valid: ir.Value | None, cells: bool
 ) -> Run:  # fmt: skip
     weights = weights_of(layer, way)
     gates = gates_of(writer, layer, way, weights)
     before = _begin(writer, layer, way, gates)
     states = [v for v in (before.hidden, before.cell) if v is not None]
     scanned = [gates] if valid is None else [gates, valid]
-    body = _body(writer, layer, way, [v.type for v in scanned])
-    names = [f"{writer.name}/{way.name}/{which}" for which in ("hidden", "cell")[: len(states)]] + [
-        f"{writer.name}/{way.name}/steps"
-    ]
+    rows = ("steps", "cells") if cells and layer.kind.cell else ("steps",)
+    body = _body(writer, layer, way, [v.type for v in scanned], cells=len(rows) > 1)
+    names = [f"{writer.name}/{way.name}/{which}" for which in (*("hidden", "cell")[: len(states)], *rows)]
     turned = [int(way.reverse)]
     loop = ir.Node(
         "",
@@ -86,18 +92,19 @@ def _run(
             *convert_attributes({
                 "num_scan_inputs": len(scanned),
                 "scan_input_directions": turned * len(scanned),
-                "scan_output_directions": turned,
+                "scan_output_directions": turned * len(rows),
             }),
         ],
         outputs=[ir.Value(name=name, type=FLOAT) for name in names],
         name=f"{writer.name}/{way.name}/loop",
     )  # fmt: skip
     graph.insert_before(layer.node, loop)
-    *last, shown = loop.outputs
-    return Run(shown, State(*last))
+    return Run(loop.outputs[len(states)], State(*loop.outputs[: len(states)]))
 
 
-def _body(writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.TypeProtocol | None]) -> ir.Graph:
+def _body(
+    writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.TypeProtocol | None], *, cells: bool
+) -> ir.Graph:
     """One step: the states, then a step's gates `[B, G·H]` and which samples have it `[B, 1]`, as inputs."""
     inside = BodyWriter(writer)
     at = f"{way.name}/step"
@@ -116,14 +123,17 @@ def _body(writer: StepWriter, layer: Layer, way: Direction, types: Sequence[ir.T
     )
     made = WRITERS[layer.node.op_type](Step(inside, layer, way, weights_of(layer, way), at), gates, state)
     shown, after = (made.hidden, made) if not valid else masked(inside, valid[0], made, state, name=at)
-    row = inside.op("Squeeze", shown, axis, name=f"{at}/row")
+    rows = [inside.op("Squeeze", shown, axis, name=f"{at}/row")]
+    if cells and made.cell is not None:
+        told = made.cell if not valid else of_valid(inside, valid[0], made.cell, name=f"{at}/cell_shown")
+        rows.append(inside.op("Squeeze", told, axis, name=f"{at}/cell_row"))
     # A value may be one output only: what is shown and kept is the same in most layers.
     kept = [v for v in (after.hidden, after.cell) if v is not None]
     # The runtime asks for the shapes of what leaves a body where it cannot infer that of what enters.
-    for value, shape in (*((v, carried) for v in kept), (row, (None, layer.size))):
+    for value, shape in (*((v, carried) for v in kept), *((row, (None, layer.size)) for row in rows)):
         value.type, value.shape = FLOAT, ir.Shape(list(shape))
     given = [v for v in (state.hidden, state.cell) if v is not None]
-    return ir.Graph([*given, *scanned], [*kept, row], nodes=inside.nodes, name=f"{writer.name}/{at}")
+    return ir.Graph([*given, *scanned], [*kept, *rows], nodes=inside.nodes, name=f"{writer.name}/{at}")
 
 
 def _begin(writer: StepWriter, layer: Layer, way: Direction, gates: ir.Value) -> State:

@@ -64,8 +64,15 @@ def masked(writer: StepWriter, valid: ir.Value, made: State, before: State, *, n
     def kept(new: ir.Value | None, old: ir.Value | None, which: str) -> ir.Value | None:
         return None if new is None else writer.op("Where", valid, new, old or zero, name=f"{name}/{which}_if")
 
-    shown = writer.op("Where", valid, made.hidden, zero, name=f"{name}/shown_if")
+    assert made.hidden is not None  # noqa: S101  (a step makes one)
+    shown = of_valid(writer, valid, made.hidden, name=f"{name}/shown")
     return shown, State(kept(made.hidden, before.hidden, "hidden"), kept(made.cell, before.cell, "cell"))
+
+
+def of_valid(writer: StepWriter, valid: ir.Value, value: ir.Value, *, name: str) -> ir.Value:
+    """Write what a step shows: zeros of samples that have ended."""
+    zero = writer.constant("zero", np.zeros((1, 1, 1), np.float32))
+    return writer.op("Where", valid, value, zero, name=f"{name}_if")
 
 
 def put_outputs(writer: StepWriter, layer: Layer, runs: Sequence[Run]) -> None:

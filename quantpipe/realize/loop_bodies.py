@@ -1,0 +1,85 @@
+"""What a body of a loop holds in the realized forms: products of stored states, and states that steps hand on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from quantpipe.lowering import Context
+from quantpipe.lowering.loops import CarriedState, StepBody
+from quantpipe.types import WeightTensor
+
+if TYPE_CHECKING:
+    from quantpipe.realize.stored import Stored
+
+EXACT = 1 << 24
+"""Whole numbers below it are exact in float32."""
+
+
+def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
+    """Write the product of a loop's state by an integer weight: MatMulInteger on its stored integers.
+
+    onnxruntime multiplies no 16-bit integers; there are whole numbers in float32, or float64 where sums need it.
+    """
+    q, product = step.quantizer, step.product
+    weight, grid = context.plan.weights[product.weight], form.grid(context, q)
+    state = step.op("QuantizeLinear", step.state, *grid, name="quantize")
+    if q.dtype.bits > 8:
+        sums = _whole_product(form, context, step, state, weight=weight)
+    else:
+        if q.qmin > q.dtype.qmin or q.qmax < q.dtype.qmax:
+            state = _bounded(form, context, step, state, dtype=np.dtype(q.dtype.numpy), bounds=(q.qmin, q.qmax))
+        zeros = [grid[1]]
+        if weight.has_zero_point:
+            own = weight.zero.astype(weight.values.dtype)
+            zeros.append(form.constant(context, f"{weight.tensor}_zero_point", own))
+        sums = step.op("MatMulInteger", state, form.weight(context, weight), *zeros, name="sums")
+    real = step.op("Cast", sums, name="single", to=int(ir.DataType.FLOAT))
+    return step.op("Mul", real, form.constant(context, f"{product.node}_scale", product.scale), name="real")
+
+
+def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value:
+    """Write what a step hands on: QuantizeLinear and DequantizeLinear.
+
+    Where fewer integers are legal than the type has, the real numbers are bounded: runtimes clip no int16.
+    """
+    q, grid = state.quantizer, form.grid(context, state.quantizer)
+    codes = state.op("QuantizeLinear", state.value, *grid, name="quantize")
+    real = state.op("DequantizeLinear", codes, *grid, name="real")
+    if q.qmin == q.dtype.qmin and q.qmax == q.dtype.qmax:
+        return real
+    bounds = ((side, np.float32(np.float32(v) * q.scale)) for side, v in (("low", q.low), ("high", q.high)))
+    ends = [form.constant(context, f"{q.tensor}_carried_{side}", end) for side, end in bounds]
+    return state.op("Clip", real, *ends, name="bounded")
+
+
+def _whole_product(
+    form: Stored, context: Context, step: StepBody, stored: ir.Value, *, weight: WeightTensor
+) -> ir.Value:
+    """The sums of centred integers, carried by floats that hold them."""
+    b, q, wide = context.builder, step.quantizer, step.product.bound >= EXACT
+    to = int(ir.DataType.DOUBLE if wide else ir.DataType.FLOAT)
+    dtype = np.dtype(np.float64 if wide else np.float32)
+    state = step.op("Cast", stored, name="whole", to=to)
+    held = b.op("Cast", form.weight(context, weight), name=f"{weight.tensor}/whole", to=to)
+    if q.zero_point:
+        zero = form.constant(context, f"{q.tensor}_state_zero", np.asarray(q.zero_point, dtype))
+        state = step.op("Sub", state, zero, name="centre")
+    if weight.has_zero_point:
+        own = form.constant(context, f"{weight.tensor}_zero_{dtype}", weight.zero.astype(dtype))
+        held = b.op("Sub", held, own, name=f"{weight.tensor}/centre")
+    return step.op(
+        "MatMul", _bounded(form, context, step, state, dtype=dtype, bounds=(q.low, q.high)), held, name="sums"
+    )
+
+
+def _bounded(
+    form: Stored, context: Context, step: StepBody, value: ir.Value, *, dtype: np.dtype[Any], bounds: tuple[int, int]
+) -> ir.Value:
+    """A state between its least and its greatest integer."""
+    name = f"{step.quantizer.tensor}_state"
+    ends = [form.constant(context, f"{name}_{side}", np.asarray(bound, dtype)) for side, bound in
+            zip(("low", "high"), bounds, strict=True)]  # fmt: skip
+    return step.op("Clip", value, *ends, name="clip")
