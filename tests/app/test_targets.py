@@ -10,7 +10,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 import quantpipe
 from quantpipe.app.functions import load_function
@@ -123,7 +122,7 @@ def test_the_parts_of_quantpipe_that_run_what_they_are_given_are_no_targets(tmp_
         {**shell, "_partial_": True},
     ):
         with pytest.raises(ConfigError, match="is not allowed"):
-            make(OmegaConf.create(config), "dataset")
+            make(config, "dataset")
     assert not touched.exists()
 
 
@@ -139,7 +138,7 @@ def test_the_parts_of_quantpipe_that_run_what_they_are_given_are_no_targets(tmp_
 )
 def test_a_class_must_be_one_for_its_place(key: str, target: str) -> None:
     with pytest.raises(ConfigError, match="is not allowed here: it has no"):
-        make(OmegaConf.create({"_target_": target}), key)
+        make({"_target_": target}, key)
 
 
 def test_homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

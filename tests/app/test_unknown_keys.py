@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from omegaconf import OmegaConf
 
 from quantpipe.app.instances import make
 from quantpipe.data.sources.npz import NpzDataset
@@ -67,7 +66,7 @@ def test_data_sets_that_are_made_in_python_refuse_them_too() -> None:
 
 
 def test_what_takes_any_option_is_left_to_it() -> None:
-    made = make(OmegaConf.create({"_target_": "tests.app.configured.takes_all", "foo": 1}), "key", ["tests"])
+    made = make({"_target_": "tests.app.configured.takes_all", "foo": 1}, "key", ["tests"])
     assert made == {"foo": 1}
 
 

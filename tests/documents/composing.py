@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import ChoiceSweep
 from omegaconf import OmegaConf
 
 from quantpipe.app.compose import OPTION, changed, composed, option, option_names, schemas
+from quantpipe.app.group_options import plain_config
 from quantpipe.app.main import asset, folder_of, search_path
 from quantpipe.app.settings import GROUPS, Launch, settings_of
 from quantpipe.errors import ConfigError
@@ -140,4 +141,4 @@ def _composed(words: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
     names = {group: str(config.hydra.runtime.choices[group]) for group in GROUPS}
     OmegaConf.set_struct(config, False)
     del config["hydra"]
-    return config, names
+    return plain_config(config), names
