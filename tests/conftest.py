@@ -24,6 +24,17 @@ hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, d
 hypothesis.settings.register_profile("developer", max_examples=40, derandomize=False, deadline=None)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") == "true" else "developer")
 
+
+def _own_cores() -> None:
+    """Give a worker of pytest-xdist cores of its own: threads of one that wait for work keep the other from it."""
+    worker, count = os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")
+    if worker and hasattr(os, "sched_getaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[int(worker.removeprefix("gw")) :: int(count)] or cores)
+
+
+_own_cores()
+
 PROGRAM = Path(__file__).parent / "e2e"
 
 
