@@ -6,7 +6,7 @@ multiplies it by an integer weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from quantpipe.annotate.weighted import LEFT
@@ -21,6 +21,7 @@ from quantpipe.types import (
     LoopSite,
     Reason,
     ReasonKind,
+    ScaleGroup,
     WeightSite,
 )
 
@@ -116,6 +117,18 @@ def loop_weights(
             most = min(DType.INT8.bits, spec.weights.bits)
             found[weight] = WeightSite(weight, (site.node,), DType.INT8, 1, axis, most, keys)
     return tuple(found.values())
+
+
+def with_state_bits(groups: Iterable[ScaleGroup], sites: Sequence[LoopSite]) -> Iterator[ScaleGroup]:
+    """Yield scale groups, those of cell states with all bits of their type: `activations.bits` is for others.
+
+    Args:
+        groups: the groups.
+        sites: the loops with integer products.
+    """
+    cells = {tensor for site in sites for tensor in site.stored if tensor != site.state}
+    for group in groups:
+        yield replace(group, max_bits=group.dtype.bits) if cells.issuperset(group.tensors) else group
 
 
 def _read_elsewhere(graph: Graph, weight: str, loop: str) -> bool:

@@ -17,7 +17,7 @@ from quantpipe.annotate.constraints import Kind
 from quantpipe.annotate.given_weights import settled
 from quantpipe.annotate.groups import scale_groups, weight_sites
 from quantpipe.annotate.half import half_nodes
-from quantpipe.annotate.loops import edges_of, loop_sites, loop_weights
+from quantpipe.annotate.loops import edges_of, loop_sites, loop_weights, with_state_bits
 from quantpipe.annotate.order import in_canonical_order
 from quantpipe.annotate.preset_ranges import pins_of
 from quantpipe.annotate.settle import settle
@@ -116,7 +116,7 @@ def analyze(
     most = limited(spec, settled_here.sites)
     ends = ends_of(graph, spec, kernels)
     holding = [t for table in tables for t in table.nodes] + [k.node for k in real] + [s.node for s in loops.sites]
-    groups = tuple(bounded_group(g, most, ends) for g in solved.groups)
+    groups = tuple(bounded_group(g, most, ends) for g in with_state_bits(solved.groups, loops.sites))
     sites = tuple(bounded_weight(w, most, ends) for w in sites)
     return Topology(
         node_conds=node_conds,
