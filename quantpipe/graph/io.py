@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,8 @@ def read_model(path: Path) -> ir.Model:
 def readable(path: Path) -> Iterator[None]:
     """Turn errors of the work inside into errors of the model.
 
-    An error of a library there, or of what the library gave us, comes from what the model's file has.
+    An error of a library there, or of what the library gave us, most often comes from what the model's file has; it may
+    be ours, too, and so the place is told.
     """
     try:
         yield
@@ -62,11 +64,19 @@ def readable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # these libraries raise many types for what they do not expect
         raise ModelError(
-            f"it cannot be used ({type(error).__name__}: {brief(error)}); legal is a model that onnx.checker accepts "
-            "and onnxruntime runs",
+            f"it cannot be used ({type(error).__name__}: {brief(error)}, at {_place(error)}); legal is a model that "
+            "onnx.checker accepts and onnxruntime runs, and where this is one, quantpipe is at fault: please report it",
             stage=STAGE,
             where=str(path),
         ) from error
+
+
+def _place(error: BaseException) -> str:
+    """Where in this package an error came up, or passed last."""
+    own = Path(__file__).parents[1]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own in Path(frame.filename).parents]
+    last = frames[-1]  # this very file at least
+    return f"{Path(last.filename).relative_to(own.parent)}:{last.lineno}"
 
 
 def file_hash(path: Path, model: ir.Model) -> str:

@@ -261,3 +261,15 @@ def test_a_model_is_the_same_wherever_it_was_loaded() -> None:
     assert set(graphs[0].constant_names()) == set(graphs[1].constant_names())
     for name in graphs[0].constant_names():
         assert np.array_equal(graphs[0].constant(name), graphs[1].constant(name))
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_error_of_ours_says_where_it_came_up(isolate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user cannot know whose fault it is, and we cannot without the place."""
+
+    def broken(*_: Any, **__: Any) -> Any:
+        return {}["absent"]
+
+    monkeypatch.setattr(load, "measure", broken)
+    with pytest.raises(ModelError, match=r"KeyError: 'absent', at quantpipe/\S+\.py:\d+\).*please report it"):
+        load_graph(DIGITS, lambda raw: made_up(raw.inputs, {}), isolate=isolate)
