@@ -7,7 +7,9 @@ Every message is one paragraph: the stage, the node, tensor or file, what was fo
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 from quantpipe.passwords import conceal
 
@@ -122,3 +124,19 @@ def brief(error: BaseException, most: int = 300) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:most] or type(error).__name__
+
+
+PERHAPS_OURS = "If this is such a model, quantpipe is at fault: please report it"
+"""Ends a message about a foreign error while a model is read."""
+
+
+def fault(error: BaseException) -> str:
+    """Return the type and the text of an error that may be ours, and the place in this package that it came through.
+
+    The place is the last line of this package that had part in it, `quantpipe/FILE.py:LINE`; none for an error that no
+    code of this package was part of.
+    """
+    package = Path(__file__).parent
+    passed = [f for f in traceback.extract_tb(error.__traceback__) if package in Path(f.filename).parents]
+    place = f", at {Path(passed[-1].filename).relative_to(package.parent)}:{passed[-1].lineno}" if passed else ""
+    return f"{type(error).__name__}: {brief(error)}{place}"

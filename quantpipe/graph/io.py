@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from quantpipe import extend
-from quantpipe.errors import ModelError, QuantpipeError, brief
+from quantpipe.errors import PERHAPS_OURS, ModelError, QuantpipeError, brief, fault
 from quantpipe.graph.vet import all_nodes, name_default_opset, vet
 
 STAGE = "model"
@@ -64,19 +63,11 @@ def readable(path: Path) -> Iterator[None]:
         raise
     except Exception as error:  # these libraries raise many types for what they do not expect
         raise ModelError(
-            f"it cannot be used ({type(error).__name__}: {brief(error)}, at {_place(error)}); legal is a model that "
-            "onnx.checker accepts and onnxruntime runs, and where this is one, quantpipe is at fault: please report it",
+            f"it cannot be used ({fault(error)}); legal is a model that onnx.checker accepts and onnxruntime runs. "
+            f"{PERHAPS_OURS}",
             stage=STAGE,
             where=str(path),
         ) from error
-
-
-def _place(error: BaseException) -> str:
-    """Where in this package an error came up, or passed last."""
-    own = Path(__file__).parents[1]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own in Path(frame.filename).parents]
-    last = frames[-1]  # this very file at least
-    return f"{Path(last.filename).relative_to(own.parent)}:{last.lineno}"
 
 
 def file_hash(path: Path, model: ir.Model) -> str:

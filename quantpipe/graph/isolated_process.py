@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from quantpipe.errors import ModelError, QuantpipeError, brief
+from quantpipe.errors import PERHAPS_OURS, ModelError, QuantpipeError, fault
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -38,6 +38,7 @@ IDLE_SECONDS = 10.0
 """Without using a processor, in the middle of a step. Work that waits for a lock whose owner was not forked along never
 goes on; it is done here, too."""
 POLL_SECONDS = 1.0
+TAKES_MUCH = "If it really takes that much: model.isolate=false loads it without limits"
 HEAD = struct.Struct("<Q")
 
 
@@ -125,7 +126,7 @@ def _child(work: Callable[[Tell], Any], ready: Callable[[], object], limits: Lim
     except MemoryError:
         _send(target, ("memory", None))
     except BaseException as error:
-        _send(target, ("fault", f"{type(error).__name__}: {brief(error)}"))
+        _send(target, ("fault", fault(error)))
     finally:
         os._exit(0)
 
@@ -175,7 +176,7 @@ class _Messages:
             elif kind == "memory":
                 raise self._error(f"needs more memory than {self._limits.bytes >> 20} MiB")
             else:
-                raise self._error(f"fails ({content})")
+                raise self._error(f"fails ({content})", PERHAPS_OURS)
 
     def _next(self) -> tuple[str, Any]:
         size = HEAD.unpack(self._read(HEAD.size))[0]
@@ -213,10 +214,9 @@ class _Messages:
             f"ended the process it ran in ({signal.Signals(-code).name if code < 0 else f'exit {code}'})"
         )
 
-    def _error(self, what: str) -> ModelError:
+    def _error(self, what: str, more: str = TAKES_MUCH) -> ModelError:
         return ModelError(
-            f"{self._step} {what}; legal is a model that onnxruntime can load and run on a few samples. If it really "
-            "takes that much: model.isolate=false loads it without limits",
+            f"{self._step} {what}; legal is a model that onnxruntime can load and run on a few samples. {more}",
             stage="model",
             where=self._where,
         )
