@@ -52,15 +52,17 @@ from quantpipe.types import (
 class Evaluation:
     """Hold the numbers of the report that come from running the three models.
 
-    `realized_samples`: of how many samples the realized model's metrics are, the first ones; `alike`: the simulated
-    model's on the same. `outputs`: how near each output of the realized model is to the float model's (`nearness`);
-    `lossy`: what is to be said of those that are not near; `accurate`: the output that labels show to be as good.
-    `per_sample`: what the realized model gives for each sample. `detections`: where boxes are, of a detector.
+    `layer_samples`: of how many samples `layers` are. `realized_samples`: of how many samples the realized model's
+    metrics are, the first ones; `alike`: the simulated model's on the same. `outputs`: how near each output of the
+    realized model is to the float model's (`nearness`); `lossy`: what is to be said of those that are not near;
+    `accurate`: the output that labels show to be as good. `per_sample`: what the realized model gives for each
+    sample. `detections`: where boxes are, of a detector.
     """
 
     metrics: Metrics
     agreement: Agreement
     layers: Sequence[LayerRow] = field(repr=False)
+    layer_samples: int = 0
     latency: LatencyPart = field(default_factory=lambda: LatencyPart())
     samples: int = 0
     free_running: ModelMetrics | None = None
@@ -279,10 +281,11 @@ def _compared(
         Agreement.from_dict,
     )
     release_memory()
+    few = first(samples_for(graph, plan, sizes.layer))
     layers = course.result(
         "errors per tensor",
         lambda some: layer_report(graph, plan, simulation, some),
-        first(samples_for(graph, plan, sizes.layer)),
+        few,
         list[LayerRow],
     )
     release_memory()
@@ -303,7 +306,7 @@ def _compared(
         return latency(graph.timed, realized.model, one, sizes.latency_runs, max_seconds=sizes.latency_seconds)
 
     times = course.result("latency", timed, First(samples, 1), lambda found: cast("LatencyPart", found))
-    return {"agreement": agreement, "layers": layers, "overflow": overflow, "latency": times}
+    return {"agreement": agreement, "layers": layers, "layer_samples": len(few), "overflow": overflow, "latency": times}
 
 
 def whole_batches(graph: Graph, count: int) -> int:

@@ -137,6 +137,7 @@ def build_report(job: RunContext, found: SearchDecision, evaluated: Evaluated, p
         "recover": list(recovery.get("steps", [])),
         "recovery": recovery.get("gain"),
         "layers": list(evaluation.layers),
+        "layer_samples": evaluation.layer_samples,
         "choices": _choices(job.space, topology, found.strategy),
         "host": evaluated.host,
         "warnings": [

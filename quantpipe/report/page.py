@@ -58,6 +58,7 @@ def render_html(report: RunReport, figures: Figures | None = None) -> str:
         confused=figures["confusion"] if figures is not None else None,
         shares=figures.get("shares", {}) if figures is not None else {},
         layers=sorted(_rows(report.get("layers")), key=_by_sqnr),
+        layer_samples=report.get("layer_samples"),
         precision=precision if (precision := report.get("precision") or {}).get("trials") else None,
         decided=text.precision(precision) if precision.get("trials") else None,
         recover=_rows(report.get("recover")),

@@ -393,6 +393,7 @@ class RunReport(OptionalParts):
     recover: list[StepRow]
     recovery: RecoveryGain | None
     layers: list[LayerRow]
+    layer_samples: int
     choices: list[ChoiceRow]
     host: str | None
     warnings: list[str]

@@ -35,6 +35,7 @@ def test_result_holds_what_the_folder_holds(tmp_path: Path) -> None:
     assert isinstance(result.plan, QuantPlan)
     assert isinstance(result.strategy, Strategy)
     assert result.report["agreement"]["differing"] == 0
+    assert result.report["layer_samples"] == QUICK["layer_samples"]
     assert result.report["agreement"]["elements"] > 0
     assert result.model == onnx.load(tmp_path / "run" / "realize" / "model.onnx")
     assert {"QuantizeLinear", "DequantizeLinear"} <= {n.op_type for n in result.model.graph.node}
