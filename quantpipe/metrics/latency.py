@@ -5,8 +5,9 @@ The figures are medians of interleaved runs, so that drift hits both alike.
 
 from __future__ import annotations
 
+import math
 import time
-from statistics import median
+from statistics import median, quantiles
 
 import onnx_ir as ir
 
@@ -16,6 +17,11 @@ from quantpipe.types import (
 )
 
 WARM_UP = 3
+
+SETTLED = 0.01
+"""A ratio that is known this well needs no more pairs."""
+ENOUGH_PAIRS, ENOUGH_SECONDS = 10, 0.5
+"""Pairs, and seconds, that are run in any case: the first runs on an idle machine differ from all others."""
 
 
 def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, *, max_seconds: float) -> LatencyPart:
@@ -32,10 +38,12 @@ def latency(float_model: ir.Model, realized: ir.Model, feeds: Feeds, runs: int, 
         The figures by name.
     """
     sessions = (Session(float_model, where="float model"), Session(realized, where="realized model"))
-    return interleaved(sessions, feeds, runs, max_seconds)
+    return interleaved(sessions, feeds, runs, max_seconds, within=SETTLED)
 
 
-def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float) -> LatencyPart:
+def interleaved(
+    sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_seconds: float, *, within: float = 0.0
+) -> LatencyPart:
     """Return the latency of two models whose sessions exist.
 
     Args:
@@ -43,6 +51,7 @@ def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_
         feeds: one sample.
         runs: most pairs of runs.
         max_seconds: no pair begins after that, but never fewer than five are run.
+        within: no pair begins once the median ratio is known this well, as a share of it; 0: all are run.
 
     Returns:
         The figures by name.
@@ -53,6 +62,8 @@ def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
     while len(times[0]) < runs and (len(times[0]) < 5 or time.perf_counter() - started < max_seconds):
+        if within and time.perf_counter() - started > ENOUGH_SECONDS and _error(times) < within:
+            break
         for session, found in zip(sessions, times, strict=True):
             before = time.perf_counter()
             session.run(feeds)
@@ -65,3 +76,13 @@ def interleaved(sessions: tuple[Session, Session], feeds: Feeds, runs: int, max_
         "ratio_low": ratios[len(ratios) // 4],
         "runs": len(times[0]),
     }
+
+
+def _error(times: tuple[list[float], list[float]]) -> float:
+    """The standard error of the median ratio, as a share of it, from the quartiles; infinite for few pairs."""
+    count = len(times[0])
+    if count < ENOUGH_PAIRS:
+        return math.inf
+    low, middle, high = quantiles([b / a for a, b in zip(*times, strict=True)], n=4)
+    # Of a normal distribution: the quartiles are 1.349 standard deviations apart, and a median's error is 1.253 σ / √n.
+    return 1.253 * (high - low) / 1.349 / math.sqrt(count) / middle

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import pytest
 
 from quantpipe.errors import DataError
 from quantpipe.graph.execute import Session
-from quantpipe.metrics.latency import latency
+from quantpipe.metrics.latency import interleaved, latency
 from quantpipe.metrics.reference import reference_of
 from tests.ops.line import ArraySamples, Net, load
 from tests.ops.test_every_op import line_of
@@ -19,6 +22,32 @@ def test_latency_counts_its_pairs() -> None:
     found = latency(made.graph.model, made.realize(made.plan(), "qdq").model, one, runs=7, max_seconds=9.0)
     assert found["runs"] == 7 and min(found["float_ms"], found["realized_ms"], found["ratio"]) > 0
     assert latency(made.graph.model, made.graph.model, one, runs=50, max_seconds=0.0)["runs"] == 5
+
+
+class Timed:
+    """A session whose runs take what a clock says that they take; `spread` is the share by which they differ."""
+
+    def __init__(self, clock: list[float], seconds: float, spread: float) -> None:
+        self._clock, self._seconds, self._spread = clock, seconds, spread
+        self._rng = np.random.default_rng(round(1e6 * seconds))
+
+    def run(self, feeds: object) -> None:
+        self._clock[0] += self._seconds * (1 + self._spread * float(self._rng.uniform(-1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spread", "within", "pairs"),
+    [(0.1, 0.001, 0.01, 10), (0.001, 0.001, 0.01, 50), (0.1, 0.5, 0.01, 50), (0.1, 0.001, 0.0, 50)],
+    ids=["known after ten", "half a second at least", "never known", "not asked"],
+)
+def test_pairs_end_once_the_ratio_is_known(
+    seconds: float, spread: float, within: float, pairs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    sessions: Any = (Timed(clock, seconds, spread), Timed(clock, 2 * seconds, spread))
+    found = interleaved(sessions, {}, 50, 1000.0, within=within)
+    assert found["runs"] == pairs and found["ratio"] == pytest.approx(2.0, rel=0.2)
 
 
 def test_reference_keeps_labels_and_order() -> None:
