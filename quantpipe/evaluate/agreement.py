@@ -13,7 +13,7 @@ The realized model is run in several sessions, since what users run need not be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from quantpipe.calibrate.passes import run_size
 from quantpipe.errors import AgreementError
-from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, value_names
+from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, Values, value_names
 from quantpipe.evaluate.compared_tensors import Watched
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate
@@ -35,6 +35,7 @@ from quantpipe.lowering import Rendered
 from quantpipe.simulate.simulator import Simulation
 from quantpipe.types import (
     AgreementPart,
+    Batch,
     QuantPlan,
     Samples,
     Topology,
@@ -168,17 +169,33 @@ def compare_with(simulated: Simulated, realized: Rendered, samples: Samples, kin
     # What is mapped from files is too large for several sessions to hold their tensors at once.
     at_once, threads = (1, None) if is_outside(realized.model) else concurrency(len(kinds))
     sides = [Realized(kind, simulated, realized, threads=threads) for kind in kinds]
-    done = 0
     size = run_size(simulated.graph, [t for t in simulated.watched.integers if t in simulated.graph.shapes])
-    with ThreadPoolExecutor(at_once) as pool:
-        for batch in samples.batches(size):
-            simulated.start(batch.inputs)
-            asked = [side for side in sides if side.takes(done)]
-            with closing(in_order(pool, partial(Realized.run, inputs=batch.inputs), asked, at_once)) as running:
-                for side, coming in running:
-                    side.compare(coming.result(), len(batch.indices))
-            done += len(batch.indices)
+    current: Batch | None = None
+    with (
+        ThreadPoolExecutor(at_once) as pool,
+        closing(in_order(pool, _run, _asked(sides, samples.batches(size)), at_once)) as running,
+    ):
+        for (side, batch), coming in running:
+            if batch is not current:
+                current = batch
+                simulated.start(batch.inputs)
+            side.compare(coming.result(), len(batch.indices))
     return _summary(simulated.watched, sides, len(samples))
+
+
+def _asked(sides: Sequence[Realized], batches: Iterable[Batch]) -> Iterator[tuple[Realized, Batch]]:
+    """Each batch with the sessions that are compared on it."""
+    done = 0
+    for batch in batches:
+        for side in sides:
+            if side.takes(done):
+                yield side, batch
+        done += len(batch.indices)
+
+
+def _run(asked: tuple[Realized, Batch]) -> Values:
+    side, batch = asked
+    return side.run(batch.inputs)
 
 
 def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: Mapping[str, Any]) -> str | None:

@@ -18,8 +18,10 @@ from quantpipe.types import (
 
 WARM_UP = 3
 
-SETTLED = 0.01
+SETTLED = 0.02
 """A ratio that is known this well needs no more pairs."""
+CLEAR = 2.0
+"""Nor does one where three pairs of four say that a model is so many times as fast as the other."""
 ENOUGH_PAIRS, ENOUGH_SECONDS = 10, 0.5
 """Pairs, and seconds, that are run in any case: the first runs on an idle machine differ from all others."""
 
@@ -51,7 +53,7 @@ def interleaved(
         feeds: one sample.
         runs: most pairs of runs.
         max_seconds: no pair begins after that, but never fewer than five are run.
-        within: no pair begins once the median ratio is known this well, as a share of it; 0: all are run.
+        within: no pair begins once the median ratio is known this well, or is far from 1; 0: all are run.
 
     Returns:
         The figures by name.
@@ -62,7 +64,7 @@ def interleaved(
     times: tuple[list[float], list[float]] = ([], [])
     started = time.perf_counter()
     while len(times[0]) < runs and (len(times[0]) < 5 or time.perf_counter() - started < max_seconds):
-        if within and time.perf_counter() - started > ENOUGH_SECONDS and _error(times) < within:
+        if within and time.perf_counter() - started > ENOUGH_SECONDS and _is_settled(times, within):
             break
         for session, found in zip(sessions, times, strict=True):
             before = time.perf_counter()
@@ -78,11 +80,13 @@ def interleaved(
     }
 
 
-def _error(times: tuple[list[float], list[float]]) -> float:
-    """The standard error of the median ratio, as a share of it, from the quartiles; infinite for few pairs."""
+def _is_settled(times: tuple[list[float], list[float]], within: float) -> bool:
+    """Whether the median ratio is known, by the quartiles, or so far from 1 that its decimals decide nothing."""
     count = len(times[0])
     if count < ENOUGH_PAIRS:
-        return math.inf
+        return False
     low, middle, high = quantiles([b / a for a, b in zip(*times, strict=True)], n=4)
+    if low > CLEAR or high < 1 / CLEAR:
+        return True
     # Of a normal distribution: the quartiles are 1.349 standard deviations apart, and a median's error is 1.253 σ / √n.
-    return 1.253 * (high - low) / 1.349 / math.sqrt(count) / middle
+    return 1.253 * (high - low) / 1.349 / math.sqrt(count) < within * middle

@@ -36,18 +36,25 @@ class Timed:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "spread", "within", "pairs"),
-    [(0.1, 0.001, 0.01, 10), (0.001, 0.001, 0.01, 50), (0.1, 0.5, 0.01, 50), (0.1, 0.001, 0.0, 50)],
-    ids=["known after ten", "half a second at least", "never known", "not asked"],
+    ("seconds", "spread", "within", "pairs", "times"),
+    [
+        (0.1, 0.001, 0.01, 10, 1.2),
+        (0.001, 0.001, 0.01, 50, 1.2),
+        (0.1, 0.5, 0.01, 50, 1.2),
+        (0.1, 0.001, 0.0, 50, 1.2),
+        (0.1, 0.2, 0.01, 10, 4.0),
+        (0.4, 0.2, 0.01, 10, 0.25),
+    ],
+    ids=["known after ten", "half a second at least", "never known", "not asked", "far slower", "far faster"],
 )
 def test_pairs_end_once_the_ratio_is_known(
-    seconds: float, spread: float, within: float, pairs: int, monkeypatch: pytest.MonkeyPatch
+    seconds: float, spread: float, within: float, pairs: int, times: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    sessions: Any = (Timed(clock, seconds, spread), Timed(clock, 2 * seconds, spread))
+    sessions: Any = (Timed(clock, seconds, spread), Timed(clock, times * seconds, spread))
     found = interleaved(sessions, {}, 50, 1000.0, within=within)
-    assert found["runs"] == pairs and found["ratio"] == pytest.approx(2.0, rel=0.2)
+    assert found["runs"] == pairs and found["ratio"] == pytest.approx(times, rel=0.25)
 
 
 def test_reference_keeps_labels_and_order() -> None:

@@ -1,7 +1,7 @@
-"""Depthwise ConvInteger as Conv of whole numbers in float32, which onnxruntime runs several times as fast.
+"""ConvInteger as Conv of whole numbers in float32, which onnxruntime runs several times as fast.
 
-Its integer kernel goes group by group, and spends more time between the groups than on the products. Float32 holds
-every whole number up to 2^24, and no sum of a depthwise window comes near it, so that the results are the same numbers
+Its integer kernel writes every window out, and goes group by group where channels stand alone. Float32 holds every
+whole number up to 2^24; where the weights keep all sums below that, whatever the data, the results are the same numbers
 in whatever order they are added.
 """
 
@@ -12,14 +12,14 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from quantpipe.graph.external_weights import copied
-from quantpipe.graph.rewrites.tools import attribute, constant, is_op, new_constant, new_node, take_place
+from quantpipe.graph.rewrites.tools import constant, is_op, new_constant, new_node, take_place
 
 EXACT = 1 << 24
 """Whole numbers up to it are exact in float32."""
 
 
-def whole_number_depthwise(model: ir.Model) -> ir.Model:
-    """Return a copy of a model in which each depthwise ConvInteger by constants is a Conv of whole numbers.
+def whole_number_convolutions(model: ir.Model) -> ir.Model:
+    """Return a copy of a model in which each ConvInteger is a Conv of whole numbers, where that is exact.
 
     It is for measuring what a model computes, and not for a device. The model itself is returned where there is none.
     """
@@ -35,17 +35,17 @@ def whole_number_depthwise(model: ir.Model) -> ir.Model:
 
 def _weights_of(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
     """The weights about their zero point, and the zero point of the data; None where the node stays as it is."""
-    if not is_op(node, "ConvInteger") or attribute(node, "group", 1) == 1:
+    if not is_op(node, "ConvInteger"):
         return None
     data, weight, zero, weight_zero = (*node.inputs, None, None)[:4]
     held, given = constant(weight), [constant(v) for v in (zero, weight_zero)]
-    if data is None or held is None or held.shape[1] != 1:
+    if data is None or held is None:
         return None
     if any(v is not None and (g is None or g.size != 1) for v, g in zip((zero, weight_zero), given, strict=True)):
         return None
     of_data, of_weight = (np.float32(0 if g is None else g.reshape(())) for g in given)
     centred = held.astype(np.float32) - of_weight
-    farthest = 255 + abs(int(of_data))  # of int8 and uint8 data from their zero point, and more
+    farthest = 255 + abs(int(of_data))  # no int8 or uint8 is farther from its zero point
     if float(np.abs(centred).reshape(len(centred), -1).sum(axis=1).max(initial=0)) * farthest >= EXACT:
         return None
     return centred, np.asarray(of_data)
