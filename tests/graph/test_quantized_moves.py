@@ -120,6 +120,25 @@ def test_what_raises_halves_in_front_of_a_quant_is_no_addition(seed: int, tmp_pa
     assert not [name for name in again.plan.kernels if "halves_up" in name]
 
 
+@pytest.mark.parametrize(
+    ("op", "form"), [("ConvTranspose", "qdq"), ("ConvTranspose", "qoperator"), ("Elu", "qoperator")]
+)
+def test_whole_numbers_without_scales_come_back_by_qonnx(op: str, form: str, tmp_path: Path) -> None:
+    """The message of a file that cannot be read back names the form that can, and that one has the same integers."""
+    net = Net(seed=2, opset=18)
+    a = net.conv(net.input(None, 4, 8, 8), 4, 4, 1, 1, name="a")
+    b = net.node(op, a) if op == "Elu" else net.node(op, a, net.floats(4, 4, 2, 2, scale=0.3), kernel_shape=[2, 2])
+    net.output(net.conv(b, 4, 3, 1, 1, name="last"))
+    onnx.save(net.proto(), tmp_path / "m.onnx")
+    first = run(SAMPLES, tmp_path / "first", model=tmp_path / "m.onnx", realize=[form, "qonnx"], verify="warn")
+    with pytest.raises(ModelError, match=r"give the float model, or the QONNX form.*realize=\[qdq,qonnx\]"):
+        run(SAMPLES, tmp_path / "again", model=first.model_path)
+    again = run(SAMPLES, tmp_path / "by", model=first.model_path.with_name("model.qonnx.onnx"))
+    part = again.report["imported"]
+    assert (part["changed"], part["lost"], part["compared"]["differing"]) == ([], [], 0)
+    assert part["compared"]["elements"] > 0
+
+
 @pytest.mark.parametrize(("share", "stays"), [(1 / 8, False), (1 / 64, False), (1 / 4, True), (1 / 12, True)])
 def test_other_constants_in_front_of_a_quant_stay(share: float, stays: bool) -> None:
     scale = np.float32(0.3)

@@ -31,8 +31,8 @@ from quantpipe.types import Grid
 WIDE = (ir.DataType.INT32, ir.DataType.INT64)
 """Types that hold all integers of a grid, and change none."""
 CARRIED = (
-    ". Where quantpipe wrote the file, and a ConvTranspose of it runs on whole numbers, give its QOperator form "
-    "(realize=qoperator), or the float model"
+    ". Where quantpipe wrote the file, an op of it (a ConvTranspose, a table) runs on whole numbers whose scales stand "
+    "nowhere in it: give the float model, or the QONNX form, which has them (realize=[qdq,qonnx])"
 )
 
 
