@@ -92,3 +92,17 @@ def test_a_zero_point_that_is_computed_stays(which: str) -> None:
     assert whole_number_convolutions(other) is other
     feeds = {"x": np.ones((1, 2, 4, 4), np.uint8), which: np.asarray(3, np.uint8)}
     assert Session(other, kernels=Kernels.AS_WRITTEN).run(feeds)["y"].shape == (1, 2, 2, 2)
+
+
+def test_names_of_others_are_left_to_them() -> None:
+    """Forms call what is behind a convolution after it, zero points too; a session takes no name twice."""
+    model = convolution(np.dtype(np.uint8), np.ones((2, 1, 3, 3), np.uint8), (3, 1), group=2)
+    proto = ir.to_proto(model)
+    proto.graph.output[0].name = "conv/int32"
+    for name in ("zero", "weights", "whole", "centred", "sums", "int32"):
+        read = proto.graph.node[-1].output[0]
+        proto.graph.node.append(helper.make_node("Identity", [read], [f"conv/{name}"], name=f"conv/{name}"))
+    quick = whole_number_convolutions(ir.from_proto(proto))
+    x = np.random.default_rng(0).integers(0, 255, (1, 2, 5, 5)).astype(np.uint8)
+    wanted = Session(model).run({"x": x})["y"]
+    assert np.array_equal(Session(quick).run({"x": x})["conv/int32"], wanted)

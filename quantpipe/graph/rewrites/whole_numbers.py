@@ -52,7 +52,8 @@ def _weights_of(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]
 
 
 def _write(graph: ir.Graph, node: ir.Node, weights: NDArray[np.float32], zero: NDArray[np.float32]) -> None:
-    at, single = node.name or node.outputs[0].name or "", int(ir.DataType.FLOAT)
+    # Names that no realized form gives: a name that two values have is one that no session takes.
+    at, single = f"whole numbers of {node.name or node.outputs[0].name}", int(ir.DataType.FLOAT)
     data = new_node(graph, node, "Cast", [node.inputs[0]], name=f"{at}/whole", attributes={"to": single})
     if zero:
         held = new_constant(graph, f"{at}/zero", zero)
