@@ -80,8 +80,8 @@ def _rows(r: Requantize, part: slice) -> Requantize:
 
 def _between(r: Requantize, levels: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints]:
     """The device's steps and the exact ones: the lower and the higher of each pair."""
-    own = np.clip(_steps(r, levels, low, high), low, high + 1)
     exact = np.clip(_exact_steps(r, levels), low, high + 1)
+    own = _steps(r, levels, low, high, exact=exact)
     return np.minimum(own, exact), np.maximum(own, exact)
 
 
@@ -92,56 +92,71 @@ def _can_depart(r: Requantize) -> bool:
     return r.kind is RequantizeKind.FIXED_POINT and FixedRounding(r.rounding) is FixedRounding.DOUBLE
 
 
-def _steps(r: Requantize, levels: Ints, low: Ints, high: Ints) -> Ints:
-    """The least accumulator in [low, high + 1] whose result reaches each level, by bisection."""
-    shape = (len(low), levels.shape[1])
-    begin, end = np.broadcast_to(low - 1, shape).copy(), np.broadcast_to(high + 1, shape).copy()
-    near = _estimate(r, levels)
-    for side, sign in ((begin, -1), (end, 1)):  # a bracket around the estimate, where it holds
-        width = 4 + np.abs(near) * 2.0**-20
-        guess = np.clip(near + sign * width, low - 1, high + 1).astype(np.int64)
-        reached = _narrowed(r, guess, low, high) >= levels
-        fits = reached if sign > 0 else ~reached
-        side[fits] = guess[fits]
+def _steps(r: Requantize, levels: Ints, low: Ints, high: Ints, *, exact: Ints) -> Ints:
+    """The least accumulator in [low, high + 1] whose result reaches each level.
+
+    Most are the exact ones, `[C, K]` or `[1, K]`; only the others are looked for, by bisection.
+    """
+    shape = (max(len(low), len(exact)), levels.shape[1])
+    found = np.broadcast_to(exact, shape).copy()
+    reached = _narrowed(r, found, low, high) >= levels
+    settled = reached & (_narrowed(r, found - 1, low, high) < levels)
+    rows, columns = np.nonzero(~settled)
+    if rows.size:
+        ends = low[rows if len(low) > 1 else 0 * rows, 0], high[rows if len(high) > 1 else 0 * rows, 0]
+        found[rows, columns] = _looked_for(r, levels[0, columns], *ends, near=found[rows, columns], rows=rows)
+    return found
+
+
+def _looked_for(r: Requantize, levels: Ints, low: Ints, high: Ints, *, near: Ints, rows: Ints) -> Ints:
+    """Single steps of channels `rows`, all arguments `[N]`."""
+
+    def reaches(acc: Ints) -> NDArray[np.bool_]:
+        return np.asarray(_narrowed(r, acc, low, high, rows=rows) >= levels)
+
+    begin, end = low - 1, high + 1
+    width = 4 + (np.abs(near) >> 20)
+    for sign in (-1, 1):  # a bracket around the exact step, where it holds
+        guess = np.clip(near + sign * width, low - 1, high + 1)
+        up = reaches(guess)
+        begin, end = np.where(~up & (guess > begin), guess, begin), np.where(up & (guess < end), guess, end)
     while np.any(end - begin > 1):
         middle = begin + (end - begin) // 2
-        reached = _narrowed(r, middle, low, high) >= levels
-        end, begin = np.where(reached, middle, end), np.where(reached, begin, middle)
-    return end
+        up = reaches(middle)
+        end, begin = np.where(up, middle, end), np.where(up, begin, middle)
+    return np.asarray(end)
 
 
-def _narrowed(r: Requantize, acc: Ints, low: Ints, high: Ints) -> Ints:
-    """The device's own result; beyond the ends of the range it is as far off as can be."""
+def _narrowed(r: Requantize, acc: Ints, low: Ints, high: Ints, *, rows: Ints | None = None) -> Ints:
+    """The device's own result; beyond the ends of the range it is as far off as can be.
+
+    `rows`: the channel of each accumulator `[N]`; None: accumulators are `[C, K]`.
+    """
     inside = np.clip(acc, low, high)
-    found = _FORMULAS[r.kind](r, inside)
+    found = _FORMULAS[r.kind](r, inside, rows)
     return np.where(acc > high, np.int64(1) << 40, np.where(acc < low, -(np.int64(1) << 40), found))
 
 
-def _float_product(r: Requantize, acc: Ints) -> Ints:
+def _float_product(r: Requantize, acc: Ints, rows: Ints | None) -> Ints:
     # Levels are those of q as it is before the clamp, which would hide the outermost steps.
-    product = acc.astype(np.float32) * _column(r.multiplier)
+    product = acc.astype(np.float32) * _of_rows(r.multiplier, rows)
     rounding = Rounding(r.rounding)
     if r.zero_first:
         return intmath.round_real(product + np.float32(r.zero_point), rounding).astype(np.int64)
     return intmath.round_real(product, rounding).astype(np.int64) + r.zero_point
 
 
-def _fixed_product(r: Requantize, acc: Ints) -> Ints:
+def _fixed_product(r: Requantize, acc: Ints, rows: Ints | None) -> Ints:
     assert r.fixed is not None  # noqa: S101  (the planner fills it for this kind; narrows the type)
     wide = 1 << 40
-    multiplier = _column(r.fixed.multiplier), _column(r.fixed.shift)
+    multiplier = _of_rows(r.fixed.multiplier, rows), _of_rows(r.fixed.shift, rows)
     return intmath.requantize_fixed_point(acc, multiplier, r.zero_point, qmin=-wide, qmax=wide)
 
 
-_FORMULAS: dict[RequantizeKind, Callable[[Requantize, Ints], Ints]] = {
+_FORMULAS: dict[RequantizeKind, Callable[[Requantize, Ints, Ints | None], Ints]] = {
     RequantizeKind.FLOAT_MULTIPLIER: _float_product,
     RequantizeKind.FIXED_POINT: _fixed_product,
 }
-
-
-def _estimate(r: Requantize, levels: Ints) -> NDArray[np.float64]:
-    factor = np.maximum(_column(r.multiplier).astype(np.float64), 2.0**-60)
-    return (levels - r.zero_point - 0.5) / factor
 
 
 def _exact_steps(r: Requantize, levels: Ints) -> Ints:
@@ -180,5 +195,7 @@ def _exact_multipliers(r: Requantize) -> list[Fraction]:
     return [Fraction(int(m)) * Fraction(2) ** (int(s) - 31) for m, s in pairs]
 
 
-def _column(values: NDArray[Any]) -> NDArray[Any]:
-    return values.reshape(-1, 1)
+def _of_rows(values: NDArray[Any], rows: Ints | None) -> NDArray[Any]:
+    """The values of channels: a column for accumulators `[C, K]`, or one for each of those of `rows`."""
+    flat = values.reshape(-1)
+    return flat.reshape(-1, 1) if rows is None else flat[rows if flat.size > 1 else 0 * rows]

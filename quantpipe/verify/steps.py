@@ -37,10 +37,28 @@ def steps(function: Function, levels: Ints, low: Ints, high: Ints, *, near: NDAr
         The arguments, `[C, K]`; high + 1 where a level is not reached.
     """
     shape = (len(low), len(levels))
+    found = np.broadcast_to(np.clip(np.ceil(near), low, high + 1).astype(np.int64), shape).copy()
+    reached = _reached(function, levels, low, high)
+    settled = reached(found) & ~reached(found - 1)
+    others = np.flatnonzero(~settled.all(axis=0))  # all that are looked for are few, most of the time
+    if others.size:
+        few = np.broadcast_to(near, (len(near), len(levels)))[:, others]
+        found[:, others] = _bisected(_reached(function, levels[others], low, high), low, high, near=few)
+    return found
 
+
+def _reached(function: Function, levels: Ints, low: Ints, high: Ints) -> Callable[[Ints], NDArray[np.bool_]]:
     def reached(at: Ints) -> NDArray[np.bool_]:
         return np.asarray((at > high) | ((at >= low) & (function(np.clip(at, low, high)) >= levels)))
 
+    return reached
+
+
+def _bisected(
+    reached: Callable[[Ints], NDArray[np.bool_]], low: Ints, high: Ints, *, near: NDArray[np.float64]
+) -> Ints:
+    """The least arguments in [low, high + 1] that reach their levels, `[C, K]`."""
+    shape = (len(low), near.shape[1])
     width = 2 + np.abs(near) * 2.0**-21
     begin = np.broadcast_to(np.clip(near - width, low - 1, high).astype(np.int64), shape)
     end = np.broadcast_to(np.clip(near + width, low, high + 1).astype(np.int64) + 1, shape)
@@ -100,12 +118,16 @@ class Narrowing:
     def equals(self, found: Function) -> bool:
         """Return whether a rising function is the specification on every accumulator.
 
-        It is where both agree on both sides of each step, and at both ends.
+        It is where the specification agrees on both sides of each step of the function, and at both ends.
         """
-        at, before = (np.clip(self.steps + offset, self.low, self.high) for offset in (0, -1))
-        rises = np.all((found(at) >= self.levels) | (self.steps > self.high))
-        rises = rises and np.all((found(before) < self.levels) | (self.steps <= self.low))
-        return bool(rises and all(np.array_equal(found(e), self.specified(e)) for e in (self.low, self.high)))
+        own = steps(found, self.levels, self.low, self.high, near=self._near)
+        at, before = (np.clip(own + offset, self.low, self.high) for offset in (0, -1))
+        rises = np.all((self.specified(at) >= self.levels) | (own > self.high))
+        rises = rises and np.all((self.specified(before) < self.levels) | (own <= self.low))
+        equal = bool(rises and all(np.array_equal(found(e), self.specified(e)) for e in (self.low, self.high)))
+        if equal:
+            self.__dict__["steps"] = own  # the specification's own are the same
+        return equal
 
     def departures(self) -> dict[str, Any]:
         """Return what the certificate says of the exact product."""
