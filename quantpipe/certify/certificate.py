@@ -93,7 +93,7 @@ def proof_summary(claims: Mapping[str, Any], samples: int) -> ProofPart:
         {"node": node, "reason": entry["reason"]} for node, entry in claims["kernels"].items() if not entry["proved"]
     ]
     departing = sum(
-        entry.get(part, {}).get("departing", 0)
+        entry.get(part, {}).get("departing") or 0
         for entry in claims["kernels"].values()
         for part in ("requantize", "narrowing")
     )

@@ -24,17 +24,20 @@ SHOWN = 8
 BLOCK = 1 << 16
 """Steps that are held at once."""
 
+MOST_STEPS = 1 << 22
+"""Steps of all channels up to which departures are counted: 64 channels of 16 bits, 16 thousand of 8."""
+
 
 @dataclass(frozen=True)
 class Departures:
     """Count the accumulators that are narrowed to another integer than their exact product with the multiplier.
 
-    `accumulators` are those of all channels, `first` the first departures as [channel, from, to] (channel null where
-    all are alike).
+    `accumulators` are those of all channels. `departing` is None where there are too many steps to count by (more than
+    64 channels of 16 bits). `first` are the first departures as [channel, from, to] (channel null where all are alike).
     """
 
     accumulators: int
-    departing: int
+    departing: int | None
     first: list[list[int | None]]
 
     def as_dict(self) -> dict[str, Any]:
@@ -59,6 +62,8 @@ def departures(r: Requantize, low: Ints, high: Ints) -> Departures:
     if not _can_depart(r):
         return Departures(accumulators, 0, [])
     levels = np.arange(r.low + 1, r.high + 1, dtype=np.int64).reshape(1, -1)
+    if rows * levels.size > MOST_STEPS:
+        return Departures(accumulators, None, [])
     height, departing = max(1, BLOCK // max(1, levels.size)), 0
     first: list[list[int | None]] = []
     for start in range(0, rows, height):

@@ -20,6 +20,8 @@ Function = Callable[[Ints], Ints]
 SHOWN = 8
 BLOCK = 1 << 16
 """Steps that are held at once."""
+MOST_STEPS = 1 << 22
+"""Steps of all channels up to which the certificate counts departures."""
 BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
@@ -136,6 +138,8 @@ class Narrowing:
         once = ("single", "single_away", "half_up", "half_away")
         if self.numbers["kind"] == "shift" or self.numbers["rounding"] in once:
             return found
+        if len(self.low) * len(self.levels) > MOST_STEPS:
+            return found | {"departing": None}
         named = len(self.low) > 1
         for rows, block in self.blocks:
             begin, end = block.departing()

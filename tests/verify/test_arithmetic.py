@@ -138,6 +138,19 @@ def test_departures_are_those_of_every_accumulator(kind: str) -> None:
         assert total > 0, "two roundings never departed from one: the case shows nothing"
 
 
+@pytest.mark.parametrize(("channels", "counted"), [(64, True), (65, False)])
+def test_departures_of_many_wide_channels_are_not_counted(channels: int, counted: bool) -> None:
+    """Each channel of 16 bits has 65535 steps; both sides say so, at the same number of them."""
+    multiplier = np.full(channels, 2.0**-4, np.float32)
+    numbers = entry(multiplier=multiplier.tolist(), range=[-32768, 32767])
+    peak = np.full(channels, 1 << 12, np.int64)
+    written = departures(
+        Requantize(RequantizeKind.FLOAT_MULTIPLIER, multiplier, 0, 0, -32768, 32767), -peak, peak
+    ).as_dict()
+    assert written == Narrowing(numbers, -peak, peak).departures()
+    assert (written["departing"] is not None) == counted and written["accumulators"] == channels * ((2 << 12) + 1)
+
+
 def test_a_float32_product_that_departs_is_listed() -> None:
     """Above 2^24 float32 rounds the sum itself; a tie then goes another way than the exact product."""
     numbers = entry(multiplier=2.0**-18, range=[-128, 127])
