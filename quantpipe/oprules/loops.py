@@ -70,12 +70,15 @@ def products_of(node: Node, graph: Graph) -> LoopProducts | None:
         return None
     more = [p for p in range(states) if p != multiplied_place and body.inputs[p].dtype in (None, ir.DataType.FLOAT)]
     shown = [_shown(node, body, place, states) for place in more]
-    return LoopProducts(state, tuple(found), tuple(t for t in shown if t is not None), shown.count(None))
+    others = dict.fromkeys(t for t in shown if t is not None and t != state)
+    return LoopProducts(state, tuple(found), tuple(others), shown.count(None))
 
 
 def _shown(node: Node, body: ir.Graph, place: int, states: int) -> str | None:
     """The output of a loop that shows every value of a state."""
     made = made_of(body.outputs[place])
+    if made is None or made.producer() is None:
+        return None  # the step before had it already
     shown = (k for k, v in enumerate(body.outputs[states:], states) if made_of(v) is made)
     return next((node.outputs[k] for k in shown if k < len(node.outputs) and node.outputs[k]), None)
 

@@ -152,3 +152,47 @@ def scans(*, named: bool, axes: bool, count: int = 1) -> onnx.ModelProto:
         [numpy_helper.from_array(v, k) for k, v in constants.items()],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def two_states(second: str) -> onnx.ModelProto:
+    """A loop whose body multiplies one state and hands on another: `after`, the same, or `too`, as it was given."""
+    rng, node, value = np.random.default_rng(0), helper.make_node, helper.make_tensor_value_info
+    body = [
+        node("MatMul", ["before", "R"], ["product"], name="product"),
+        node("Add", ["product", "at"], ["sum"], name="sum"),
+        node("Tanh", ["sum"], ["after"], name="tanh"),
+        node("Add", ["after", "too"], ["row"], name="row"),
+        node("Identity", ["after"], ["again"], name="again"),
+        node("Identity", [second], ["second"], name="second"),
+        node("Identity", ["after"], ["shown"], name="shown"),
+    ]
+    given, made = ("before", "too", "at"), ("again", "second", "shown", "row")
+    ports = [[value(name, TensorProto.FLOAT, ["N", SIZE]) for name in names] for names in (given, made)]
+    nodes = [
+        node("Shape", ["x"], ["samples"], start=0, end=1, name="samples"),
+        node("Concat", ["samples", "size"], ["shape"], axis=0, name="shape"),
+        node("ConstantOfShape", ["shape"], ["zeros"], name="zeros"),
+        node("MatMul", ["x", "W"], ["gates"], name="in"),
+        node(
+            "Scan",
+            ["zeros", "zeros", "gates"],
+            ["last", "other", "all", "rows"],
+            name="scan",
+            body=helper.make_graph(body, "body", *ports),
+            num_scan_inputs=1,
+            scan_input_axes=[1],
+        ),
+        node("MatMul", ["other", "w"], ["scores"], name="out"),
+        node("MatMul", ["rows", "w"], ["more"], name="also"),
+    ]
+    held: dict[str, Array] = {"R": rng.standard_normal((SIZE, SIZE)) / 2, "W": rng.standard_normal((INPUT, SIZE))}
+    held |= {"w": rng.standard_normal((SIZE, 5))}
+    constants = [numpy_helper.from_array(v.astype(np.float32), k) for k, v in held.items()]
+    graph = helper.make_graph(
+        nodes,
+        "two states",
+        [value("x", TensorProto.FLOAT, ["N", "T", INPUT])],
+        [value("scores", TensorProto.FLOAT, ["N", 5]), value("more", TensorProto.FLOAT, None)],
+        [*constants, numpy_helper.from_array(np.int64([SIZE]), "size")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

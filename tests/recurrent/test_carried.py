@@ -23,7 +23,7 @@ from quantpipe.hardware.load import load_hardware
 from quantpipe.types import CellForms, DType, HardwareSpec
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, hardware, hardware_data, line
-from tests.recurrent.nets import INPUT, classifier, scans, with_states
+from tests.recurrent.nets import INPUT, classifier, scans, two_states, with_states
 from tests.recurrent.test_loops import _body, _exposed, frames
 from tests.recurrent.test_steps import cleaned
 from tests.verify.folders import refreshed, write
@@ -207,6 +207,16 @@ def test_loops_of_others_that_show_no_cell() -> None:
     made = line(hidden, device("uint8", "int16"), samples=ArraySamples({"x": frames(8)}))
     (loop,) = (n for n in hidden.nodes if n.op == "Scan")
     assert not made.topology.loops and "no output shows" in str(made.topology.float_nodes[loop.name])
+
+
+@pytest.mark.parametrize(("second", "stored"), [("after", True), ("too", False)])
+def test_loops_of_others_with_a_second_state(second: str, stored: bool) -> None:
+    """One that is the first one again is stored with it; one that no step makes has no range, and stays real."""
+    x = np.random.default_rng(3).standard_normal((24, 5, INPUT)).astype(np.float32)
+    graph = cleaned(two_states(second), {"x": x[:4]}, CellForms())
+    made = line(graph, device("uint8", "int16"), samples=ArraySamples({"x": x}))
+    assert [len(site.carried) for site in made.topology.loops] == [1] * stored
+    assert made.agree(made.plan(), "qdq", everywhere=True).differing == 0
 
 
 def made_of_lstm_without_cells() -> Graph:
