@@ -56,11 +56,9 @@ def handed_on(shown: ShownState, plan: QuantPlan, found: Values) -> Iterator[tup
     q = plan.quantizers[shown.tensor]
     made, codes, real = (np.asarray(found[shown.name(step)]) for step in HANDED_ON)
     steps = intmath.round_real(made.astype(np.float32) / np.float32(q.scale)).astype(np.float64)
-    # The type bounds what is stored, and real numbers are bounded where fewer integers are legal than it has.
-    wanted = np.clip(steps + q.zero_point, q.dtype.qmin, q.dtype.qmax)
-    yield "codes", wanted, codes.astype(np.float64)
-    legal = np.clip(codes.astype(np.int64), q.qmin, q.qmax) - q.zero_point
-    yield "real", (legal.astype(np.float32) * np.float32(q.scale)).astype(np.float64), real.astype(np.float64)
+    yield "codes", np.clip(steps + q.zero_point, q.qmin, q.qmax), codes.astype(np.float64)
+    centred = codes.astype(np.int64) - q.zero_point
+    yield "real", (centred.astype(np.float32) * np.float32(q.scale)).astype(np.float64), real.astype(np.float64)
 
 
 def compare_loops(shown: ShownLoops, plan: QuantPlan, found: Values, count: Count) -> None:

@@ -56,9 +56,10 @@ class CarriedState:
     def __init__(self, value: ir.Value, quantizer: Quantizer, op: Callable[..., ir.Value]) -> None:
         self.value, self.quantizer, self._op = value, quantizer, op
 
-    def op(self, op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+    def op(self, op_type: str, *inputs: ir.Value, name: str, to: int | None = None) -> ir.Value:
         """Append a node with one output, and return the output; `name` is put behind that of the state."""
-        return self._op(op_type, *inputs, name=f"{self.quantizer.tensor}/{name}")
+        target = {} if to is None else {"to": to}
+        return self._op(op_type, *inputs, name=f"{self.quantizer.tensor}/{name}", **target)
 
 
 def write_loop(context: Context, node: Node) -> Sequence[ir.Value]:
@@ -97,9 +98,9 @@ def _store(context: Context, body: ir.Graph, made: ir.Value | None, *, tensor: s
     assert made is not None and maker is not None  # noqa: S101  (a state that nothing makes is carried by none)
     last = maker
 
-    def op(op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+    def op(op_type: str, *inputs: ir.Value, name: str, **target: int) -> ir.Value:
         nonlocal last
-        node = ir.Node("", op_type, inputs, num_outputs=1, name=name)
+        node = ir.Node("", op_type, inputs, convert_attributes(target), num_outputs=1, name=name)
         node.outputs[0].name = f"{name}_out"
         body.insert_after(last, node)
         last = node
@@ -132,9 +133,14 @@ def _given(context: Context, node: Node, body: ir.Graph) -> list[ir.Value | None
     return found
 
 
-def _before(context: Context, at: str, op_type: str, *inputs: ir.Value, name: str) -> ir.Value:
+def _before(context: Context, at: str, op_type: str, *inputs: ir.Value, name: str, to: int | None = None) -> ir.Value:
     """A node in front of a loop."""
-    return context.builder.op(op_type, *inputs, name=f"{at}: {name}")
+    full = f"{at}: {name}"
+    return (
+        context.builder.op(op_type, *inputs, name=full)
+        if to is None
+        else context.builder.op(op_type, *inputs, name=full, to=to)
+    )
 
 
 def _is_zero(graph: Graph, tensor: str) -> bool:

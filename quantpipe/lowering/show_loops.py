@@ -86,9 +86,8 @@ def _shown_by(body: ir.Graph, shown: ShownLoops) -> None:
         values = (inner[f"{at}/quantize"].inputs[0], *(node.outputs[0] for node in made))
         _more_outputs(body, at, dict(zip(STEPS, values, strict=True)))
     for state in shown.states:
-        quantize = inner[f"{state.tensor}/quantize"]
-        real = inner.get(f"{state.tensor}/bounded") or inner[f"{state.tensor}/real"]
-        ends = (quantize.inputs[0], quantize.outputs[0], real.outputs[0])
+        quantize, real = (inner[f"{state.tensor}/{step}"] for step in ("quantize", "real"))
+        ends = (quantize.inputs[0], real.inputs[0], real.outputs[0])
         _more_outputs(body, state.tensor, dict(zip(HANDED_ON, ends, strict=True)))
 
 

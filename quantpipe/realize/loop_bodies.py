@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.graph.build import ir_dtype
 from quantpipe.lowering import Context
 from quantpipe.lowering.loops import CarriedState, StepBody
 from quantpipe.types import WeightTensor
@@ -43,16 +44,17 @@ def multiply_state(form: Stored, context: Context, step: StepBody) -> ir.Value:
 def store_state(form: Stored, context: Context, state: CarriedState) -> ir.Value:
     """Write what a step hands on: QuantizeLinear and DequantizeLinear.
 
-    Where fewer integers are legal than the type has, the real numbers are bounded: runtimes clip no int16.
+    Where fewer integers are legal than the type has, they are bounded in int32: runtimes clip no int16.
     """
     q, grid = state.quantizer, form.grid(context, state.quantizer)
     codes = state.op("QuantizeLinear", state.value, *grid, name="quantize")
-    real = state.op("DequantizeLinear", codes, *grid, name="real")
-    if q.qmin == q.dtype.qmin and q.qmax == q.dtype.qmax:
-        return real
-    bounds = ((side, np.float32(np.float32(v) * q.scale)) for side, v in (("low", q.low), ("high", q.high)))
-    ends = [form.constant(context, f"{q.tensor}_carried_{side}", end) for side, end in bounds]
-    return state.op("Clip", real, *ends, name="bounded")
+    if q.qmin > q.dtype.qmin or q.qmax < q.dtype.qmax:
+        ends = [form.constant(context, f"{q.tensor}_carried_{side}", np.int32(end)) for side, end in
+                (("low", q.qmin), ("high", q.qmax))]  # fmt: skip
+        wide = state.op("Cast", codes, name="int32", to=int(ir.DataType.INT32))
+        clipped = state.op("Clip", wide, *ends, name="clip")
+        codes = state.op("Cast", clipped, name="narrow", to=int(ir_dtype(np.dtype(q.dtype.numpy).name)))
+    return state.op("DequantizeLinear", codes, *grid, name="real")
 
 
 def _whole_product(

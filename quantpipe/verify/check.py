@@ -87,8 +87,7 @@ def _checked(folder: Folder) -> Verdict:
                 node, f"its entry is not of the form that docs/artifacts.md gives ({type(error).__name__}: {error})"
             ) from error
     check_weighted(plan, model)
-    check_loops(plan, model)
-    floats = {str(f["node"]) for f in certificate["float_nodes"]}
+    floats = {str(f["node"]) for f in certificate["float_nodes"]} | check_loops(plan, model)
     floats |= _looking_up(model, numbers.plan.get("tables", {}))
     floats |= casts_of_floats(model.nodes, floats)
     check_ends(numbers, floats)

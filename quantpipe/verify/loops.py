@@ -15,14 +15,14 @@ import onnx
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import limits
-from quantpipe.verify.ops import attribute
+from quantpipe.verify.ops import attribute, target
 
 PRODUCTS = frozenset({"MatMulInteger", "MatMul"})
 SHAPES = frozenset({"Squeeze", "Unsqueeze", "Identity"})
 
 
-def check_loops(plan: Mapping[str, Any], model: Model) -> None:
-    """Check every loop with integer products.
+def check_loops(plan: Mapping[str, Any], model: Model) -> set[str]:
+    """Check every loop with integer products; returns the nodes that store first states, by name: real ones around.
 
     Args:
         plan: plan.json.
@@ -31,6 +31,7 @@ def check_loops(plan: Mapping[str, Any], model: Model) -> None:
     Raises:
         Wrong: where weights, scales, zero points or bounds are not those of plan.json.
     """
+    storing: set[str] = set()
     for name, said in plan.get("loops", {}).items():
         node = next((n for n in model.nodes if n.name == name), None)
         if node is None or node.op_type != "Scan":
@@ -42,8 +43,13 @@ def check_loops(plan: Mapping[str, Any], model: Model) -> None:
         for product, own in zip(products, said["products"], strict=True):
             body.check(product, plan["quantizers"][said["state"]], plan["weights"][own["weight"]], own)
         states = len(node.input) - attribute(node, "num_scan_inputs")
-        stored = [body.stored(list(node.output).index(t), plan["quantizers"][t]) for t in said.get("carried", ())]
-        expect(not stored or body.handed_on(states) <= set(stored), name, "a step hands on what is not stored")
+        grids = {
+            body.stored(list(node.output).index(t), q := plan["quantizers"][t]): q for t in said.get("carried", ())
+        }
+        for place, value in body.handed_on(states).items() if grids else ():
+            expect(value in grids, name, "a step hands on what is not stored")
+            storing |= body.check_first(node.input[place], grids[value])
+    return storing
 
 
 class Body:
@@ -90,30 +96,54 @@ class Body:
     def stored(self, place: int, q: Mapping[str, Any]) -> str:
         """Check that an output shows what is stored by a quantizer; returns the value, real again."""
         value = self._made(self._outputs[place])
-        at, (low, high), where = self._makers.get(value), limits(q["dtype"]), f"{self._name}: {self._outputs[place]}"
-        if at is not None and at.op_type == "Clip":
-            ends = [np.float32(self._model.constant(i)) for i in at.input[1:]]
-            legal = [np.float32(np.float32(n - q["zero_point"]) * np.float32(q["scale"])) for n in q["range"]]
-            expect(ends == legal, where, "what it shows is bounded by others than plan.json's range")
-            low, high = q["range"]
-            at = self._makers.get(at.input[0])
-        expect([low, high] == q["range"], where, f"what it shows is bounded by {low, high}, {q['range']} in plan.json")
-        codes = None if at is None or at.op_type != "DequantizeLinear" else self._makers.get(at.input[0])
-        if at is None or codes is None or codes.op_type != "QuantizeLinear":
-            raise Wrong(where, "what it shows does not go through QuantizeLinear and DequantizeLinear")
+        *_, quantize = self._through(value, self._makers, q, f"{self._name}: {self._outputs[place]}")
+        readers = [n for n in self.nodes for i in n.input if i == quantize.input[0]]
+        expect(len(readers) == 1, self._name, "what a step makes is read in front of what stores it")
+        return value
+
+    def check_first(self, value: str, q: Mapping[str, Any]) -> set[str]:
+        """Check that a first state is zero, which every grid has, or stored in front of the loop; by these nodes."""
+        maker = self._model.producer.get(value)
+        if self._model.is_constant(value):
+            expect(not np.any(self._model.constant(value)), self._name, "its first state is not stored")
+        elif maker is not None and maker.op_type == "ConstantOfShape":
+            filled = attribute(maker, "value", None)
+            zero = filled is None or not np.any(onnx.numpy_helper.to_array(filled))
+            expect(zero, self._name, "its first state is not stored")
+        else:
+            return {n.name for n in self._through(value, self._model.producer, q, f"{self._name}: {value}")}
+        return set()
+
+    def _through(
+        self, value: str, makers: Mapping[str, onnx.NodeProto], q: Mapping[str, Any], where: str
+    ) -> list[onnx.NodeProto]:  # fmt: skip
+        """The nodes from DequantizeLinear back to QuantizeLinear that store a value, with all their numbers checked."""
+        (low, high), at = limits(q["dtype"]), makers.get(value)
+        if at is None or at.op_type != "DequantizeLinear":
+            raise Wrong(where, "it is not what DequantizeLinear makes of stored integers")
+        codes, passed = makers.get(at.input[0]), [at]
+        while codes is not None and codes.op_type in ("Cast", "Clip"):
+            if codes.op_type == "Clip":
+                least, most = (int(self._model.constant(i)) for i in codes.input[1:])
+                low, high = max(low, least), min(high, most)
+            else:
+                expect(str(target(codes)) in ("int32", q["dtype"]), where, "its integers go through another type")
+            passed.append(codes)
+            codes = makers.get(codes.input[0])
+        if codes is None or codes.op_type != "QuantizeLinear":
+            raise Wrong(where, "it is not stored by QuantizeLinear")
+        expect([low, high] == q["range"], where, f"it is bounded by {low, high}, {q['range']} in plan.json")
         for node in (codes, at):
             scale, zero = (self._model.constant(i) for i in node.input[1:])
             expect(np.float32(scale) == np.float32(q["scale"]), where, "its scale is not that of plan.json")
             expect(int(zero) == q["zero_point"], where, "its zero point is not that of plan.json")
             expect(str(zero.dtype) == q["dtype"], where, f"it is {zero.dtype}, {q['dtype']} in plan.json")
-        readers = [n for n in self.nodes for i in n.input if i == codes.input[0]]
-        expect(len(readers) == 1, where, "what a step makes is read in front of what stores it")
-        return value
+        return [*passed, codes]
 
-    def handed_on(self, states: int) -> set[str]:
-        """Return what makes the real numbers that go from step to step."""
+    def handed_on(self, states: int) -> dict[int, str]:
+        """Return what makes the real numbers that go from step to step, by their place."""
         real = [v.type.tensor_type.elem_type in (0, onnx.TensorProto.FLOAT) for v in self._inputs[:states]]
-        return {self._made(value) for value, is_real in zip(self._outputs[:states], real, strict=True) if is_real}
+        return {p: self._made(value) for p, value in enumerate(self._outputs[:states]) if real[p]}
 
     def _made(self, value: str) -> str:
         """What a step makes, behind the choices between it and what a sample that has ended keeps or shows."""

@@ -147,6 +147,25 @@ def test_a_changed_store_is_a_difference(fault: Callable[..., None]) -> None:
     assert compare_with(simulated, replace(realized, model=model), made.samples, kinds).differing > 0
 
 
+@pytest.mark.parametrize("op", ["LSTM", "GRU"])
+def test_the_checker_finds_a_first_state_that_is_not_stored(op: str, tmp_path: Path) -> None:
+    model, feeds = with_states(op)
+    graph = cleaned(model, {name: values[:4] for name, values in feeds.items()}, LOOPS)
+    made = line(graph, device("int16", "int16"), samples=ArraySamples(feeds))
+    root = write(made, made.plan(16), "integer", tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    proto = onnx.load(root / "realize" / "model.onnx")
+    (loop,) = (n for n in proto.graph.node if n.op_type == "Scan")
+    makers = {out: n for n in proto.graph.node for out in n.output}
+    at = makers[loop.input[0]]
+    while at.op_type != "QuantizeLinear":
+        at = makers[at.input[0]]
+    loop.input[0] = at.input[0]
+    onnx.save(proto, root / "realize" / "model.onnx")
+    refreshed(root)
+    assert "first state" in str(verify_folder(root).wrong) or "QuantizeLinear" in str(verify_folder(root).wrong)
+
+
 def _scale(proto: onnx.ModelProto, tensor: str) -> None:
     (held,) = (t for t in proto.graph.initializer if t.name == f"{tensor}_scale")
     held.CopyFrom(onnx.numpy_helper.from_array(np.asarray(onnx.numpy_helper.to_array(held) * 2), held.name))
@@ -193,7 +212,14 @@ def test_the_checker_takes_fewer_bits(tmp_path: Path) -> None:
     made = made_on("LSTM", "int16", "int16", "bidirectional")
     plan = made.plan((16, 12, 8), seed=2)
     assert made.agree(plan, "integer", everywhere=True).differing == 0
-    assert verify_folder(write(made, plan, "integer", tmp_path / "run")).wrong is None
+    root = write(made, plan, "integer", tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    proto = onnx.load(root / "realize" / "model.onnx")
+    held = next(t for t in proto.graph.initializer if t.name.endswith("cells_carried_high"))
+    held.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(held) + 1, held.name))
+    onnx.save(proto, root / "realize" / "model.onnx")
+    refreshed(root)
+    assert "bounded by" in str(verify_folder(root).wrong)
 
 
 def test_loops_of_others_that_show_no_cell() -> None:
