@@ -134,8 +134,8 @@ class Pieces(Written):
     def _departures(self, peaks: Ints) -> None:
         """Of a fused kernel, which is its specification: where that departs from the exact product."""
         if "requantize" in self.plan:
-            found = Narrowing(self.plan["requantize"], -peaks, peaks).departures()
-            expect_claim(self.numbers.claims[self.node].get("requantize", {}), found, self.node)
+            claim = self.numbers.claims[self.node].get("requantize", {})
+            expect_claim(claim, Narrowing(self.plan["requantize"], -peaks, peaks).departures(claim), self.node)
 
     def _multiplier(self, exact: Any) -> None:
         scale, zero = self.numbers.grid(self.plan["result"]["tensor"])

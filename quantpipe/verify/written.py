@@ -258,7 +258,7 @@ def narrowing_equal(
     for rows, block in narrowing.blocks:
         _block_equal(model, result, types, block, far=[e[rows] for e in far], rows=rows, where=where)
     expect_constants(model, result, set(types), numbers, where=where)
-    expect_claim(claim, narrowing.departures(), where)
+    expect_claim(claim, narrowing.departures(claim), where)
 
 
 def _block_equal(

@@ -148,6 +148,8 @@ def test_departures_of_many_wide_channels_are_not_counted(channels: int, counted
         Requantize(RequantizeKind.FLOAT_MULTIPLIER, multiplier, 0, 0, -32768, 32767), -peak, peak
     ).as_dict()
     assert written == Narrowing(numbers, -peak, peak).departures()
+    earlier = Narrowing(numbers, -peak, peak).departures({"departing": 5})
+    assert earlier["departing"] == 0  # a product by a power of two departs nowhere
     assert (written["departing"] is not None) == counted and written["accumulators"] == channels * ((2 << 12) + 1)
 
 
