@@ -27,7 +27,7 @@ import quantpipe
 Array = np.ndarray[Any, Any]
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 ROUNDS = 100
-STORED: dict[str, Any] = {"option": "ort_cpu", "recurrent": {"inputs": "uint8", "state": "int16"}}
+STORED: dict[str, Any] = {"option": "ort_cpu", "recurrent": {"inputs": "uint8", "cell_state": "int16"}}
 WAYS: tuple[tuple[str, str, Any], ...] = (
     ("cells", "cells", "ort_cpu"),
     ("steps", "steps", "ort_cpu"),

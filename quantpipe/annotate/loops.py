@@ -1,7 +1,7 @@
 """Loops whose body multiplies a state by constants: recurrent layers of any length, with their products in integers.
 
-A loop stays in float, and so does what it carries. In its body, the device takes the state in stored integers and
-multiplies it by an integer weight.
+A loop stays in float. In its body, the device takes the state in stored integers and multiplies it by an integer
+weight; what a step hands on are real numbers, or stored integers where the device says so.
 """
 
 from __future__ import annotations
@@ -71,24 +71,22 @@ def loop_sites(
             said = f"its state is stored as {dtype} for others, and its products take {limits.inputs}"
             told[node.name] = replace(reason, text=said)
             continue
-        if limits.state is not None and found.unseen:
-            said = (
-                f"no output shows what its body carries beside the state, and its device stores that as {limits.state}"
-            )
+        if limits.cell_state is not None and found.unseen:
+            said = f"no output shows what its body carries beside the state, and its device stores that as {limits.cell_state}"
             told[node.name] = replace(reason, text=said)
             continue
-        other = next((t for t in found.others if stored.get(t, limits.state) is not limits.state), None)
-        if limits.state is not None and other is not None:
-            said = f"{other} is stored as {stored[other]} for others, and its body carries {limits.state}"
+        other = next((t for t in found.others if stored.get(t, limits.cell_state) is not limits.cell_state), None)
+        if limits.cell_state is not None and other is not None:
+            said = f"{other} is stored as {stored[other]} for others, and its body carries {limits.cell_state}"
             told[node.name] = replace(reason, text=said)
             continue
         dtypes[found.state] = dtype
-        carried = () if limits.state is None else (found.state, *found.others)
-        dtypes |= {} if limits.state is None else dict.fromkeys(found.others, limits.state)
+        carried = () if limits.cell_state is None else (found.state, *found.others)
+        dtypes |= {} if limits.cell_state is None else dict.fromkeys(found.others, limits.cell_state)
         sites.append(LoopSite(node.name, found.state, found.products, carried=carried))
         many = f"its {len(found.products)} products take" if len(found.products) > 1 else "its product takes"
         said = f"it computes with real numbers; {many} a state of {dtype} and integer weights"
-        said += f", and steps hand on {limits.state if found.others else dtype}" if carried else ""
+        said += f", and steps hand on {limits.cell_state if found.others else dtype}" if carried else ""
         told[node.name] = Reason(ReasonKind.WEIGHT_ONLY, said)
     return Loops(tuple(sites), dtypes, told)
 

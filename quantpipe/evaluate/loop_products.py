@@ -1,7 +1,8 @@
-"""The integer products inside of loops, which no tensor of the graph shows: each step of them beside NumPy's integers.
+"""The integers inside of loops, which no tensor of the graph shows: each step of them beside NumPy's integers.
 
 What a product of the realized model reads, its codes, its sums and what they come to are shown by more outputs of its
-loop. From what it reads, NumPy says what the others are, to the last bit.
+loop, and so is a state that is stored for the next step: as it is made, its codes, what they come to. From what comes
+in, NumPy says what the others are, to the last bit.
 """
 
 from __future__ import annotations

@@ -61,5 +61,5 @@ def cell_forms(spec: HardwareSpec, wanted: Recurrent) -> CellForms:
     asked = wanted is not Recurrent.AUTO
     inside = tuple(op for op in CELLS if asked or (able and op not in spec.ops))
     outside = tuple(op for op in CELLS if asked or op not in spec.ops) if spec.recurrent is not None else ()
-    stored = spec.recurrent is not None and spec.recurrent.state is not None
+    stored = spec.recurrent is not None and spec.recurrent.cell_state is not None
     return CellForms(() if wanted is Recurrent.LOOPS else inside, outside, cells=stored)

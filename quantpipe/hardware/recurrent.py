@@ -6,7 +6,7 @@ from quantpipe.errors import nearest
 from quantpipe.hardware.reader import Data, Reader
 from quantpipe.types import DType, RecurrentLimits
 
-FIELDS = ("inputs", "state")
+FIELDS = ("inputs", "cell_state")
 INPUTS = (DType.UINT8, DType.INT8, DType.INT16)
 STATES = (DType.INT16, DType.INT8, DType.UINT8)
 
@@ -24,15 +24,15 @@ def read_recurrent_limits(reader: Reader, data: Data) -> RecurrentLimits | None:
     if str(inputs) not in INPUTS:
         near = nearest(str(inputs), [str(word) for word in INPUTS])
         raise reader.error("recurrent.inputs", f"is {inputs!r}{near}; legal are {', '.join(INPUTS)}")
-    return RecurrentLimits(DType(str(inputs)), _state(reader, part.get("state")))
+    return RecurrentLimits(DType(str(inputs)), _cell_state(reader, part.get("cell_state")))
 
 
-def _state(reader: Reader, given: object) -> DType | None:
+def _cell_state(reader: Reader, given: object) -> DType | None:
     """The type of a cell state between two steps; None for real numbers."""
     if given is None or str(given) == DType.FLOAT32:
         return None
     if str(given) not in STATES:
         legal = [*STATES, DType.FLOAT32]
         near = nearest(str(given), [str(word) for word in legal])
-        raise reader.error("recurrent.state", f"is {given!r}{near}; legal are {', '.join(legal)}")
+        raise reader.error("recurrent.cell_state", f"is {given!r}{near}; legal are {', '.join(legal)}")
     return DType(str(given))

@@ -135,12 +135,9 @@ def _given(context: Context, node: Node, body: ir.Graph) -> list[ir.Value | None
 
 def _before(context: Context, at: str, op_type: str, *inputs: ir.Value, name: str, to: int | None = None) -> ir.Value:
     """A node in front of a loop."""
-    full = f"{at}: {name}"
-    return (
-        context.builder.op(op_type, *inputs, name=full)
-        if to is None
-        else context.builder.op(op_type, *inputs, name=full, to=to)
-    )
+    if to is None:
+        return context.builder.op(op_type, *inputs, name=f"{at}: {name}")
+    return context.builder.op(op_type, *inputs, name=f"{at}: {name}", to=to)
 
 
 def _is_zero(graph: Graph, tensor: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
@@ -14,28 +15,44 @@ HANDED_ON = ("made", "codes", "real")
 
 
 @dataclass(frozen=True)
-class ShownProduct:
-    """Name the outputs that show a product: what it reads, its codes, its sums, what they come to."""
+class ShownState:
+    """Name the outputs that show what a step hands on: as it is made, its codes, what they come to.
+
+    `node` is the loop, `tensor` its output that shows the state, whose quantizer it has.
+    """
 
     node: str
     tensor: str
-    product: LoopProduct
+
+    steps: ClassVar[tuple[str, ...]] = HANDED_ON
+
+    @property
+    def at(self) -> str:
+        """Return what the nodes of the body that make it are named after."""
+        return self.tensor
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the outputs, in the order of the steps."""
+        return tuple(self.name(step) for step in self.steps)
 
     def name(self, step: str) -> str:
         """Return the name of the output that shows a step."""
-        return f"{self.node}: {self.product.node} ({step})"
+        return f"{self.node}: {self.at} ({step})"
 
 
 @dataclass(frozen=True)
-class ShownState:
-    """Name the outputs that show what a step hands on: as it is made, its codes, what they come to."""
+class ShownProduct(ShownState):
+    """Name the outputs that show a product: what it reads, its codes, its sums, what they come to."""
 
-    node: str
-    tensor: str
+    product: LoopProduct
 
-    def name(self, step: str) -> str:
-        """Return the name of the output that shows a step."""
-        return f"{self.node}: {self.tensor} ({step})"
+    steps: ClassVar[tuple[str, ...]] = STEPS
+
+    @property
+    def at(self) -> str:
+        """Return what the nodes of the body that make it are named after."""
+        return self.product.node
 
 
 @dataclass(frozen=True)
@@ -48,8 +65,7 @@ class ShownLoops:
     @property
     def names(self) -> tuple[str, ...]:
         """Return every output that shows something."""
-        shown = [one.name(step) for one in self.products for step in STEPS]
-        return (*shown, *(one.name(step) for one in self.states for step in HANDED_ON))
+        return tuple(name for one in (*self.products, *self.states) for name in one.names)
 
 
 def show_loops(model: ir.Model, topology: Topology, plan: QuantPlan) -> ShownLoops:
@@ -80,15 +96,15 @@ def _shown_by(body: ir.Graph, shown: ShownLoops) -> None:
     """More outputs of a body, for each step of each product, then of each state that is handed on."""
     inner = {node.name: node for node in body}
     for one in shown.products:
-        at = one.product.node
+        at = one.at
         codes = inner.get(f"{at}/clip") or inner[f"{at}/quantize"]
         made = (codes, inner[f"{at}/sums"], inner[f"{at}/real"])
         values = (inner[f"{at}/quantize"].inputs[0], *(node.outputs[0] for node in made))
         _more_outputs(body, at, dict(zip(STEPS, values, strict=True)))
     for state in shown.states:
-        quantize, real = (inner[f"{state.tensor}/{step}"] for step in ("quantize", "real"))
+        quantize, real = (inner[f"{state.at}/{step}"] for step in ("quantize", "real"))
         ends = (quantize.inputs[0], real.inputs[0], real.outputs[0])
-        _more_outputs(body, state.tensor, dict(zip(HANDED_ON, ends, strict=True)))
+        _more_outputs(body, state.at, dict(zip(HANDED_ON, ends, strict=True)))
 
 
 def _more_outputs(body: ir.Graph, at: str, values: Mapping[str, ir.Value | None]) -> None:

@@ -14,12 +14,13 @@ from quantpipe.types.dtype import DType
 class RecurrentLimits:
     """State how a device multiplies the state of a recurrent layer in a loop (docs/hardware.md, recurrent layers).
 
-    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers. `state`: the
-    type in which a cell state goes from step to step, where hidden states then go as `inputs`; None: real numbers.
+    `inputs`: the type in which a product takes the state; weights have those of the file's dense layers.
+    `cell_state`: the type in which an LSTM's cell state goes from step to step, while hidden states of any layer go as
+    `inputs`; None: both are real numbers.
     """
 
     inputs: DType
-    state: DType | None = None
+    cell_state: DType | None = None
 
 
 @dataclass(frozen=True)

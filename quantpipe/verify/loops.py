@@ -1,7 +1,8 @@
-"""Loops whose body multiplies a state by integer weights: their weights, scales and bounds in the body.
+"""Loops whose body multiplies a state by integer weights: their weights, scales and bounds, and the states they store.
 
 Each product reads the state behind QuantizeLinear, as integers or as whole numbers in floats, and its sums are scaled
-by the numbers of plan.json. What else the body computes is float arithmetic, and not proved.
+by the numbers of plan.json. What steps hand on goes through QuantizeLinear and DequantizeLinear before anything reads
+it, first states in front of the loop. What else the body computes is float arithmetic, and not proved.
 """
 
 from __future__ import annotations

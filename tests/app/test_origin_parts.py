@@ -156,3 +156,11 @@ def test_folders_of_before_do_not_tell_of_what_came_later(base: Settings) -> Non
 def test_changed_settings_tell_their_own_parts(base: Settings) -> None:
     before = part(base, "seed")
     assert part(replace(base, seed=base.seed + 1), "seed") == before + 1 and part(base, "seed") == before
+
+
+def test_a_field_that_came_later_takes_none_of_that_name_elsewhere() -> None:
+    """What is left out for folders of earlier versions is left out at any depth: no other part has such a field."""
+    settings = settings_of(*BASE, "dataset=npz", "dataset.path=x.npz")
+    fields = {field.name for field in dataclasses.fields(settings.dataset)}
+    assert fields <= set(part(settings, "dataset")) | {"given"}
+    assert "cell_state" not in str(part(settings, "hardware"))

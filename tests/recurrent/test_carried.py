@@ -34,7 +34,7 @@ LOOPS = CellForms(loops=tuple(CELLS), cells=True)
 
 def device(inputs: str, state: str) -> HardwareSpec:
     name = "npu_w8a16" if inputs == "int16" else "ort_cpu"
-    return hardware(name, recurrent={"inputs": inputs, "state": state})
+    return hardware(name, recurrent={"inputs": inputs, "cell_state": state})
 
 
 def made_on(op: str, inputs: str, state: str, direction: str = "forward", **attributes: Any) -> Line:
@@ -163,7 +163,7 @@ def test_the_checker_finds_a_first_state_that_is_not_stored(op: str, tmp_path: P
     loop.input[0] = at.input[0]
     onnx.save(proto, root / "realize" / "model.onnx")
     refreshed(root)
-    assert "first state" in str(verify_folder(root).wrong) or "QuantizeLinear" in str(verify_folder(root).wrong)
+    assert "first_hidden_out: it is not stored by QuantizeLinear" in str(verify_folder(root).wrong)
 
 
 def _scale(proto: onnx.ModelProto, tensor: str) -> None:
@@ -252,7 +252,7 @@ def made_of_lstm_without_cells() -> Graph:
 def test_a_file_says_how_states_go() -> None:
     assert cell_forms(hardware("npu_w8a16"), Recurrent.AUTO).cells
     assert not cell_forms(hardware("ort_cpu"), Recurrent.LOOPS).cells
-    real = load_hardware(hardware_data("ort_cpu") | {"recurrent": {"inputs": "uint8", "state": "float32"}})
+    real = load_hardware(hardware_data("ort_cpu") | {"recurrent": {"inputs": "uint8", "cell_state": "float32"}})
     assert real.recurrent == hardware("ort_cpu").recurrent
-    with pytest.raises(HardwareError, match=r"recurrent\.state is 'int61' \(did you mean 'int16'"):
-        load_hardware(hardware_data("ort_cpu") | {"recurrent": {"inputs": "uint8", "state": "int61"}})
+    with pytest.raises(HardwareError, match=r"recurrent\.cell_state is 'int61' \(did you mean 'int16'"):
+        load_hardware(hardware_data("ort_cpu") | {"recurrent": {"inputs": "uint8", "cell_state": "int61"}})

@@ -255,8 +255,8 @@ def test_devices_and_users_decide() -> None:
     [
         ("float32", r"recurrent\.inputs is 'float32'.*legal are uint8, int8, int16"),
         ({"inputs": "uint9"}, r"recurrent\.inputs is 'uint9' \(did you mean 'uint8'"),
-        ({"state": "int8"}, r"recurrent\.inputs"),
-        ({"inputs": "int8", "stat": "int8"}, r"recurrent\.stat .*state"),
+        ({"cell_state": "int8"}, r"recurrent\.inputs"),
+        ({"inputs": "int8", "cell_stat": "int8"}, r"recurrent\.cell_stat .*cell_state"),
     ],
 )
 def test_what_a_file_may_not_say(given: Any, said: str) -> None:
