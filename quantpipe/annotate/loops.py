@@ -72,7 +72,7 @@ def loop_sites(
             told[node.name] = replace(reason, text=said)
             continue
         if limits.cell_state is not None and found.unseen:
-            said = f"no output shows what its body carries beside the state, and its device stores that as {limits.cell_state}"
+            said = f"no output shows what else its body carries, which its device stores as {limits.cell_state}"
             told[node.name] = replace(reason, text=said)
             continue
         other = next((t for t in found.others if stored.get(t, limits.cell_state) is not limits.cell_state), None)
