@@ -192,7 +192,8 @@ def _requantize(r: Requantize) -> dict[str, Any]:
 
 def _fixed(fixed: FixedPoint) -> dict[str, Any]:
     fewer = {} if fixed.bits == MULTIPLIER_BITS else {"multiplier_bits": fixed.bits}
-    return {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist(), **fewer}
+    ratio = {"single_ratio": True} if fixed.single_ratio else {}
+    return {"q31": fixed.multiplier.tolist(), "left_shift": fixed.shift.tolist(), **fewer, **ratio}
 
 
 def _term(term: Term) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ def requantize(
         return Requantize(kind, multiplier, 0, out.zero_point, low, high, first, rounding, None, own)
     if kind is RequantizeKind.FIXED_POINT:
         fixed = fixed_point(builder, kernel, _ratio(scale, out, single=how.single_ratio))
+        fixed = replace(fixed, single_ratio=how.single_ratio)
         return Requantize(kind, real_of(fixed), 0, out.zero_point, low, high, False, rounding, fixed, own)
     shift = exponent_of(out.scale, kernel.node) - exponent_of(scale, kernel.node)
     _check_shift(builder, kernel, shift)

@@ -53,13 +53,13 @@ from quantpipe.types.hardware import (
 )
 from quantpipe.types.imported import GivenTensor, GivenWeight, Grid, Imported, Keep
 from quantpipe.types.loops import NO_CELLS, CellForms, LoopProduct, LoopSite, RecurrentLimits
+from quantpipe.types.narrowing import FixedPoint, Requantize
 from quantpipe.types.plan import (
     Accumulate,
     Average,
     BlockGrid,
     Contract,
     Device,
-    FixedPoint,
     KernelPlan,
     Limit,
     Lookup,
@@ -69,7 +69,6 @@ from quantpipe.types.plan import (
     Program,
     Quantizer,
     QuantPlan,
-    Requantize,
     Sum,
     Term,
     WeightTensor,

@@ -12,15 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.types.dtype import DType
-from quantpipe.types.hardware import MULTIPLIER_BITS, Accumulator, FixedRounding, FunctionKind, RequantizeKind, Rounding
+from quantpipe.types.hardware import Accumulator, FunctionKind, Rounding
 from quantpipe.types.loops import LoopProduct
+from quantpipe.types.narrowing import FixedPoint, Requantize, Scale
 from quantpipe.types.program import Step
 from quantpipe.types.report_rows import RaisedRow, RescaleRow
 from quantpipe.types.tables import RowTable
 from quantpipe.types.topology import Form
-
-Scale = NDArray[np.float32]
-"""float32, shape `()` or `[C]`, real units per integer step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,47 +133,6 @@ class WeightTensor:
         return np.asarray(values.astype(wide) - zero.astype(wide))
 
 
-@dataclass(frozen=True, eq=False)
-class FixedPoint:
-    """Hold a real multiplier as integers: `multiplier` · 2^(`shift` - 31).
-
-    Both are int64 of shape `()` or `[C]`; the multiplier is 0 or in [2^30, 2^31), of averages in [2^29, 2^31). One of
-    fewer `bits` has those alone where the product is rounded once and shifted right, else zeros behind them.
-    """
-
-    multiplier: NDArray[np.int64]
-    shift: NDArray[np.int64]
-    bits: int = MULTIPLIER_BITS
-
-
-@dataclass(frozen=True, eq=False)
-class Requantize:
-    """Narrow an accumulator to a stored integer.
-
-    float_multiplier: q = clamp(round(f32(acc) · multiplier) + z)     (`zero_first`: round(f32(acc) · multiplier + z))
-    fixed_point:      q = clamp(round(acc · fixed) + z), integers only; `multiplier` is what `fixed` stands for
-    shift:            q = clamp(round(acc / 2^shift) + z)             shift <= 0 shifts left; `multiplier` is 2^-shift
-    `low`, `high` bound q, clamps of swallowed nodes included. `multiplier` is `()` or `[C]`. `by_channel`: bounds of
-    each channel's own, (low, high), int64 `[C]` each, inside those.
-    """
-
-    kind: RequantizeKind
-    multiplier: Scale
-    shift: int
-    zero_point: int
-    low: int
-    high: int
-    zero_first: bool = False
-    rounding: Rounding | FixedRounding = Rounding.HALF_EVEN
-    fixed: FixedPoint | None = None
-    by_channel: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-
-    @property
-    def is_kernel_arithmetic(self) -> bool:
-        """Return whether onnxruntime's own kernels narrow like this: a float32 product, halves to even."""
-        return self.kind is RequantizeKind.FLOAT_MULTIPLIER and self.rounding is Rounding.HALF_EVEN
-
-
 @dataclass(frozen=True)
 class Limit(Accumulator):
     """State what an accumulator does with sums that its type cannot hold.
@@ -250,7 +207,8 @@ class Lookup:
 
     Codes ascend from the least that the input's storage holds. Rows are channels along `axis` (one row where it is
     None). `low` and `high` bound the entries, clamps of swallowed nodes included. `defined`: the function has a value
-    for every code.
+    for every code. `kind`: how the device forms the entries; `table`: they are what the float op gives, to the nearest
+    integer, or, `interpolated`, on lines between some of those.
     """
 
     node: str
@@ -260,7 +218,7 @@ class Lookup:
     high: int
     defined: bool
     kind: FunctionKind = FunctionKind.TABLE
-    """How the device forms the entries; `table`: they are what the float op gives, to the nearest integer."""
+    interpolated: bool = False
 
 
 @dataclass(frozen=True, eq=False)

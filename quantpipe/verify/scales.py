@@ -30,7 +30,9 @@ def expect_multiplier(numbers: Mapping[str, Any], scale: Array, out: np.float32,
     if numbers["kind"] == "float_multiplier":
         expect_same(numbers["multiplier"], np.asarray(scale, np.float32) / out, where, "multiplier")
     elif numbers["kind"] == "fixed_point":
-        expect_fixed(numbers, np.asarray(scale, np.float64) / np.float64(out), where)
+        single = numbers.get("single_ratio")
+        real = np.asarray(scale, np.float32) / out if single else np.asarray(scale, np.float64) / np.float64(out)
+        expect_fixed(numbers, real, where)
     else:
         quotient = math.log2(float(out)) - math.log2(float(np.asarray(scale).reshape(-1)[0]))
         expect(quotient == numbers["shift"], where, f"its shift is {numbers['shift']}, its scales need {quotient:g}")
