@@ -62,10 +62,8 @@ def plan_lookup(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Lookup:
     kind = builder.function(kernel)
     function = builder.functions[kernel.node]
     if kind is FunctionKind.TABLE and data.dtype.bits > 8 and out.dtype.bits > 8:
-        entries = interpolated_table(function, data, out)
-        return Lookup(
-            kernel.node, np.clip(entries, low, high).astype(out.dtype.numpy), function.axis, low, high, True, kind
-        )
+        entries = np.clip(interpolated_table(function, data, out), low, high).astype(out.dtype.numpy)
+        return Lookup(kernel.node, entries, function.axis, low, high, True, kind, interpolated=True)
     formula = FORMULAS.get((kernel.op, kind)) if kind is not None else None
     if kernel.op in OF_BYTES and max(data.dtype.bits, out.dtype.bits) > 8:
         formula = None

@@ -68,6 +68,21 @@ def test_tables_with_lines_are_those_of_tflite(name: str) -> None:
         np.testing.assert_array_equal(np.clip(found, -32768, 32767), wanted)
 
 
+UNSIGNED = [("Sigmoid", 1 / 65535, 0), ("Tanh", 2.0**-15, 32768), ("Exp", 0.01, 0)]
+
+
+@pytest.mark.parametrize(("op", "out", "zero"), UNSIGNED)
+def test_tables_with_lines_hold_all_of_an_unsigned_range(op: str, out: float, zero: int) -> None:
+    """Near the function over all codes, and the same as with signed codes of the same reals."""
+    function, _ = function_of(op)
+    data, codes = grid(DType.UINT16, 1.8e-4, 31000), np.arange(1 << 16)
+    found = interpolated_table(function, data, grid(DType.UINT16, out, zero))[0]
+    exact = {"Sigmoid": lambda x: 1 / (1 + np.exp(-x)), "Tanh": np.tanh, "Exp": np.exp}[op](1.8e-4 * (codes - 31000))
+    assert np.max(np.abs(found - np.clip(np.rint(exact / out) + zero, 0, 65535))) < 16
+    signed = grid(DType.INT16, 1.8e-4, 31000 - 32768), grid(DType.INT16, out, zero - 32768)
+    np.testing.assert_array_equal(interpolated_table(function, *signed)[0] + 32768, found)
+
+
 @pytest.mark.parametrize("op", ["Sigmoid", "Tanh"])
 @pytest.mark.parametrize("scale", [1e-4, 3.7e-4, 2.0**-11, 2.0**-12, 2.0**-13, 1e-5])
 def test_long_sigmoid_and_tanh_are_those_of_tflite(op: str, scale: float) -> None:

@@ -21,7 +21,10 @@ Real = float | np.float32
 STEPS = 512
 
 
-def entries(function: Function, least: Real, greatest: Real, factor: Real) -> Ints:
+INT16 = (DType.INT16.qmin, DType.INT16.qmax)
+
+
+def entries(function: Function, least: Real, greatest: Real, factor: Real, *, bounds: tuple[int, int] = INT16) -> Ints:
     """Return the table of a function over [least, greatest].
 
     Half the error that the line makes in the middle of a piece is taken off its first entry, so that the error is
@@ -32,6 +35,7 @@ def entries(function: Function, least: Real, greatest: Real, factor: Real) -> In
         least: the real value of the code -2^15.
         greatest: that of 2^15 - 1.
         factor: stored integers per unit of the result.
+        bounds: the least and the greatest entry, from the result's zero point.
 
     Returns:
         The entries, `[513]`.
@@ -44,7 +48,7 @@ def entries(function: Function, least: Real, greatest: Real, factor: Real) -> In
     sample, middle = _nearest(here), _nearest(function(at + step / kind.type(2)) * factor)
     bias = _nearest((_nearest((after + sample) / kind.type(2)) - middle) / kind.type(2))
     last = _nearest(function(np.asarray([greatest], kind)) * factor)
-    bounded = np.clip(np.concatenate([sample - bias, last]), DType.INT16.qmin, DType.INT16.qmax)
+    bounded = np.clip(np.concatenate([sample - bias, last]), *bounds)
     return np.asarray(bounded, np.int64)
 
 
@@ -85,7 +89,8 @@ def interpolated_table(function: FunctionOf, data: Quantizer, out: Quantizer) ->
     # As LUTPopulate: codes of the result per unit, from the ends of its range.
     low, high = (np.float32(out.scale) * np.float32(c - out.zero_point) for c in ends)
     factor = np.float32(65536) / (high - low)
-    tables = [entries(row(number), least, greatest, factor) for number in range(rows)]
+    bounds = out.dtype.qmin - out.zero_point, out.dtype.qmax - out.zero_point
+    tables = [entries(row(number), least, greatest, factor, bounds=bounds) for number in range(rows)]
     return np.stack([between(codes, table) for table in tables]) + out.zero_point
 
 
