@@ -18,6 +18,7 @@ from quantpipe.verify.kernels import KernelCheck
 from quantpipe.verify.loops import check_loops
 from quantpipe.verify.model import Model
 from quantpipe.verify.numbers import Numbers, limits
+from quantpipe.verify.placement import check_placement
 
 FORMS = ("qdq", "matmul_nbits", "qoperator", "integer")
 REQUIRED = ("form", "values", "kernels", "float_nodes", "summary", "digests")
@@ -92,6 +93,7 @@ def _checked(folder: Folder) -> Verdict:
     floats |= casts_of_floats(model.nodes, floats)
     check_ends(numbers, floats)
     _all_seen(model, floats)
+    check_placement(model)
     return _summed_up(certificate)
 
 

@@ -1,0 +1,58 @@
+"""Where numbers per channel lie: elsewhere they are compared as lists, and the shape of a list does not change it."""
+
+from __future__ import annotations
+
+import onnx
+
+from quantpipe.verify.files import Wrong, expect
+from quantpipe.verify.model import Model
+from quantpipe.verify.ops import is_elementwise
+
+LAST = frozenset({"MatMulInteger", "MatMul"})
+"""Products with their channels on the last axis."""
+SPATIAL = frozenset({"ConvInteger", "Conv", "ConvTranspose"})
+"""Products with as many axes behind their channels as their weight has behind its first two."""
+OTHERWISE = frozenset({"Gather", "QuantizeLinear", "DequantizeLinear"})
+"""Element-wise ops whose constants lie along what an attribute says, or along nothing."""
+
+
+def check_placement(model: Model) -> None:
+    """Check that constants with several elements lie along the channels of the product whose result they change.
+
+    Args:
+        model: the realized model, after all of its kernels were checked.
+
+    Raises:
+        Wrong: where one lies along another axis, which may be as long.
+    """
+    behind: dict[str, int] = {}  # axes behind that of the channels, by value
+    for node in model.nodes:
+        found = {behind[i] for i in node.input if i in behind}
+        if node.op_type in LAST:
+            found = {0}
+        elif node.op_type in SPATIAL:
+            found = {model.constant(node.input[1]).ndim - 2} if _is_integers(model, node.input[1]) else set()
+        elif not is_elementwise(node) or node.op_type in OTHERWISE or model.is_constant(node.output[0]):
+            continue
+        elif id(node) in model.seen_nodes:
+            found |= {_behind(model, node, v) for v in node.input if _by_channel(model, v)}
+            expect(len(found) < 2, node.name, "its numbers per channel lie along another axis than the channels")
+        behind.update(dict.fromkeys(node.output, min(found)) if len(found) == 1 else {})
+
+
+def _is_integers(model: Model, weight: str) -> bool:
+    """Whether a weight is a constant, and none that is made real: those have their scales along an axis by name."""
+    made = model.producer.get(weight)
+    return model.is_constant(weight) and (made is None or made.op_type != "DequantizeLinear")
+
+
+def _by_channel(model: Model, value: str) -> bool:
+    return bool(value) and model.is_constant(value) and model.constant(value).size > 1
+
+
+def _behind(model: Model, node: onnx.NodeProto, value: str) -> int:
+    shape = model.constant(value).shape
+    longer = [axis for axis, size in enumerate(shape) if size > 1]
+    if len(longer) != 1:
+        raise Wrong(node.name, f"its constant {value} has more than one axis")
+    return len(shape) - 1 - longer[0]
