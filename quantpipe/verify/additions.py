@@ -43,11 +43,15 @@ class Addition(Written):
         self._behind(join, fixed)
 
     def _join(self) -> Any:
-        """The Add at which the operands meet."""
+        """The Add at which the operands meet.
+
+        It is the first one: where both are one tensor, steps of rounding behind it may add two values that are made of
+        that tensor as well.
+        """
         operands = [self.numbers.value(t["tensor"], t["form"]) for t in self.plan["terms"]]
-        for value in self.model.back(self.result, self.stops):
-            node = self.model.producer.get(value)
-            if node is None or node.op_type != "Add" or value in self.stops:
+        tail = set(self.model.back(self.result, self.stops)) - self.stops
+        for node in self.model.nodes:
+            if node.op_type != "Add" or node.output[0] not in tail:
                 continue
             behind = [set(self.model.heads(i, self.stops)[1]) for i in node.input]
             if len(behind) == 2 and all({o} == b for o, b in zip(operands, behind, strict=True)):

@@ -22,6 +22,8 @@ BLOCK = 1 << 16
 """Steps that are held at once."""
 MOST_STEPS = 1 << 22
 """Steps of all channels up to which the certificate counts departures."""
+THINNED = 256
+"""Steps of each channel that are looked at where the ops themselves say that they are the specification's."""
 BY_CHANNEL = ("multiplier", "q31", "left_shift")
 
 
@@ -74,17 +76,31 @@ def _bisected(
 
 
 class Narrowing:
-    """A `requantize` entry of plan.json over accumulators in [low, high], `[C]` each."""
+    """A `requantize` entry of plan.json over accumulators in [low, high], `[C]` each, at some levels or at all."""
 
-    def __init__(self, numbers: Mapping[str, Any], low: Ints, high: Ints) -> None:
+    def __init__(self, numbers: Mapping[str, Any], low: Ints, high: Ints, *, levels: Ints | None = None) -> None:
         self.numbers = numbers
         rows = max(np.size(numbers["multiplier"]), len(low))
         self.low, self.high = (np.broadcast_to(np.asarray(v, np.int64), (rows,)).reshape(-1, 1) for v in (low, high))
         least, most = (int(v) for v in numbers["range"])
-        self.levels = np.arange(least + 1, most + 1, dtype=np.int64)
-        factor = np.maximum(np.asarray(numbers["multiplier"], np.float64).reshape(-1, 1), 2.0**-60)
-        near = (self.levels - int(numbers["zero_point"]) - 0.5) / factor
-        self._near = np.clip(near, -(2.0**60), 2.0**60)
+        self.levels = np.arange(least + 1, most + 1, dtype=np.int64) if levels is None else levels
+
+    @cached_property
+    def _near(self) -> NDArray[np.float64]:
+        """About where the steps are, `[C or 1, K]`."""
+        factor = np.maximum(np.asarray(self.numbers["multiplier"], np.float64).reshape(-1, 1), 2.0**-60)
+        near = (self.levels - int(self.numbers["zero_point"]) - 0.5) / factor
+        return np.asarray(np.clip(near, -(2.0**60), 2.0**60))
+
+    @property
+    def many(self) -> bool:
+        """Return whether there are more steps in all channels than are counted."""
+        return len(self.low) * len(self.levels) > MOST_STEPS
+
+    def thinned(self) -> Narrowing:
+        """Return the same with some of its levels, spread evenly, the first and the last among them."""
+        kept = np.unique(np.linspace(0, len(self.levels) - 1, THINNED).astype(np.int64))
+        return Narrowing(self.numbers, self.low[:, 0], self.high[:, 0], levels=self.levels[kept])
 
     @cached_property
     def steps(self) -> Ints:
@@ -102,7 +118,7 @@ class Narrowing:
         for first in range(0, count, height):
             rows = slice(first, first + height)
             own = {k: v[rows] if k in BY_CHANNEL and isinstance(v, list) else v for k, v in self.numbers.items()}
-            found.append((rows, Narrowing(own, self.low[rows, 0], self.high[rows, 0])))
+            found.append((rows, Narrowing(own, self.low[rows, 0], self.high[rows, 0], levels=self.levels)))
         return found
 
     def specified(self, acc: Ints) -> Ints:
@@ -141,7 +157,7 @@ class Narrowing:
         once = ("single", "single_away", "half_up", "half_away")
         if self.numbers["kind"] == "shift" or self.numbers["rounding"] in once:
             return found
-        if len(self.low) * len(self.levels) > MOST_STEPS and (claim or {}).get("departing") is None:
+        if self.many and (claim or {}).get("departing") is None:
             return found | {"departing": None}
         named = len(self.low) > 1
         for rows, block in self.blocks:

@@ -9,11 +9,12 @@ import numpy as np
 import onnx
 import pytest
 
-from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.app.forms import forms_of
+from quantpipe.errors import ArtifactError, HardwareError, QuantpipeError
 from quantpipe.graph.load import load_graph
 from quantpipe.types import QuantPlan
 from quantpipe.verify import verify_folder
-from tests.ops.line import ArraySamples, Line, Net, line
+from tests.ops.line import ArraySamples, Line, Net, hardware, line
 from tests.verify.folders import FORMS, digits_line, hardware_files, refreshed, write
 
 QUICK = {"ort_cpu": ("qdq", "qoperator", "integer"), "vta": ("integer",), "tflite_int8": ("integer",),
@@ -72,6 +73,34 @@ def test_every_op_is_accepted(tmp_path: Path) -> None:
                 assert found.wrong is None, (target, name, kind, found.wrong)
                 written += 1
     assert written > 1000
+
+
+SOME = ("mul_activations", "mul_channel", "mul_square", "add_activations", "add_same_twice", "add_channel",
+        "sub_activations", "function_hardsigmoid", "function_neg", "function_gelu", "function_leakyrelu",
+        "softmax_last", "layer_norm", "divide", "average_pool", "global_average_pool", "max_pool", "concat_two",
+        "pad_constant", "matmul_activations", "attention", "transposed_strides", "conv_1d")  # fmt: skip
+"""A case for each kind of kernel."""
+
+
+@pytest.mark.sliced(7)
+@pytest.mark.parametrize("spec", hardware_files())
+def test_each_kind_of_kernel_is_accepted_on_each_device(spec: str, tmp_path: Path) -> None:
+    """In the form that a run writes, with 8 bits or as many as there are, and with mixed ones."""
+    from tests.ops.test_every_op import line_of
+
+    device, count = hardware(spec), 0
+    (form, *_) = forms_of({"backend": "auto"}, device, verify="fail")
+    for name in SOME:
+        for number, bits in enumerate(((16 if len(name) % 2 else 8), (8, 7, 6, 5, 16))):
+            try:
+                made = line_of(name, spec, "auto")
+                root = write(made, made.plan(bits, seed=3), form, tmp_path / name / str(number))
+            except QuantpipeError:
+                continue  # nothing of it runs in integers there, or not with these bits
+            found = verify_folder(root)
+            assert found.wrong is None, (spec, name, bits, found.wrong)
+            count += found.kernels
+    assert count >= (0 if form not in FORMS else 40)
 
 
 @pytest.fixture
