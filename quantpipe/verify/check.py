@@ -74,7 +74,8 @@ def _checked(folder: Folder) -> Verdict:
         return _of_another_form(certificate)
     model = Model(folder)
     numbers = Numbers(plan, certificate, model)
-    model.stops |= {str(v) for v in certificate["values"].values()} | {f"{t}_q" for t in plan["constants"]}
+    model.stops |= {str(v) for v in certificate["values"].values()}
+    model.stop_at_constants({f"{t}_q" for t in plan["constants"]})
     _quantizers(plan)
     _same_kernels(numbers)
     for node in plan["kernels"]:

@@ -22,6 +22,8 @@ ALL = slice(None)
 
 FURTHER = "Reshape"
 """An int8 weight that several nodes read goes to each further one by way of such a node, to its own shape."""
+COPY = "/reader"
+"""What follows the name of a weight in that of a copy for a further reader, and a number behind it."""
 
 
 class Model:
@@ -82,6 +84,30 @@ class Model:
         if node.op_type == "Gather" and inputs[0] is not None and inputs[1] is not None:
             return np.take(inputs[0], inputs[1], axis=attribute(node, "axis", 0))
         return apply(node, inputs)
+
+    def stop_at_constants(self, names: set[str]) -> None:
+        """End walks at constants that kernels read as data, whichever of their readers a walk comes from.
+
+        What a further reader has of one, an equal copy or a Reshape to its own shape, is the constant from here on.
+
+        Args:
+            names: the constants.
+        """
+        self.stops |= names
+        same: dict[str, str] = {}
+        for copy in self._protos:
+            source = copy.rpartition(COPY)[0]
+            if source in names & set(self._protos) and np.array_equal(self.constant(copy), self.constant(source)):
+                same[copy] = source
+        for node in self.nodes:
+            source = same.get(node.input[0], node.input[0]) if node.op_type == FURTHER else ""
+            held = self._protos.get(source) if source in names else None
+            if held is not None and tuple(self.constant(node.input[1])) == tuple(held.dims):
+                same[node.output[0]] = source
+                self.see(node)
+        for node in self.nodes:
+            if any(name in same for name in node.input):
+                node.input[:] = [same.get(name, name) for name in node.input]
 
     def see(self, node: onnx.NodeProto) -> None:
         """Remember that a node has been checked."""

@@ -15,7 +15,7 @@ from quantpipe.graph.load import load_graph
 from quantpipe.types import QuantPlan
 from quantpipe.verify import verify_folder
 from tests.ops.line import ArraySamples, Line, Net, hardware, line
-from tests.verify.folders import FORMS, digits_line, hardware_files, refreshed, write
+from tests.verify.folders import FORMS, constants, digits_line, hardware_files, refreshed, with_constant, write
 
 QUICK = {"ort_cpu": ("qdq", "qoperator", "integer"), "vta": ("integer",), "tflite_int8": ("integer",),
          "tflite_xnnpack": ("integer",), "hago_int16_acc": ("integer",), "mixed_npu": ("integer",)}  # fmt: skip
@@ -101,6 +101,24 @@ def test_each_kind_of_kernel_is_accepted_on_each_device(spec: str, tmp_path: Pat
             assert found.wrong is None, (spec, name, bits, found.wrong)
             count += found.kernels
     assert count >= (0 if form not in FORMS else 40)
+
+
+@pytest.mark.parametrize("shape", [(1,), (6, 1, 1)])
+@pytest.mark.parametrize("spec", ["tflite_int8", "esp32p4", "stm32n6"])
+def test_a_constant_that_several_kernels_read_is_accepted(spec: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    net = Net(5)
+    gain = net.floats(*shape, scale=0.5)
+    x = net.conv(net.input(None, 3, 6, 6), 3, 6, 3, 3)
+    y = net.conv(net.node("Mul", x, gain), 6, 6)
+    net.output(net.conv(net.node("Mul", net.conv(net.node("Mul", y, gain), 6, 6), gain), 6, 4))
+    made = line(net, spec)
+    root = write(made, made.plan(), "integer", tmp_path / "run")
+    assert verify_folder(root).wrong is None
+    copies = [name for name, _ in constants(root) if "/reader" in name]
+    assert (len(shape) < 2) == bool(copies)
+    for name in copies[-1:]:
+        with_constant(root, name, next(a for n, a in constants(root) if n == name) - 1)
+        assert verify_folder(root).wrong
 
 
 @pytest.fixture
