@@ -146,7 +146,7 @@ class Context:
         self.opset = max(opset, graph.opset)
         self.builder = GraphBuilder(f"{dialect.name}", self.opset, version, names)
         self.dialect = dialect
-        self._made = {k.output for k in topology.kernels}
+        self._stored = {k.output for k in topology.kernels if k.form is Form.QUANTIZED}
         self._values: dict[tuple[str, Form], ir.Value] = {}
         self._halves: dict[str, ir.Value] = {}
         self._rescaled: dict[tuple[Any, ...], ir.Value] = {}
@@ -201,8 +201,8 @@ class Context:
         return self.real(tensor) if form is None else self._values[tensor, form]
 
     def is_stored(self, tensor: str) -> bool:
-        """Return whether a kernel makes the tensor (so that its real form is the dequantized one)."""
-        return tensor in self._made
+        """Return whether a kernel makes the tensor in stored form, so that its real form is the dequantized one."""
+        return tensor in self._stored
 
     def stored(self) -> dict[str, str]:
         """Return a mapping: tensor -> name of the value that holds its integers, for every tensor that has any."""
