@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from quantpipe.pipeline.advice_order import HALF
 from quantpipe.precision import Finding, outliers_of
 from quantpipe.types import AdviceRow, CauseRow, RaisedRow, TensorStats
 
@@ -53,14 +54,16 @@ def name_faults(
 def name_reasons(advice: Sequence[AdviceRow], causes: Sequence[CauseRow]) -> None:
     """Enter into each change why it mends: the fault of what it is about.
 
-    A change of the whole run that is advised has that of the worst place.
+    A change that is advised has that of the worst place where it is about the whole run, or mends half of the loss, and
+    with that this place.
     """
     faults = {row["tensor"]: row["fault"] for row in causes}
     worst = next((row for row in causes if row["alone"] > 0 or row["overflow"]), None)
     for row in advice:
         own = (faults.get(member, "") for member in row["members"])
         found = next((fault for fault in own if fault), "")
-        if not row["members"] and row["advised"] and worst is not None and worst["fault"]:
+        wide = not row["members"] or (not found and row["gain"] >= HALF)
+        if wide and row["advised"] and worst is not None and worst["fault"]:
             found = f"mostly at {worst['tensor']}: {worst['fault']}"
         row["reason"] = found
 

@@ -36,4 +36,21 @@ def expect_blocks(entry: Mapping[str, Any], weight: NDArray[Any], name: str) -> 
     expect(bool(np.all(rows % factor == 0)), name, "an integer is no multiple of the multiplier of its block")
     codes = rows // factor + offset
     expect(bool(np.all((low <= codes) & (codes <= high))), name, "a code is beyond its bits")
-    expect(high - low < 1 << int(entry["bits"]), name, "its codes need more bits than it has")
+    expect_codes(block["codes"], int(entry["bits"]), name)
+
+
+def expect_codes(ends: Any, bits: int, name: str) -> None:
+    """Check that the ends of codes are those of a number of bits: of signed ones, the least left out or not.
+
+    Args:
+        ends: the least and the greatest code.
+        bits: how many bits a code has.
+        name: the weight, as errors name it.
+
+    Raises:
+        Wrong: for any other ends.
+    """
+    half = 1 << (bits - 1)
+    expect(
+        list(ends) in ([-half, half - 1], [1 - half, half - 1]), name, f"its codes {list(ends)} are not of {bits} bits"
+    )

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from quantpipe.verify.blocks import expect_codes
 from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.model import Model
 from quantpipe.verify.ops import attribute
@@ -43,7 +44,9 @@ def check_weighted(plan: Mapping[str, Any], model: Model) -> None:
         block = entry["block"]
         low, high = block["codes"]
         expect(size == block["size"], name, f"its blocks have {size} weights, {block['size']} in plan.json")
-        expect(high - low < 1 << int(entry["bits"]), weight, "its codes need more bits than it has")
+        expect_codes(block["codes"], int(entry["bits"]), weight)
+        plain = entry["zero_point"] == 0 and entry["axis"] == entry["channel_axis"]
+        expect(plain, weight, "it has a zero point, or an axis of scales, besides those of its blocks")
         expect(bool(np.all((low <= codes) & (codes <= high))), name, "a code of its weights is beyond its bits")
         laid = codes if int(entry["channel_axis"]) == 0 or codes.ndim > 2 else codes.T
         digest = array_digest(np.ascontiguousarray(laid).astype(np.int8))

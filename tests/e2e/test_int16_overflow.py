@@ -40,7 +40,8 @@ def test_digits_in_eight_bits_do_not_fit_and_a_search_finds_bits_that_do(program
 @requires_zoo
 @pytest.mark.slow
 def test_sums_of_resnet20_wrap_in_eight_bits_and_a_search_finds_bits_that_do_not(program: Program) -> None:
-    uniform, searched = both(program, *resnet20(), "dataset.samples.evaluate=500", evaluations=154)
+    plain = ("dataset.samples.evaluate=500", "precision=none")  # which makes up for most of it by itself
+    uniform, searched = both(program, *resnet20(), *plain, evaluations=154)
     # On all 2000 images 34.40 % and 77.95 % (benchmarks/overflow.py); the float model has 80.75 %.
     assert top1(uniform) < 0.45
     assert top1(searched) > 0.72

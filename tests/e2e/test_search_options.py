@@ -273,4 +273,4 @@ def test_the_report_says_whether_the_result_carries_over(program: Program) -> No
     assert found["parted"] == (found["difference"] > 2 * found["standard_error"])
     said = [w for w in result.report["warnings"] if "does not carry over" in w]
     assert bool(said) == found["parted"] == ("does not carry over" in result.err)
-    assert "StatefulSamples over" in (result.folder / "evaluate" / "report.html").read_text()
+    assert "Carried over" in (result.folder / "evaluate" / "report.html").read_text()

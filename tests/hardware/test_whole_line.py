@@ -120,7 +120,7 @@ def test_parts_can_be_kept_in_float_by_pattern(name: str) -> None:
 @requires_zoo
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cifar10_resnet20", "kws_dscnn"])
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", CONVOLVING)
 def test_real_models(name: str, model: str) -> None:
     graph = zoo_graph(model)
     check(line(graph, name, samples=samples_for(model, graph)), name)

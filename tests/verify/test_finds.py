@@ -234,13 +234,18 @@ def escaped(root: Path, keep: Path, picks: int, seed: int) -> list[Any]:
 
 def harmless(file: str, at: Any, root: Path) -> bool:
     """What decides nothing on any input: the width that a weight could have had, a last bit of a weight's scale that
-    multipliers round away, an end of a range that no result reaches, rounding constants of ties that no accumulator
-    reaches, 1e-45 added to whole numbers; how many pairs saturate where some do; and what nodes in float read."""
+    multipliers round away, an end of a range that no result reaches, the size of blocks where there is one alone,
+    rounding constants of ties that no accumulator reaches, 1e-45 added to whole numbers; how many pairs saturate where
+    some do; and what nodes in float read."""
     if file == "plan.json":
         unproved = at[0] == "kernels" and not read(root, "certificate.json")["kernels"][at[1]]["proved"]
         pairs = unproved and at[2] == "saturating_pairs" and read(root, file)["kernels"][at[1]][at[2]] > 0
+        one = at[2:] == ("block", "size") and len(read(root, file)["weights"][at[1]]["block"]["multiplier"][0]) == 1
+        moved = at[0] == "kernels" and read(root, file)["kernels"][at[1]]["kind"] == "move" and at[2:] == ("range", 1)
         return (
             pairs
+            or one
+            or moved
             or (at[0] == "weights" and at[2] in ("bits", "scale"))
             or (at[0], at[2:3]) == ("quantizers", ("range",))
         )
@@ -248,7 +253,9 @@ def harmless(file: str, at: Any, root: Path) -> bool:
         floats = {f["node"] for f in read(root, "certificate.json")["float_nodes"]}
         nodes = onnx.load(root / "realize" / "model.onnx").graph.node
         inside = {i for n in nodes if n.name not in floats for i in n.input}
-        return at not in inside or at.endswith(("/lift", "/moved", "_zero"))
+        kernels = read(root, "plan.json")["kernels"].values()
+        moved = {f"{k['result']['tensor']}_high" for k in kernels if k["kind"] == "move"}
+        return at not in inside or at in moved or at.endswith(("/lift", "/moved", "_zero"))
     return False
 
 
