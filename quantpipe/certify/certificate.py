@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quantpipe.artifacts.digest import digest_array
 from quantpipe.certify.claims import Claims
 from quantpipe.graph.view import Graph, Node
 from quantpipe.lowering import Rendered
 from quantpipe.lowering.fragments import TRANSPOSED
 from quantpipe.lowering.tables import OF_TABLES
+from quantpipe.oprules import Family, rule_of
 from quantpipe.types import (
     HardwareSpec,
+    Kernel,
     KernelPlan,
     Move,
     ProofPart,
@@ -46,7 +49,12 @@ def certificate(
     """
     claims = Claims(graph, topology, plan, spec, form)
     kernels = {
-        k.node: {"op": k.op, **claims.of(k), "attributes": _attributes(graph.by_name[k.node], plan.kernels[k.node])}
+        k.node: {
+            "op": k.op,
+            **claims.of(k),
+            "attributes": _attributes(graph.by_name[k.node], plan.kernels[k.node]),
+            **_parameters(k, graph, plan.kernels[k.node]),
+        }
         for k in topology.kernels
         if k.node in plan.kernels
     }
@@ -72,6 +80,21 @@ def _attributes(node: Node, numbers: KernelPlan) -> dict[str, Any]:
     windowed = any(name in node.attributes for name in WINDOW) and node.op not in TRANSPOSED
     names = WINDOW if windowed else tuple(node.attributes) if isinstance(numbers, Move) else ()
     return {name: node.attr(name) for name in sorted(names) if name in node.attributes}
+
+
+def _parameters(kernel: Kernel, graph: Graph, numbers: KernelPlan) -> dict[str, Any]:
+    """Return the digests of the constants that say how an op moves values (shapes, ends, repeats), by input port.
+
+    A single real number is a value that the op writes, and is among the numbers, as the bounds of a clamp are.
+    """
+    node = graph.by_name[kernel.node]
+    rule = rule_of(node)
+    if not isinstance(numbers, Move) or rule is None or rule.family is not Family.MOVE:
+        return {}
+    data = {operand.port for operand in kernel.operands}
+    known = {p: graph.constant(t) for p, t in enumerate(node.inputs) if t and p not in data and graph.is_constant(t)}
+    found = {str(p): digest_array(a) for p, a in known.items() if a.dtype.kind in "iub" or a.size > 1}
+    return {"parameters": found} if found else {}
 
 
 def _summary(kernels: Mapping[str, Mapping[str, Any]], floats: list[dict[str, Any]]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.verify import spec
-from quantpipe.verify.files import Wrong, expect
+from quantpipe.verify.files import Wrong, array_digest, expect
 from quantpipe.verify.written import Written, expect_equal
 
 Array = NDArray[Any]
@@ -49,7 +49,18 @@ class Moved(Written):
             if node.op_type == "Pad" and port == DATA_PORTS["Pad"]:
                 self._pad(node, value)
             elif self.model.is_constant(value):
-                self.model.constant(value)
+                self._parameter(node, port, self.model.constant(value))
+
+    def _parameter(self, node: Any, port: int, found: Array) -> None:
+        """A shape, the ends of a slice and the like are those that the certificate names.
+
+        One of an earlier version names none.
+        """
+        claimed = self.numbers.claims[self.node].get("parameters")
+        if claimed is None or node.op_type != self.plan["op"] or (found.dtype.kind == "f" and found.size == 1):
+            return
+        expect(claimed.get(str(port)) == array_digest(found), self.node,
+               f"its input {port} is {found.tolist()}, the certificate names another")  # fmt: skip
 
     def _op(self) -> Any:
         """The op itself on the way back from the result."""
