@@ -14,6 +14,9 @@ from quantpipe.data.source import SINGLE, Source
 from quantpipe.errors import DataError, nearest
 from quantpipe.types import TensorInfo
 
+MOST_WHOLE = 2.0**53
+"""Floats below are whole numbers of integers that come back from them."""
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -139,7 +142,7 @@ def _remedy(feed: Feed, wanted: tuple[int | None, ...], found: tuple[int, ...]) 
 def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArray[Any]:
     """Return values as the input's dtype.
 
-    Fractions, too large integers, NaN and infinity are errors, never lost.
+    Fractions, too large integers, NaN and infinity are errors, never lost. Whole numbers in floats are integers.
 
     Args:
         values: values of any shape.
@@ -160,6 +163,8 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
             "inputs.",
             stage="data",
         ) from None
+    if target.kind in "iu" and values.dtype.kind == "f" and np.array_equal(values, np.rint(values)):
+        values = values.astype(np.int64) if np.all(np.abs(values) < MOST_WHOLE) else values
     legal = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}.get(target.kind, "")
     if values.dtype.kind not in legal:
         raise DataError(

@@ -162,9 +162,21 @@ def test_not_finite_is_named_before_anything_runs(tmp_path: Path, value: float) 
     ],
 )
 def test_dtype_that_would_lose_something(tmp_path: Path, dtype: str, port: str, match: str) -> None:
-    np.savez(tmp_path / "d.npz", images=np.full((10, 5), 1e9 if port == "float16" else 300, dtype))
+    value = {"float16": 1e9, "int64": 300.5}.get(port, 300)
+    np.savez(tmp_path / "d.npz", images=np.full((10, 5), value, dtype))
     with pytest.raises(DataError, match=match):
         NpzDataset(path=str(tmp_path / "d.npz")).splits([TensorInfo("x", (None, 5), port)], None, 0)
+
+
+def test_whole_numbers_in_floats_are_integers(tmp_path: Path) -> None:
+    """As a mask of ones and zeros often comes; one that is too large is named."""
+    port, free = TensorInfo("mask", (None, 5), "uint8"), {"duplicates": "allow"}
+    np.savez(tmp_path / "d.npz", mask=np.tile(np.float32([1, 0, 1, 1, 255]), (40, 1)))
+    batch = next(iter(NpzDataset(path=str(tmp_path / "d.npz"), **free).splits([port], None, 0).calibrate.batches(2)))
+    assert batch.inputs["mask"].dtype == np.uint8 and batch.inputs["mask"][0].tolist() == [1, 0, 1, 1, 255]
+    np.savez(tmp_path / "e.npz", mask=np.full((40, 5), 256, np.float32))
+    with pytest.raises(DataError, match=r"holds 256 .*does not fit uint8"):
+        NpzDataset(path=str(tmp_path / "e.npz"), **free).splits([port], None, 0)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_one_input_by_its_own_name(tmp_path: Path) -> None:
         ({}, {"inputs": {"x": "xx"}}, r"no array 'xx'"),
         ({"x": np.zeros((11, 5))}, {}, r"must have one row per sample each.*\[x\] has 11"),
         ({"ids": np.zeros((12, 3), np.int64)}, {}, r"'ids' takes \[N, 4\] int64, but a sample is \[N, 3\]"),
-        ({"ids": np.zeros((12, 4))}, {}, r"'ids' takes \[N, 4\] int64, but samples are float64"),
+        ({"ids": np.full((12, 4), 0.5)}, {}, r"'ids' takes \[N, 4\] int64, but samples are float64"),
     ],
 )
 def test_refused(tmp_path: Path, changes: dict[str, Any], keys: dict[str, Any], match: str) -> None:
