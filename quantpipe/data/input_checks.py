@@ -163,7 +163,7 @@ def cast(values: NDArray[Any], port: TensorInfo, names: Sequence[str]) -> NDArra
             "inputs.",
             stage="data",
         ) from None
-    if target.kind in "iu" and values.dtype.kind == "f" and np.array_equal(values, np.rint(values)):
+    if target.kind in "iu" and values.dtype.kind == "f" and np.array_equal(values, np.floor(values)):
         values = values.astype(np.int64) if np.all(np.abs(values) < MOST_WHOLE) else values
     legal = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}.get(target.kind, "")
     if values.dtype.kind not in legal:

@@ -48,7 +48,8 @@ class IntegerWriter:
 
         Args:
             value: v in the width's signed type, |v| + half a divisor < 2^lift.
-            count: 0 and up, a scalar or shaped to broadcast; zero shifts nothing.
+            count: 0 and up, a scalar or shaped to broadcast; zero shifts nothing. More than the width's `lift` leaves
+                what that leaves, and no more is written: a shift by all bits of a type is defined nowhere.
             rounding: how a fraction becomes an integer.
             name: what the nodes' names start with.
             width: the type that the shift is done in.
@@ -56,7 +57,7 @@ class IntegerWriter:
         Returns:
             The quotient, in the same type.
         """
-        n = np.asarray(count, np.int64)
+        n = np.minimum(np.asarray(count, np.int64), width.lift)
         half = np.where(n > 0, np.int64(1) << np.maximum(n - 1, 0), 0)
         offset = half
         if rounding is Rounding.FLOOR:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.errors import HardwareError
+from quantpipe.errors import DataError, HardwareError
 from quantpipe.oprules import Family, OpRule
 from quantpipe.oprules.rule import mean_of_window
 from quantpipe.plan.bias import quantize_bias
@@ -38,8 +38,20 @@ from quantpipe.types import (
 
 
 def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPlan:
-    """Return the numbers of one kernel, as the family of its op forms them."""
-    return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)
+    """Return the numbers of one kernel, as the family of its op forms them.
+
+    Raises:
+        HardwareError: for numbers that the device cannot hold, with the kernel's name.
+    """
+    try:
+        return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)
+    except DataError as error:  # of integer arithmetic, which knows no kernels
+        raise HardwareError(
+            f"{error}: the values that it reads lie too far from those that it gives (the -3e38 of a mask is no range "
+            f"of values); keep it in float with annotate.float_nodes=[{kernel.node}], or leave that to precision=auto",
+            stage="plan",
+            where=kernel.node,
+        ) from error
 
 
 def _accumulate(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> Accumulate | Contract:

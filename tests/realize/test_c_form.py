@@ -52,6 +52,20 @@ def test_every_op_gives_the_simulated_integers(name: str) -> None:
 
 
 @needs_compiler
+def test_an_operand_that_is_far_below_the_other_one_leaves_nothing() -> None:
+    """It is shifted by a hundred bits, which no type of C has."""
+    net = Net(0)
+    x = net.input(None, 3, 5, 5)
+    far = net.node("Mul", net.conv(x, 3, 4), net.constant(np.float32(1e30)))
+    net.output(net.node("Add", net.conv(x, 3, 4), far, name="sum"))
+    made = line(net, hardware("vta_mul"))
+    plan = made.plan()
+    assert min(t.shift for t in plan.kernels["sum"].terms) < -64  # type: ignore[union-attr]
+    found = run_c(made, plan, flags=SANITIZED)
+    assert found["differing"] == 0 and found["elements"], found
+
+
+@needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", CASES)

@@ -65,6 +65,15 @@ def test_right_shifts_in_64_bits(n: int, mode: Rounding) -> None:
     check_shift(n, mode, WIDE, np.int64, (1 << 61) - 1)
 
 
+@pytest.mark.parametrize("mode", Rounding)
+@pytest.mark.parametrize("n", [62, 63, 64, 107, 149])
+def test_right_shifts_by_more_than_a_type_has(n: int, mode: Rounding) -> None:
+    """Of values of 32 bits; onnxruntime's shift by 64 and more is whatever the CPU does."""
+    values = [-(1 << 32), -7, -1, 0, 1, 7, 1 << 32]
+    found = run(np.asarray(values, np.int64), lambda w, x: w.right_shift(x, n, mode, "s", width=WIDE))
+    assert found == [rounded(Fraction(v, 1 << n), mode) for v in values]
+
+
 def check_shift(n: int, mode: Rounding, width: Width, dtype: Any, most: int) -> None:
     values = around_ties(n, most)
     found = run(np.asarray(values, dtype), lambda w, x: w.right_shift(x, n, mode, "s", width=width))

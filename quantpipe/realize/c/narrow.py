@@ -17,13 +17,17 @@ def limited(source: Source, acc: str, limit: Limit | None) -> str:
     return f"{source.use(helpers.LIMIT[limit.overflow.value])}({acc}, {limit.width})"
 
 
+MOST_SHIFT = 62
+"""Beyond, int64 has no power of two; of values of 32 bits it leaves what any longer shift leaves."""
+
+
 def shifted(source: Source, value: str, shift: int, rounding: str) -> str:
     """Return value / 2^shift, rounded; a negative shift multiplies."""
     if shift == 0:
         return value
     if shift < 0:
         return f"({value}) * {integer(1 << -shift)}"
-    return f"{source.use(helpers.SHIFT[rounding])}({value}, {shift})"
+    return f"{source.use(helpers.SHIFT[rounding])}({value}, {min(shift, MOST_SHIFT)})"
 
 
 def times_fixed(source: Source, value: str, fixed: FixedPoint, rounding: str, *, channel: str) -> str:
