@@ -180,7 +180,9 @@ class Claims:
 
     def _program(self, kernel: Kernel, numbers: Program) -> dict[str, Any]:
         peak = max(max(abs(s.low), abs(s.high)) for s in numbers.steps)
-        return {"program": {"steps": len(numbers.steps), "bound": peak, "formed": numbers.kind}}
+        shapes = [list(self.graph.shapes[o.tensor]) for o in kernel.operands]
+        found = {"steps": len(numbers.steps), "bound": peak, "formed": numbers.kind}
+        return {"program": found | ({} if self._is_open(kernel) else {"shapes": shapes})}
 
     def _move(self, kernel: Kernel, numbers: KernelPlan) -> dict[str, Any]:
         if kernel.form is Form.RAW:

@@ -45,6 +45,15 @@ class Model:
         self.seen_constants: set[str] = set()
 
     @property
+    def opsets(self) -> list[onnx.OperatorSetIdProto]:
+        """Return the operator sets of the model."""
+        return list(self._folder.model.opset_import)
+
+    def holds(self, value: str) -> bool:
+        """Return whether a value is an initializer."""
+        return value in self._protos
+
+    @property
     def initializers(self) -> frozenset[str]:
         """Return the names of all initializers."""
         return frozenset(self._protos)
@@ -136,7 +145,7 @@ class Model:
         if self.is_constant(value):
             found = self.constant(value)
             done[value] = found.reshape(()) if found.size == 1 else found.reshape(-1, 1)
-            if found.size > 1 and not self._is_table(value):
+            if found.size > 1 and value not in self._tables:
                 done[value] = done[value][rows]
             return done[value]
         node = self.producer.get(value)
@@ -153,9 +162,10 @@ class Model:
             raise Wrong(node.name, f"it cannot be computed ({type(error).__name__})") from error
         return done[value]
 
-    def _is_table(self, value: str) -> bool:
-        """Whether a constant is looked up in; its elements do not follow channels."""
-        return any(n.op_type == "Gather" and n.input[0] == value for n in self.nodes)
+    @cached_property
+    def _tables(self) -> frozenset[str]:
+        """What is looked up in: the elements do not follow channels."""
+        return frozenset(n.input[0] for n in self.nodes if n.op_type == "Gather")
 
     def heads(self, value: str, stops: set[str]) -> tuple[list[onnx.NodeProto], list[str]]:
         """Return what a value is made of by element-wise ops alone: other nodes, and `stops`."""

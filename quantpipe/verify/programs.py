@@ -1,0 +1,214 @@
+"""Run programs of whole rows (Softmax, normalizations) on drawn rows: the steps of plan.json, and the model's nodes.
+
+Nothing is proved by it. The steps are computed here, the nodes by the reference evaluator of the `onnx` package.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from quantpipe.verify import spec
+from quantpipe.verify.files import Wrong, expect
+from quantpipe.verify.numbers import Numbers, storage
+
+Array = NDArray[Any]
+Ints = NDArray[np.int64]
+SEED = 0
+MOST_ELEMENTS = 1 << 18
+"""Of one operand: larger ones are not drawn."""
+
+
+def expect_program(numbers: Numbers, node: str, result: str, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Check that the nodes of a program make of drawn integers what its steps in plan.json make of them.
+
+    Args:
+        numbers: what plan.json and the certificate say.
+        node: the kernel.
+        result: the value that holds its result.
+        nodes: the model's nodes that it consists of, in any order.
+
+    Raises:
+        Wrong: where an integer is another, or a step leaves its bounds.
+    """
+    plan, shapes = numbers.kernels[node], numbers.claims[node].get("program", {}).get("shapes")
+    tensors = [read["tensor"] for read in plan["reads"]]
+    if shapes is None or any(math.prod(shape) > MOST_ELEMENTS for shape in shapes) or _by_channel(plan):
+        return  # of an earlier version; too large; narrowed by channels, which only the graph places
+    expect(len(shapes) == len(tensors), node, "the certificate has another number of operands")
+    _expect_numbers(numbers, node, nodes)
+    evaluator = _evaluator(numbers, node, nodes)
+    for drawn in _drawn(numbers, dict(zip(tensors, shapes, strict=True))):
+        steps = _stepped(plan, [drawn[t] - numbers.grid(t)[1] for t in tensors], node)
+        feeds = {numbers.value(t): drawn[t].astype(storage(numbers.quantizer(t)["dtype"])) for t in tensors}
+        made = _run(evaluator, {n: a for n, a in feeds.items() if n in evaluator.input_names}, node)
+        found, expected = made[result], _stored(plan, steps[-1])
+        expect(found.shape == expected.shape, node, f"its result is {found.shape}, by its steps {expected.shape}")
+        wrong = np.argwhere(found != expected)
+        if len(wrong):
+            at = tuple(wrong[0])
+            raise Wrong(node, f"of drawn rows the model makes {found[at]}, the steps of plan.json {expected[at]}")
+        held = {(a.shape, a.tobytes()) for a in made.values()}
+        for number, (step, value) in enumerate(zip(plan["steps"], steps, strict=True)):
+            there = step["op"] == "constant" or (value.shape, np.ascontiguousarray(value).tobytes()) in held
+            expect(there, node, f"no node of the model makes of drawn rows what its step {number} ({step['op']}) makes")
+
+
+def _expect_numbers(numbers: Numbers, node: str, nodes: Sequence[onnx.NodeProto]) -> None:
+    """The model has every number of the steps, as often as they do: also those that no drawn row shows."""
+    plan, model = numbers.kernels[node], numbers.model
+    read = {i for n in nodes for i in n.input if i and model.holds(i)}
+    held: Counter[Any] = Counter(_flat(model.constant(i)) for i in read)
+    clips = (n for n in nodes if n.op_type == "Clip" and all(model.holds(i) for i in n.input[1:]))
+    held += Counter(("clip", *(_flat(model.constant(i)) for i in n.input[1:])) for n in clips)
+    requantize = plan.get("requantize", {"kind": ""})
+    factor = {"fixed_point": "q31", "float_multiplier": "multiplier"}.get(requantize["kind"])
+    wanted = [(f"step {at}", _wanted(step)) for at, step in enumerate(plan["steps"]) if "numbers" in step]
+    wanted += [] if factor is None else [(factor, _flat(requantize[factor]))]
+    for what, array in wanted:
+        held[array] -= 1
+        expect(held[array] >= 0, node, f"the model has not the numbers of its {what} in plan.json")
+
+
+def _wanted(step: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Both ends of a clip stand for themselves."""
+    return ("clip", *map(_flat, step["numbers"])) if step["op"] == "clip" else _flat(step["numbers"])
+
+
+def _flat(array: Any) -> tuple[float, ...]:
+    return tuple(np.asarray(array, np.float64).reshape(-1).tolist())
+
+
+def _by_channel(plan: Mapping[str, Any]) -> bool:
+    """Whether sums are narrowed by a number for each channel."""
+    numbers = plan.get("requantize", {})
+    return "channel_range" in numbers or any(np.size(numbers.get(key, 0)) > 1 for key in ("multiplier", "q31"))
+
+
+def _evaluator(numbers: Numbers, node: str, nodes: Sequence[onnx.NodeProto]) -> ReferenceEvaluator:
+    """The nodes as a model of their own, in the order of the file."""
+    model, own = numbers.model, {id(n) for n in nodes}
+    ordered = [n for n in model.nodes if id(n) in own]
+    made = {o for n in ordered for o in n.output}
+    read = dict.fromkeys(i for n in ordered for i in n.input if i and i not in made)
+    reads = numbers.kernels[node]["reads"]
+    entering = {numbers.value(r["tensor"]): numbers.quantizer(r["tensor"])["dtype"] for r in reads}
+    inputs = [
+        helper.make_tensor_value_info(i, helper.np_dtype_to_tensor_dtype(storage(entering[i])), None)
+        for i in read
+        if i in entering and not model.holds(i)
+    ]
+    constants = [numpy_helper.from_array(model.constant(i), i) for i in read if model.holds(i)]
+    outputs = [onnx.ValueInfoProto(name=o) for n in ordered for o in n.output if o]
+    graph = helper.make_graph(ordered, "program", inputs, outputs, constants)
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=model.opsets))
+
+
+def _run(evaluator: ReferenceEvaluator, feeds: Mapping[str, Array], node: str) -> dict[str, Ints]:
+    """Whole numbers that nodes make, by value."""
+    with np.errstate(all="ignore"):
+        try:
+            found = dict(zip(evaluator.output_names, evaluator.run(None, dict(feeds)), strict=True))
+        except Exception as error:  # whatever the evaluator raises of a model that it cannot run
+            raise Wrong(node, f"its program cannot be computed ({type(error).__name__}: {error})") from error
+    return {name: np.ascontiguousarray(array, np.int64) for name, array in found.items() if array.dtype.kind in "iu"}
+
+
+def _drawn(numbers: Numbers, shapes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, Ints]]:
+    """Operands of one sample: anything, both ends, both of them by turns, and around the zero point."""
+    rng = np.random.default_rng(SEED)
+    ways: Sequence[Callable[[int, int, int, Sequence[int]], Ints]] = (
+        lambda low, high, zero, shape: rng.integers(low, high + 1, shape),
+        lambda low, high, zero, shape: np.full(shape, low),
+        lambda low, high, zero, shape: np.full(shape, high),
+        lambda low, high, zero, shape: np.where(rng.random(shape) < 0.5, low, high),
+        lambda low, high, zero, shape: np.clip(zero + rng.integers(-9, 10, shape), low, high),
+        lambda low, high, zero, shape: rng.integers(low, high + 1, shape),
+    )
+    for way in ways:
+        found = {}
+        for tensor, shape in shapes.items():
+            low, high = (int(v) for v in numbers.quantizer(tensor)["range"])
+            constant = tensor in numbers.plan["constants"]
+            array = numbers.model.constant(numbers.value(tensor)) if constant else None
+            drawn = way(low, high, numbers.grid(tensor)[1], tuple(shape)) if array is None else array
+            found[tensor] = np.asarray(drawn, np.int64)
+        yield found
+
+
+def _stepped(plan: Mapping[str, Any], operands: Sequence[Ints], node: str) -> list[Ints]:
+    """What each step of a program makes."""
+    values = list(operands)
+    for number, step in enumerate(plan["steps"]):
+        given = [values[i] for i in step["operands"]]
+        expect(step["op"] in _STEPS, node, f"the step {step['op']!r} is unknown")
+        made = np.asarray(_STEPS[step["op"]](step, given), np.int64)
+        low, high = (int(v) for v in step["range"])
+        inside = not made.size or bool(low <= made.min() and made.max() <= high)
+        expect(inside, node, f"its step {number} leaves the bounds {[low, high]}")
+        values.append(made)
+    return values[len(operands) :]
+
+
+def _stored(plan: Mapping[str, Any], value: Ints) -> Ints:
+    """What is stored of the last value of a program."""
+    numbers = plan.get("requantize")
+    if numbers is None:
+        return value
+    narrowed = spec.narrowed(numbers, value.reshape(1, -1))
+    return spec.clamp(narrowed, numbers["range"]).reshape(value.shape)
+
+
+def _numbers(step: Mapping[str, Any]) -> Ints:
+    return np.asarray(step.get("numbers", 0), np.int64)
+
+
+def _second(step: Mapping[str, Any], given: Sequence[Ints]) -> Ints:
+    return given[1] if len(given) > 1 else _numbers(step)
+
+
+def _axes(step: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in step.get("axes", ()))
+
+
+def _divided(step: Mapping[str, Any], given: Sequence[Ints]) -> Ints:
+    """Towards zero."""
+    return np.asarray(np.sign(given[0]) * (np.abs(given[0]) // _second(step, given)))
+
+
+def _rounded_shift(step: Mapping[str, Any], given: Sequence[Ints]) -> Ints:
+    count = _second(step, given)
+    return (given[0] + ((np.int64(1) << count) >> 1)) >> count
+
+
+def _each(function: Callable[[int], int]) -> Callable[[Mapping[str, Any], Sequence[Ints]], Ints]:
+    whole = np.frompyfunc(function, 1, 1)
+    return lambda step, given: np.asarray(whole(given[0]), np.int64)
+
+
+_STEPS: Mapping[str, Callable[[Mapping[str, Any], Sequence[Ints]], Ints]] = {
+    "constant": lambda step, given: _numbers(step),
+    "add": lambda step, given: given[0] + _second(step, given),
+    "sub": lambda step, given: given[0] - _second(step, given),
+    "mul": lambda step, given: given[0] * _second(step, given),
+    "div": _divided,
+    "shift": lambda step, given: spec.scaled(given[0], -_numbers(step), str(step["rounding"])),
+    "shift_right": _rounded_shift,
+    "shift_left": lambda step, given: given[0] << _second(step, given),
+    "table": lambda step, given: _numbers(step)[given[0]],
+    "clip": lambda step, given: np.clip(given[0], *_numbers(step)),
+    "max_over": lambda step, given: given[0].max(axis=_axes(step), keepdims=True),
+    "sum_over": lambda step, given: given[0].sum(axis=_axes(step), keepdims=True),
+    "squeeze": lambda step, given: np.squeeze(given[0], axis=_axes(step)),
+    "bits": _each(int.bit_length),
+    "sqrt": _each(math.isqrt),
+}
+"""What a step makes of its operands (docs/numerics.md)."""
