@@ -19,6 +19,7 @@ CASES = ("slice_maps", "reshape", "tile", "expand", "top_k", "gather", "split_th
 MOVES = ("Slice", "Reshape", "Tile", "Expand", "TopK", "Gather", "Split", "Pad", "Squeeze", "Unsqueeze", "Resize")
 
 
+@pytest.mark.sliced(3)
 @pytest.mark.parametrize(("spec", "form"), [("ort_cpu", "qdq"), ("tflite_int8", "integer"), ("vta", "integer")])
 def test_other_constants_of_moves_are_found(spec: str, form: str, tmp_path: Path) -> None:
     looked = set()

@@ -40,6 +40,7 @@ def turned(path: Path, count: int) -> int:
     return len(longer)
 
 
+@pytest.mark.sliced(5)
 @pytest.mark.parametrize("kind", ["conv", "dense"])
 @pytest.mark.parametrize("spec", ["ort_cpu", "vta", "tflite_int8", "npu_w8a16", "esp32p4"])
 def test_numbers_of_channels_lie_along_channels(spec: str, kind: str, tmp_path: Path) -> None:

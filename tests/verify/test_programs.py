@@ -32,6 +32,7 @@ def found(root: Path) -> str:
     return wrong
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize(("name", "spec"), CASES)
 def test_numbers_of_steps_are_found(name: str, spec: str, tmp_path: Path) -> None:
     root, node = written(name, spec, tmp_path)
@@ -48,6 +49,7 @@ def test_numbers_of_steps_are_found(name: str, spec: str, tmp_path: Path) -> Non
     assert verify_folder(root).wrong is None
 
 
+@pytest.mark.sliced(4)
 @pytest.mark.parametrize(("name", "spec"), CASES[:-1])
 def test_another_op_is_found(name: str, spec: str, tmp_path: Path) -> None:
     root, node = written(name, spec, tmp_path)
