@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ class Program:
         self, *arguments: str, folder: Path | None = None, file_limit: int = 0, crash: dict[str, Any] | None = None
     ) -> Result:
         """With exactly these arguments."""
+        while (self.cwd / "outputs" / time.strftime("%Y-%m-%d/%H-%M-%S")).exists():
+            time.sleep(0.05)  # folders are named by the second, in which a warm process may run twice
         out, err = self.cwd / ".stdout", self.cwd / ".stderr"
         code = self.zygote.ask(
             {
