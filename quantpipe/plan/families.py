@@ -48,7 +48,7 @@ def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPla
     except DataError as error:  # of integer arithmetic, which knows no kernels
         raise HardwareError(
             f"{error}: the values that it reads lie too far from those that it gives (the -3e38 of a mask is no range "
-            f"of values); keep it in float with annotate.float_nodes=[{kernel.node}], or leave that to precision=auto",
+            f"of values); keep it in float with annotate.float_nodes=[{kernel.node}], and what is like it",
             stage="plan",
             where=kernel.node,
         ) from error
