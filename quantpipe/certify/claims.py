@@ -92,7 +92,7 @@ class Claims:
         if isinstance(numbers, Accumulate | Contract) and output is None and not written_out:
             return "its result leaves as real numbers, which the runtime forms in an order of its own"
         if isinstance(numbers, Program):
-            return "it is a function of whole rows, whose program the checker does not follow; its steps have bounds"
+            return "it is a function of whole rows, whose program is run on drawn rows alone; its steps have bounds"
         if isinstance(numbers, Device):
             return f"its arithmetic is that of the plug-in package {numbers.package}, held against its interpreter"
         if isinstance(numbers, Lookup):

@@ -47,8 +47,8 @@ def plan_kernel(builder: PlanBuilder, kernel: Kernel, rule: OpRule) -> KernelPla
         return _FAMILIES.get(rule.family, _move)(builder, kernel, rule)
     except DataError as error:  # of integer arithmetic, which knows no kernels
         raise HardwareError(
-            f"{error}: the values that it reads lie too far from those that it gives (the -3e38 of a mask is no range "
-            f"of values); keep it in float with annotate.float_nodes=[{kernel.node}], and what is like it",
+            f"{error}; keep it in float with annotate.float_nodes=[{kernel.node}], and what is like it, or leave what "
+            "is no value out of its range (the -3e38 of a mask)",
             stage="plan",
             where=kernel.node,
         ) from error
