@@ -18,13 +18,23 @@ from quantpipe.annotate.tail import computes
 from quantpipe.artifacts import Origin, is_current, read_json
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.ruled import place_of
-from quantpipe.errors import Interrupted
+from quantpipe.errors import HardwareError, Interrupted
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.origin_parts import KINDS
 from quantpipe.pipeline.precision_record import floats_of, nodes_of, record_of, why
 from quantpipe.pipeline.search import Candidates, SearchContext, trial_log
-from quantpipe.precision import Finding, FindingKind, Move, Selection, findings_of, moves_of, raised_moves, range_moves
+from quantpipe.precision import (
+    Finding,
+    FindingKind,
+    Move,
+    Selection,
+    findings_of,
+    moves_of,
+    raised_moves,
+    range_moves,
+    readers_of,
+)
 from quantpipe.precision.selection import Measured
 from quantpipe.realize.backends import BACKENDS
 from quantpipe.report import text
@@ -110,13 +120,16 @@ def decide(job: RunContext, aim: SearchContext, profile: Profile) -> Decided:
     try:
         (first,) = opened.workers([offered.space.start])
         start = (loss_of(first, aim.objective.metric), first.cost)
-        said = _said(job, profile, floats_of(job, _hosted(job)))
+        hosted = _hosted(job)
+        said = _said(job, profile, floats_of(job, hosted))
         sooner = job.variants.tail or nodes_of(said, FindingKind.MASK)
         least = _aim(job) if sooner else job.settings.precision.loss_above
-        floats = floats_of(job, _alike(job, nodes_of(said, *DECIDED) & _hosted(job)))
+        floats = floats_of(job, _alike(job, (nodes_of(said, *DECIDED) | _masked(job, said)) & hosted))
         if floats and (start[0] > least or _certain(said)):
             opened.close()
-            job.console.stage("precision", why(start[0], _certain(said)))
+            job.console.stage(
+                "precision", why(start[0], _certain(said), _refused(opened) if start[0] == math.inf else None)
+            )
             offered = job.offering(floats, _groups(job), _raisable(job), decided=False)
             profile = calibrate(offered, profile)
             said = _said(offered, profile, floats)  # of operands that share a scale, too, which are measured only now
@@ -183,6 +196,7 @@ def _selected(
         measure,
         certain=nodes_of(said, FindingKind.CONSTANT),
         masks=nodes_of(said, FindingKind.MASK),
+        masked=frozenset(n for n in _masked(job, said) if choice_key(ChoiceKind.FLOAT, n) in keys),
         doubted=nodes_of(said, FindingKind.APART),
         ranges=range_moves(job.graph, [job.variants.reference.group_of[key] for key in _groups(job)]),
         raised=raised_moves(job.graph, job.variants.reference, _raisable(job)),
@@ -219,6 +233,20 @@ def _alike(job: RunContext, found: frozenset[str]) -> frozenset[str]:
     """The nodes of the same roles: what a mask does to one block it does to the others, seen or not."""
     roles = moves_of(job.graph, _hosted(job)) if found else ()
     return found.union(*(move.nodes for move in roles if not found.isdisjoint(move.nodes)))
+
+
+def _masked(job: RunContext, said: Sequence[Finding]) -> frozenset[str]:
+    """What has a mask in the range of what it reads, as a Softmax behind the addition of one."""
+    return readers_of(job.graph, nodes_of(said, FindingKind.MASK))
+
+
+def _refused(opened: Candidates) -> str | None:
+    """What stands against the start, where the device cannot express it."""
+    try:
+        opened.plan(opened.job.space.start)
+    except HardwareError as error:
+        return str(error).split("; ", 1)[0]  # what would mend it is measured here
+    return None
 
 
 def _certain(said: Sequence[Finding]) -> list[Finding]:

@@ -14,8 +14,16 @@ from quantpipe.types import FindingRow, PrecisionRecord, PrecisionTrialRow, Role
 from quantpipe.types.choice_key import ChoiceKind, choice_key, read_key
 
 
-def why(loss: float, certain: Sequence[Finding]) -> str:
-    """Return why there is something to decide."""
+def why(loss: float, certain: Sequence[Finding], refused: str | None) -> str:
+    """Return why there is something to decide.
+
+    Args:
+        loss: Of the start, in nats.
+        certain: Operands whose ranges say nothing.
+        refused: Why the device cannot express the start; None where it can.
+    """
+    if refused is not None:
+        return f"in integers wherever the device has them, it cannot express the model: {refused}"
     if certain:
         return f"{len(certain)} operands depend on an input and never varied in calibration"
     return f"in integers wherever the device has them, the outputs lose {loss:.3g}"

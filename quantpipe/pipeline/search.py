@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ from quantpipe.types import (
     Point,
     PrecisionRecord,
     Profile,
+    QuantPlan,
     Samples,
     Score,
     SearchReport,
@@ -208,6 +210,14 @@ class Candidates:
         )
         return cls(job, recipe, table, settings.executor.open(recipe))
 
+    def plan(self, point: Point) -> QuantPlan:
+        """Return all numbers of a point of the job's space. HardwareError where the device cannot express one."""
+        job, strategy = self.job, self.table.strategy(self.job.space.decode(point))
+        topology = job.variants.at(strategy.structure)
+        planner = Planner(job.graph, topology, job.settings.spec, job.settings.schema)
+        variants = self.recipe.variants(planner)
+        return planner.plan(strategy, NO_OVERRIDES if variants is None else variants.overrides(strategy))
+
     def close(self) -> None:
         """End the workers."""
         self.workers.close()
@@ -244,6 +254,8 @@ def search(aim: SearchContext, candidates: Candidates, decided: PrecisionRecord)
             ),
             singly=timed,
         )
+    if isnan(result.score.value):
+        candidates.plan(result.best)  # says what stands against it, where none that was tried can be expressed
     point, score, front = picked(job, result, aim.objective)
     worth = weighed(job, result, aim.objective, point=point, score=score)
     point, score = worth.point, worth.score

@@ -1,7 +1,7 @@
 """Which nodes stay in float before anything is searched, by what ranges and measurements say (`precision=auto`)."""
 
 from quantpipe.precision.moves import Move, moves_of, named, raised_moves, range_moves
-from quantpipe.precision.ranges import Finding, FindingKind, findings_of, outliers_of
+from quantpipe.precision.ranges import Finding, FindingKind, findings_of, outliers_of, readers_of
 from quantpipe.precision.selection import Selection, Tried
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "outliers_of",
     "raised_moves",
     "range_moves",
+    "readers_of",
 ]

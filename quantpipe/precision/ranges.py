@@ -15,6 +15,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from quantpipe.annotate.tail import computes
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules.masks import ADDING, JOINING, OF_SHAPES, SELECTING
 from quantpipe.types import Kernel, Profile, TensorStats, Topology
@@ -129,6 +130,17 @@ def depends_on_values(graph: Graph, tensor: str) -> bool:
         seen |= new
         waiting += new
     return False
+
+
+def readers_of(graph: Graph, nodes: Collection[str]) -> frozenset[str]:
+    """Return the nodes that read what `nodes` give, also behind what only moves values: they have its range, too."""
+    found: set[str] = set()
+    waiting = [graph.by_name[name] for name in nodes]
+    while waiting:
+        readers = [r for t in waiting.pop().outputs for r, _ in graph.consumers.get(t, ()) if r.name not in found]
+        found.update(reader.name for reader in readers)
+        waiting += [reader for reader in readers if not computes(reader)]
+    return frozenset(found)
 
 
 def _mask(graph: Graph, node: Node, kernel: Kernel, stats: Mapping[str, TensorStats]) -> list[Finding]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from quantpipe.annotate.tail import TAIL
 from quantpipe.precision.moves import Move, named
 
 Measured = tuple[float, float]
-"""(loss, cost) of a set of nodes in float."""
+"""(loss, cost) of a set of nodes in float; the loss is infinite where the device cannot express it."""
 
 WORTH = 0.7
 """A step into float is worth it where it leaves at most this share of the loss."""
@@ -61,6 +62,7 @@ class Selection:
         measure: (loss, cost) of a set of moves; it may raise what ends the search, and `moved` is the answer then.
         certain: Nodes whose ranges cannot be trusted.
         masks: Nodes whose ranges hold masks.
+        masked: Nodes that read what these give, where the device has them in integers, with a mask in their range.
         doubted: Nodes whose ranges hold parts far apart.
         ranges: Scale groups that may have their whole range.
         raised: Scale groups that may have more bits, with the weights that are multiplied by them.
@@ -83,6 +85,7 @@ class Selection:
     aim: float
     ranges: Sequence[Move] = ()
     raised: Sequence[Move] = ()
+    masked: frozenset[str] = frozenset()
     tail: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
     tried: list[Tried] = field(default_factory=list)
@@ -117,12 +120,14 @@ class Selection:
             found = self._worth("masks and parts far apart: in float", before, self.masks | self.doubted)
         if found[0] > self.aim and self.masks - self.moved:
             found = self._worth("masks: in float", found, self.masks)
+        if found[0] > self.aim and self.masked - self.moved:
+            found = self._worth("masks, and what reads them: in float", found, self.masks | self.masked)
         return found
 
     def _worth(self, what: str, before: Measured, nodes: frozenset[str]) -> Measured:
         wider = self.moved | nodes
         found = self._try(what, wider)
-        if found[0] > WORTH * before[0]:
+        if not _mends(found, before):
             return before
         self.moved = wider
         return found
@@ -135,7 +140,7 @@ class Selection:
 
     def _ranges(self, before: Measured) -> Measured:
         """Ranges that hold everything, for all tensors, and where that gains or much is lost, role by role."""
-        if not self.ranges or before[0] <= 0:
+        if not self.ranges or before[0] <= 0 or before[0] == inf:
             return before
         start = self.moved
         whole = self._try("whole ranges for all tensors", _with(start, self.ranges))
@@ -151,7 +156,7 @@ class Selection:
             nodes = _with(start, gaining)
             options.insert(0, (self._try("whole ranges where they gain", nodes), nodes))
         best, nodes = min(options, key=lambda option: option[0][0])
-        if best[0] > WIDER * before[0]:
+        if not _mends(best, before, WIDER):
             return before
         self.moved = nodes
         return best
@@ -167,13 +172,14 @@ class Selection:
             return before
         start = self.moved
         whole = self._try("more bits for all that may have them", _with(start, moves))
-        if whole[0] > WORTH * before[0]:
+        if not _mends(whole, before):
             return before
         self.moved, goal = _with(start, moves), max(self.aim, MARGIN * whole[0])
         worth: dict[Move, float] = {}
         for move in moves if len(moves) > 1 else ():
             alone = self._try(f"{named(move)}: more bits", _with(start, [move]))
-            worth[move] = (before[0] - alone[0]) / max(alone[1] - before[1], 1e-9 * abs(before[1]), 1e-12)
+            gain = before[0] - alone[0] if alone[0] < inf else 0.0
+            worth[move] = gain / max(alone[1] - before[1], 1e-9 * abs(before[1]), 1e-12)
         order = sorted(moves, key=lambda m: -worth.get(m, 0.0))
         low, high, found = 1, len(order), whole
         while low < high:
@@ -215,15 +221,15 @@ class Selection:
             return before
         kept, whole = self.moved, _with(self.moved, moves)
         best = self._try(what, whole)
-        if best[0] > WORTH * before[0]:
+        if not _mends(best, before):
             return before
         self.moved, goal = whole, max(self.aim, MARGIN * best[0])
         harm: dict[Move, float] = {}
         for move in moves:
             back = self._try(f"{named(move)}: back to integers", whole - (set(move.nodes) - kept))
             saved = best[1] - back[1]
-            harm[move] = max(back[0] - best[0], 0.0) / saved if saved > 0 else float("inf")
-        order = sorted((m for m in moves if harm[m] < float("inf")), key=lambda m: harm[m])
+            harm[move] = max(back[0] - best[0], 0.0) / saved if saved > 0 else inf
+        order = sorted((m for m in moves if harm[m] < inf), key=lambda m: harm[m])
         found, back_again = self._most(kept, whole, order, goal, best=best)
         return self._split(kept, [m for m in moves if m not in back_again], goal, found)
 
@@ -263,14 +269,14 @@ class Selection:
         for move in self.heavy:
             if move.share <= HEAVY_SHARE and not self.moved.issuperset(move.nodes):
                 measured = self._try(f"{named(move)}: in float", self.moved | set(move.nodes))
-                if measured[0] <= WORTH * found[0]:
+                if _mends(measured, found):
                     gains.append((measured[0], move, measured))
         for _, move, alone in sorted(gains, key=lambda gain: gain[0]):
             if found[0] <= self.aim or share + move.share > HEAVY_SHARE:
                 continue
             nodes = self.moved | set(move.nodes)
             measured = self._try(f"{named(move)}: in float, too", nodes) if share else alone
-            if measured[0] <= WORTH * found[0]:
+            if _mends(measured, found):
                 self.moved, found, share = nodes, measured, share + move.share
         return found
 
@@ -278,6 +284,10 @@ class Selection:
         loss, cost = self.measure(nodes)
         self.tried.append(Tried(what, loss, cost, nodes))
         return loss, cost
+
+
+def _mends(found: Measured, before: Measured, share: float = WORTH) -> bool:
+    return found[0] < inf and found[0] <= share * before[0]
 
 
 def _with(nodes: frozenset[str], moves: Iterable[Move]) -> frozenset[str]:

@@ -311,7 +311,13 @@ def precision(record: PrecisionRecord) -> str:
     parts += [f"{ranges} range{'' if ranges == 1 else 's'} whole"] if ranges else []
     raised = len(record.get("raised") or ())
     parts += [f"{raised} tensor{'' if raised == 1 else 's'} with more bits"] if raised else []
-    loss, count = f"loss {record['loss_before']:.3g}", f"({record['evaluations']} evaluations)"
+    before, after = (_loss(record[key]) for key in ("loss_before", "loss_after"))
+    loss, count = f"loss {before}", f"({record['evaluations']} evaluations)"
     if not parts:
         return f"{loss}; nothing that was tried mends it {count}"
-    return f"{', '.join(parts)}: {loss} to {record['loss_after']:.3g} {count}"
+    return f"{', '.join(parts)}: {loss} to {after} {count}"
+
+
+def _loss(value: float | None) -> str:
+    """A loss in words; files have none for an infinite one."""
+    return "infinite" if value is None or not math.isfinite(value) else f"{value:.3g}"

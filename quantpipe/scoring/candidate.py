@@ -194,12 +194,10 @@ class CandidateMeasure:
         return in_order(self._pool, lambda n: candidate.run(n, batches), batches.numbers(), self._concurrent)
 
     def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan | None:
-        """All numbers of a point; None where the device cannot express the weights that recovery gave it."""
-        planner = self._planner.on(topology)
-        if self._variants is None:
-            return planner.plan(strategy, NO_OVERRIDES)
+        """All numbers of a point; None where the device cannot express one of them, so that another is looked for."""
+        planner, variants = self._planner.on(topology), self._variants
         try:
-            return planner.plan(strategy, self._variants.overrides(strategy))
+            return planner.plan(strategy, NO_OVERRIDES if variants is None else variants.overrides(strategy))
         except HardwareError:
             return None
 

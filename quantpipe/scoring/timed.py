@@ -6,6 +6,7 @@ A measured cost is never the same twice: a resumed search takes what its log say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -41,6 +42,8 @@ class TimedMeasure:
         return [self._timed(point, score) for point, score in zip(points, scores, strict=True)]
 
     def _timed(self, point: Point, score: Score) -> Score:
+        if math.isnan(score.value):  # the device cannot express it, or it gives no numbers: it is never chosen
+            return replace(score, cost=math.inf)
         realized = Session(self._realize(point).model, where="realized model")
         found = interleaved((self._float, realized), self._feeds, self._runs, self._max_seconds)
         return replace(

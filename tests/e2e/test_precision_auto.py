@@ -103,6 +103,39 @@ def test_masks_stay_in_float_and_are_named(program: Program, hardware: str, leas
     assert found.report["agreement"]["differing"] == 0
 
 
+@pytest.mark.parametrize("hardware", ["qnn_htp", "npu_w8a16"])
+def test_what_reads_a_mask_in_integers_alone_goes_to_the_host_with_it(program: Program, hardware: str) -> None:
+    """A Softmax of 16 bits whose operand has the mask in its range is as lost as the addition was."""
+    found = program.run(*data(program, gated=False, ways=()), f"hardware={hardware}", "recover=none")
+    assert found.code == 0, found.err
+    assert found.report["outputs"][0]["sqnr_db"] > 15 and found.report["agreement"]["differing"] == 0
+    assert set(found.report["precision"]["float"]) == {f"{op}{n}" for op in ("apply", "softmax") for n in range(BLOCKS)}
+
+
+MASKED = ("model=digits_vit_masked", "dataset=digits_columns", "hardware=tflite_16x8")
+
+
+def test_a_start_that_the_device_cannot_express_is_mended(program: Program) -> None:
+    """float32's least number beside scores: its multiplier is beyond the device, which has no number for it either."""
+    found = program.run(*MASKED)
+    assert found.code == 0, found.err
+    assert "cannot express the model" in found.err and "no requantize multiplier" in found.err
+    assert "loss infinite to" in found.out
+    assert found.report["outputs"][0]["sqnr_db"] > 30 and found.report["agreement"]["differing"] == 0
+    assert decided(found.folder)["loss_before"] is None
+    page = (found.folder / "evaluate" / "report.html").read_text()
+    assert "loss infinite to" in page
+    again = program.run(*MASKED)
+    assert again.code == 0 and again.strategy == found.strategy
+
+
+def test_where_nothing_that_was_tried_can_be_expressed_the_kernel_is_named(program: Program) -> None:
+    found = program.run(*MASKED, "precision=none", "search=greedy", "search.max_evaluations=4")
+    assert found.code == 2
+    assert "Softmax" in found.err and "annotate.float_nodes=[" in found.err and "Traceback" not in found.err
+    assert not (found.folder / "search" / "strategy.json").exists()
+
+
 def test_masks_of_minus_infinity_do_as_well(program: Program) -> None:
     """Nothing has to be measured for them: what only a Softmax reads is real."""
     given = data(program)[:2]

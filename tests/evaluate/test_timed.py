@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -67,3 +68,16 @@ def test_every_candidate_is_measured_before_one_is_timed() -> None:
     feeds = {session.inputs[0]: np.zeros((1, 8, 40, 40), np.float32)}
     TimedMeasure(measure, realized, session, feeds, runs=5, max_seconds=0.1)([(0,), (1,)])
     assert events == ["measured", "measured", "timed", "timed"]
+
+
+def test_what_the_device_cannot_express_is_not_timed() -> None:
+    def realize(point: object) -> Rendered:
+        raise AssertionError("there are no integers to write")
+
+    session = Session(small(1), where="float model")  # type: ignore[arg-type]
+    feeds = {session.inputs[0]: np.zeros((1, 8, 40, 40), np.float32)}
+    timed = TimedMeasure(
+        lambda points: [Score(math.nan, 3.0)], realize, session, feeds, runs=20, max_seconds=5.0
+    )  # fmt: skip
+    (found,) = timed([(0,)])
+    assert math.isnan(found.value) and found.cost == math.inf

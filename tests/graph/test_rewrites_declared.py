@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 
+from quantpipe.graph.execute import Session
 from tests.ops.line import Net, hardware, hardware_data, line, load
 
 
@@ -107,3 +110,40 @@ def test_a_mask_leaves_scores_their_steps_where_a_device_adds_integers_alone(sen
         real = line(masked(sentinel), other).graph
         constants = [t for n in real.nodes if n.op == "Where" for t in n.inputs if real.is_constant(t)]
         assert min(float(real.constant(t).min()) for t in constants) <= -1e4
+
+
+def multiplied(made_of: str) -> Net:
+    """(1 - mask) times a sentinel on scores; the mask is a row of integers, of truth values, or of real numbers."""
+    net = Net(seed=7)
+    x = net.input(None, 6, 16)
+    scores = net.node("MatMul", x, net.floats(16, 6, scale=0.5), name="scores")
+    part = net.node("Slice", x, *(net.constant(np.int64([v])) for v in (0, 6, 2)))
+    mask = net.node("Clip", part, net.constant(np.float32(0)), net.constant(np.float32(1)))
+    if made_of == "integers":
+        raised = net.node("Add", part, net.constant(np.float32(1.5)))
+        kept = net.node("Clip", raised, net.constant(np.float32(0)), net.constant(np.float32(1.5)))
+        mask = net.node("Cast", kept, to=TensorProto.INT64)
+    elif made_of == "truths":
+        mask = net.node("Greater", part, net.constant(np.float32(-0.5)))
+    mask = mask if made_of == "reals" else net.node("Cast", mask, to=TensorProto.FLOAT)
+    away = net.node("Sub", net.constant(np.float32(1.0)), mask)
+    far = net.node("Mul", away, net.constant(np.finfo(np.float32).min), name="far")
+    weights = net.node("Softmax", net.node("Add", scores, far, name="sum"), axis=-1)
+    net.output(net.node("MatMul", weights, net.floats(6, 5, scale=0.5), name="last"))
+    return net
+
+
+@pytest.mark.parametrize(("made_of", "factor"), [("integers", -64.0), ("truths", -64.0), ("reals", None)])
+def test_a_sentinel_times_whole_numbers_is_a_mask(made_of: str, factor: float | None) -> None:
+    """Times real numbers it may be anything: 1e-37 of it is not to be taken for a mask."""
+    made = line(multiplied(made_of), "npu_w8a16")
+    (found,) = [float(made.graph.constant(t)) for t in made.graph.by_name["far"].inputs if made.graph.is_constant(t)]
+    assert found == pytest.approx(np.finfo(np.float32).min if factor is None else factor)
+    feeds = next(iter(made.samples.batches(16))).inputs
+    (wanted,) = ort.InferenceSession(multiplied(made_of).proto().SerializeToString()).run(None, dict(feeds))
+    (clean,) = Session(made.graph.model).run(feeds).values()
+    np.testing.assert_allclose(clean, wanted, rtol=1e-5, atol=1e-6)
+    if factor is not None:
+        plan = made.plan(16)
+        assert made.agree(plan, "integer").differing == 0
+        assert float(plan.quantizers["sum_out"].scale) < 0.01

@@ -157,6 +157,47 @@ def test_a_loss_that_is_infinite_is_mended_too() -> None:
     assert found.moved == set(PARTS[0].nodes)
 
 
+def test_what_reads_a_mask_goes_with_it_where_the_mask_alone_mends_nothing() -> None:
+    """As a Softmax in integers, whose operand has the mask in its range still."""
+
+    def measure(asked: frozenset[str]) -> tuple[float, float]:
+        return (0.01 if {"mask", "reader"} <= asked else 1.0), float(len(asked))
+
+    found = selection(Model({}), masks=frozenset({"mask"}), masked=frozenset({"reader"}))
+    found.measure = measure
+    found.run()
+    assert found.moved == {"mask", "reader"} and len(found.tried) == 3
+
+
+def test_nothing_is_taken_where_nothing_can_be_expressed() -> None:
+    def measure(asked: frozenset[str]) -> tuple[float, float]:
+        return math.inf, float(len(asked))
+
+    given = {
+        "masks": frozenset({"mask"}), "doubted": frozenset({"part"}), "masked": frozenset({"reader"}),
+        "ranges": WIDE, "raised": (Move(("bits:p",), "Conv", 0.0), Move(("bits:q",), "Add", 0.0)),
+        "heavy": (Move(("x",), "Conv", 0.2), Move(("y",), "Conv", 0.1)), "tail": frozenset({"boxes"}),
+    }  # fmt: skip
+    found = selection(Model({}), **given)
+    found.measure = measure
+    found.run()
+    assert not found.moved
+    assert all("range:" not in name for tried in found.tried for name in tried.nodes), "no range brings numbers nearer"
+
+
+def test_more_bits_are_weighed_where_fewer_cannot_be_expressed() -> None:
+    """Of two roles, one of which has to be raised for there to be a loss at all, the other stays as it is."""
+    raised = (Move(("bits:p",), "Conv", 0.0), Move(("bits:q",), "Add", 0.0))
+
+    def measure(asked: frozenset[str]) -> tuple[float, float]:
+        return (0.01 if "bits:q" in asked else math.inf), 1.0 + len(asked)
+
+    found = selection(Model({}), raised=raised)
+    found.measure = measure
+    found.run()
+    assert found.moved == {"bits:q"}
+
+
 WIDE = (Move(("range:p", "range:q"), "Conv", 0.0), Move(("range:r",), "Add", 0.0))
 
 

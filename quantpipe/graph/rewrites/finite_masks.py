@@ -5,6 +5,8 @@ infinities has no range, so a model with such a mask could not be calibrated.
 
 Where a device adds masks in 16 bits and never as real numbers, -1e30 or -3.4e38 leave the scores beside them no step.
 There they become -64: exp(-64) is 10^-28, nothing beside the weights of any score that is not as far below the others.
+A mask may be a sentinel times whole numbers, as in (1 - mask) · -3.4e38 with a mask of int64: none of them is so small
+that the product would not be one. Times real numbers it may be anything, and stays as it is.
 """
 
 from __future__ import annotations
@@ -39,6 +41,12 @@ PASSING = (
 
 ENDS = ("Softmax", "LogSoftmax")
 
+COMPUTING = ("Add", "Sub", "Mul", "Neg", "Cast")
+"""Ops that make whole numbers of whole numbers, beside those behind which a value is the same still."""
+
+ANSWERING = ("Not", "And", "Or", "Xor", "Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+"""Ops whose results are true or false."""
+
 
 def finite_mask(graph: ir.Graph, node: ir.Node) -> None:
     """Start at a node that reads a constant with minus infinity, and whose result goes to a Softmax only."""
@@ -47,7 +55,8 @@ def finite_mask(graph: ir.Graph, node: ir.Node) -> None:
 
 def low_mask(graph: ir.Graph, node: ir.Node) -> None:
     """Start at a node that reads a constant with sentinels, and whose result goes to a Softmax only."""
-    _replace(graph, node, _is_very_low, lambda a: np.where(a <= VERY_LOW, LOW, a))
+    if not is_op(node, "Mul") or all(_is_whole(v) for v in node.inputs):
+        _replace(graph, node, _is_very_low, lambda a: np.where(a <= VERY_LOW, LOW, a), ops=(*PASSING, "Mul"))
 
 
 def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
@@ -64,9 +73,14 @@ def adds_masks_in_16_bits(declared: Collection[str]) -> bool:
 
 
 def _replace(
-    graph: ir.Graph, node: ir.Node, is_mask: Callable[[Array], bool], changed: Callable[[Array], Array]
+    graph: ir.Graph,
+    node: ir.Node,
+    is_mask: Callable[[Array], bool],
+    changed: Callable[[Array], Array],
+    *,
+    ops: Collection[str] = PASSING,
 ) -> None:
-    if not is_op(node, *PASSING):
+    if not is_op(node, *ops):
         return
     for port, value in enumerate(node.inputs):
         array = constant(value)
@@ -86,6 +100,21 @@ def _is_very_low(array: Array) -> bool:
     if array.dtype != np.float32 or not array.size or not np.isfinite(array).all():
         return False
     return bool(array.min() <= VERY_LOW and array.max() <= -VERY_LOW)
+
+
+def _is_whole(value: ir.Value | None) -> bool:
+    """Whether a value holds whole numbers: made of integers, of truth values, and of whole constants."""
+    if value is None:
+        return False
+    array, maker = constant(value), value.producer()
+    if array is not None:
+        return bool(np.isfinite(array).all() and (np.mod(array, 1) == 0).all())
+    if value.dtype is not None and value.dtype.numpy().kind in "iub":
+        return True
+    if maker is None or is_op(maker, *ANSWERING):
+        return maker is not None
+    read = maker.inputs if is_op(maker, *COMPUTING) else maker.inputs[1:] if is_op(maker, "Where") else maker.inputs[:1]
+    return is_op(maker, *COMPUTING, *PASSING) and all(_is_whole(v) for v in read)
 
 
 def _ends(node: ir.Node, graph: ir.Graph) -> bool:
