@@ -200,7 +200,7 @@ class Course:
 
 
 def _samples(rows: Sequence[_Row]) -> int:
-    return sum(len(row[0]) for row, _ in rows)
+    return sum(np.atleast_1d(row[0]).shape[0] for row, _ in rows)
 
 
 def _place(batch: int, output: int) -> str:

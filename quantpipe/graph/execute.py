@@ -131,7 +131,7 @@ class Session:
             ModelError: with onnxruntime's own reason.
         """
         names = list(outputs) if outputs is not None else list(self.outputs)
-        given = dict(feeds)
+        given = {name: np.asarray(value) for name, value in feeds.items()}  # what NumPy makes of `()` is no array
         with np.errstate(over="ignore"):
             given |= {n: given[n].astype(np.float16) for n in self._half & {*given} if given[n].dtype == np.float32}
         try:

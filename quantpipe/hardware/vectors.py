@@ -65,7 +65,9 @@ def _is_rows(kernel: Kernel, family: Family, graph: Graph) -> bool:
 
 
 def _vectors(shape: tuple[int, ...], rows: bool, block: int) -> int:
-    """Vectors of channels of a result."""
+    """Vectors of channels of a result. One of fewer than two axes has none: each of its numbers takes a vector."""
+    if len(shape) < 2:
+        return prod(shape)
     axis = len(shape) - 1 if rows else 1
     return ceil(shape[axis] / block) * prod(shape[:axis]) * prod(shape[axis + 1 :])
 
