@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from quantpipe.calibrate.collector import StatsCollector
 from quantpipe.calibrate.extremes import ExtremesCollector
+from quantpipe.calibrate.nonfinite import NO_RANGE, around
 from quantpipe.calibrate.passes import Pass, channel_axis, plan_passes
 from quantpipe.errors import DataError
 from quantpipe.graph.execute import Session, available_cores
@@ -66,13 +67,15 @@ class Detail:
 
     `extremes_only`: no more than minima and maxima (see `TensorStats.full`). `by_channel`: tensors whose channels are
     measured, too (those are always measured in full). `most`: values of each tensor and sample that are counted (see
-    `StatsCollector`). `timed`: a float pass is timed besides.
+    `StatsCollector`). `timed`: a float pass is timed besides. `finite`: tensors that are refused where they hold NaN or
+    infinities; None for all. Of others these are counted (of those in full), and no range comes of them.
     """
 
     extremes_only: bool = False
     by_channel: Collection[str] = ()
     most: int | None = None
     timed: bool = True
+    finite: Collection[str] | None = None
 
 
 def measure(
@@ -107,9 +110,7 @@ def measure(
     by_channel = detail.by_channel
     reduced = [t for t in tensors if detail.extremes_only and t not in by_channel]
     passes = plan_passes(graph, tensors, memory_mb, reduced)
-    work = Measurement(
-        graph, samples, passes, by_channel, progress=progress, checkpoint=checkpoint or NoCheckpoint(), most=detail.most
-    )
+    work = Measurement(graph, samples, passes, detail, progress=progress, checkpoint=checkpoint or NoCheckpoint())
     work.run()
     timed = detail.timed
     seconds = float_pass_seconds(graph, samples, graph.batch_size, FLOAT_PASS_SECONDS) if timed else 0.0
@@ -131,22 +132,21 @@ class Measurement:
         graph: Graph,
         samples: Samples,
         passes: Sequence[Pass],
-        by_channel: Collection[str],
+        detail: Detail,
         *,
         progress: Progress,
         checkpoint: Checkpoint,
-        most: int | None = None,
     ) -> None:
         self._graph, self._samples, self._passes = graph, samples, tuple(passes)
-        self._progress, self._checkpoint = progress, checkpoint
+        self._progress, self._checkpoint, self._finite = progress, checkpoint, detail.finite
         self.collectors: dict[str, Collector] = {}
         for one in passes:
             for tensor in one.tensors:
                 if one.reduced:
                     self.collectors[tensor] = ExtremesCollector(tensor)
                 else:
-                    axis = channel_axis(graph, tensor) if tensor in by_channel else None
-                    self.collectors[tensor] = StatsCollector(tensor, axis, most)
+                    axis = channel_axis(graph, tensor) if tensor in detail.by_channel else None
+                    self.collectors[tensor] = StatsCollector(tensor, axis, detail.most)
         self.seconds = 0.0
         self._pass = self._done = 0
         self._saved = time.perf_counter()
@@ -196,7 +196,8 @@ class Measurement:
             ordered = sorted(one.tensors, key=lambda t: -values[t].size)
             list(pool.map(lambda t: self._full(t).update(values[t], first, batch_ends=False), ordered))
             for tensor in one.tensors:
-                _refuse_nonfinite(self._full(tensor), len(self._samples))
+                if self._finite is None or tensor in self._finite:
+                    self._refuse_nonfinite(self._full(tensor))
 
         return include
 
@@ -228,8 +229,19 @@ class Measurement:
             session = Session(with_outputs(self._graph.model, fetched), where=self._graph.source)
             values = session.run(batch.inputs, fetched)
         collector.update(values[tensor], first)
-        _refuse_nonfinite(collector, len(self._samples))
+        self._refuse_nonfinite(collector)
         return collector.finish()
+
+    def _refuse_nonfinite(self, collector: StatsCollector) -> None:
+        if collector.first_nonfinite is not None:
+            raise DataError(
+                f"the tensor {collector.name} holds {collector.nonfinite} values that are not finite, first in "
+                f"calibration sample {collector.first_nonfinite} of {len(self._samples)}; the float model itself "
+                f"overflows or divides by zero there, or masks with infinities, {NO_RANGE}: leave that sample out, or "
+                f"keep what makes and reads it in float with {around(self._graph, collector.name)}",
+                stage="calibrate",
+                where=collector.name,
+            )
 
     def _full(self, tensor: str) -> StatsCollector:
         collector = self.collectors[tensor]
@@ -293,14 +305,3 @@ def float_pass_seconds(graph: Graph, samples: Samples, size: int, at_most: float
 def peak_rss_mb() -> float:
     """Return the operating system's own figure for this process, MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _refuse_nonfinite(collector: StatsCollector, samples: int) -> None:
-    if collector.first_nonfinite is not None:
-        raise DataError(
-            f"the tensor {collector.name} holds {collector.nonfinite} values that are not finite, first in calibration "
-            f"sample {collector.first_nonfinite} of {samples}; the float model itself overflows or divides by zero "
-            "there, so no range can represent it: leave that sample out or keep the node in float",
-            stage="calibrate",
-            where=collector.name,
-        )

@@ -18,8 +18,10 @@ from quantpipe.calibrate.decided import DecidedEstimator
 from quantpipe.calibrate.estimators import Estimator, MaxRange
 from quantpipe.calibrate.estimators.legal import legal_range
 from quantpipe.calibrate.needs import require
+from quantpipe.calibrate.nonfinite import NO_RANGE, around
 from quantpipe.calibrate.ruled import WeightMethod, estimator_of, place_of, weight_method_of
 from quantpipe.calibrate.weights import channel_stats, estimated_ranges, weight_ranges
+from quantpipe.errors import DataError
 from quantpipe.graph.view import Graph
 from quantpipe.types import (
     Profile,
@@ -180,10 +182,21 @@ class ThresholdTable:
     def _range(self, tensor: str, bits: int, group: ScaleGroup, whole: bool) -> Range:
         key = (tensor, bits, WHOLE if whole else place_of(self._estimator, group.tensors))
         if key not in self._ranges:
+            self._refuse_nonfinite(tensor)
             estimator = MaxRange() if whole else estimator_of(self._estimator, group.tensors)
             found = estimator(self._statistics(tensor), bits, self._schema.activations)
             self._ranges[key] = self._rectified(tensor, found)
         return self._ranges[key]
+
+    def _refuse_nonfinite(self, tensor: str) -> None:
+        count = self._statistics(tensor).nonfinite
+        if count:
+            raise DataError(
+                f"{count} of its values were not finite in calibration, {NO_RANGE}; keep what makes and reads it in "
+                f"float with {around(self._graph, tensor)}",
+                stage="calibrate",
+                where=tensor,
+            )
 
     def _statistics(self, tensor: str) -> TensorStats:
         if tensor not in self._stats and self._graph.is_constant(tensor):

@@ -15,7 +15,7 @@ from quantpipe.evaluate.agreement import Agreement, compare, float_warning
 from quantpipe.evaluate.detected import Judge
 from quantpipe.evaluate.generalization import Generalization, generalization
 from quantpipe.evaluate.layers import layer_report, samples_for
-from quantpipe.evaluate.lossy import loss_warnings
+from quantpipe.evaluate.lossy import loss_warnings, shape_warnings
 from quantpipe.evaluate.nearness import is_accurate, nearness, nearness_of
 from quantpipe.evaluate.overflow import overflow_report
 from quantpipe.evaluate.plugged import check_plug_ins
@@ -218,9 +218,12 @@ def evaluate(
         accurate=accurate,
         per_sample=per_sample(same, found),
         detections=judge.part(),
-        lossy=loss_warnings(
-            graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
-        ),
+        lossy=[
+            *loss_warnings(
+                graph, topology, plan, rows=rows, layers=inside["layers"], limit=warn_sqnr_db, accurate=accurate
+            ),
+            *shape_warnings(rows, len(few)),
+        ],
     )
 
 

@@ -33,6 +33,9 @@ MOST_NODES = 6
 OWN_SHARE = 0.5
 """Of a loss: from here on the tensor's own integers explain it."""
 
+OTHER_SHAPE = 0.01
+"""Share of the samples in which an output may have another shape than the float model's, without a word."""
+
 FEW_BITS = 8
 """Below, more bits are the first thing to try, where the search took fewer than the device has."""
 
@@ -212,6 +215,26 @@ def loss_warnings(
             + f"; what could help: {', or '.join(losses.remedies(lost))}"
         )
     return said
+
+
+def shape_warnings(rows: Sequence[OutputRow], samples: int) -> list[str]:
+    """Return a sentence per output whose length depends on values, and is another than the float model's too often.
+
+    Args:
+        rows: nearness of each output (see `nearness`).
+        samples: how many samples there were.
+
+    Returns:
+        The sentences; none where that is so in a hundredth of the samples or fewer.
+    """
+    return [
+        f"the output {row['output']} of the realized model has another shape than the float model's in {other} of "
+        f"{samples} samples: how long it is depends on values; figures that count such a sample take it as lost, and "
+        "its SQNR is that of the others; what could help: what the warnings about its values name, or "
+        "recover=default"
+        for row in rows
+        if (other := row.get("other_shape", 0)) > OTHER_SHAPE * samples
+    ]
 
 
 def _noise(entry: Mapping[str, Any]) -> float:

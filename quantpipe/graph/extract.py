@@ -11,6 +11,9 @@ import onnx_ir as ir
 from quantpipe.graph.view import Graph, Node, view
 from quantpipe.types import TensorInfo
 
+COUNTED = ("Resize",)
+"""Ops of whose parameters onnxruntime wants to know the length where it loads a model."""
+
 
 def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     """Return the nodes between `inputs` and `outputs` as a model with exactly these ports.
@@ -23,9 +26,14 @@ def part_of(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Grap
     for value in [*copy.graph.inputs, *copy.graph.outputs]:
         name = value.name or ""
         value.type = ir.TensorType(ir.DataType.from_numpy(np.dtype(graph.dtypes[name])))
-        value.shape = ir.Shape([None] * len(graph.shapes[name]))
+        value.shape = ir.Shape(graph.shapes[name] if _is_counted(graph, name) else [None] * len(graph.shapes[name]))
     found = view(copy, graph.model_hash, graph.source)
     return replace(found, shapes=graph.shapes, dtypes=graph.dtypes, varying=graph.varying, largest=graph.largest)
+
+
+def _is_counted(graph: Graph, name: str) -> bool:
+    """Whether a tensor says the sizes of the axes of another, one number for each."""
+    return any(node.op in COUNTED and port > 0 for node, port in graph.consumers.get(name, ()))
 
 
 def section_of(

@@ -143,7 +143,7 @@ def differing(reference: Outputs, outputs: Outputs) -> float:
 
 
 def divergence(reference: Outputs, outputs: Outputs) -> float:
-    """Return the KL divergence of class scores; infinite where shapes differ.
+    """Return the KL divergence of class scores; a sample of another shape counts as evenly spread (`fitted`).
 
     Args:
         reference: the float model's class scores, `[N, classes]`.
@@ -152,7 +152,7 @@ def divergence(reference: Outputs, outputs: Outputs) -> float:
     Returns:
         The divergence in nats.
     """
-    return kl_divergence(reference, outputs) if _alike(reference, outputs) else math.inf
+    return kl_divergence(reference, outputs)
 
 
 _OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], float]] = {

@@ -2,6 +2,9 @@
 
 Where outputs differ in shape from sample to sample (`Outputs` is a tuple), KL is the mean over samples of each sample's
 own mean, so that a long sample counts as much as a short one; squared errors are taken over all elements.
+
+How long an output is may depend on values, as where a decoder goes on until it gives an end. A sample of another shape
+than the float model's is lost: it counts as one that gives the mean of the float output everywhere (`fitted`).
 """
 
 from __future__ import annotations
@@ -47,6 +50,30 @@ def is_distribution(outputs: Outputs) -> bool:
 
 def _parts(outputs: Outputs) -> tuple[Array, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def fitted(reference: Outputs, outputs: Outputs) -> Outputs:
+    """Return outputs in the shapes of the float model's; those themselves where they are alike.
+
+    Args:
+        reference: the float model's output, `[N, ...]` or N arrays.
+        outputs: the other model's, `[N, ...]` or N arrays.
+
+    Returns:
+        As `reference` is; a sample of another shape holds the mean of the float output in each element, and so do all
+        where it cannot be told which rows are a sample's.
+    """
+    if isinstance(reference, np.ndarray) and isinstance(outputs, np.ndarray) and reference.shape == outputs.shape:
+        return outputs
+    rows = list(outputs) if len(outputs) == len(reference) else [np.empty(0)] * len(reference)
+    known = _elements(reference)
+    known = known[np.isfinite(known)]
+    mean = float(known.mean()) if known.size else 0.0
+    found = [
+        np.asarray(row) if np.shape(row) == np.shape(r) else np.full(np.shape(r), mean)
+        for r, row in zip(reference, rows, strict=True)
+    ]
+    return tuple(found) if isinstance(reference, tuple) else np.stack(found)
 
 
 def _elements(outputs: Outputs) -> Array:
@@ -98,6 +125,7 @@ def kl_divergence(reference: Outputs, outputs: Outputs) -> float:
     """
     if not all_finite(outputs):
         return float("inf")
+    outputs = fitted(reference, outputs)
     return max(float(np.mean([np.mean(part) for part in _divergences(reference, outputs)])), 0.0)
 
 
@@ -113,6 +141,7 @@ def kl_divergences(reference: Outputs, outputs: Outputs) -> NDArray[np.float64]:
     """
     if not all_finite(outputs):
         return np.full(len(reference), np.inf)
+    outputs = fitted(reference, outputs)
     if isinstance(reference, tuple):
         return np.array([np.mean(part) for part in _divergences(reference, outputs)])
     (rows,) = _divergences(reference, outputs)
@@ -140,7 +169,7 @@ def relative_mse(reference: Outputs, outputs: Outputs) -> float:
     """
     r = _elements(reference)
     variance = float(np.var(r)) or 1.0
-    return float(np.mean((_elements(outputs) - r) ** 2)) / variance
+    return float(np.mean((_elements(fitted(reference, outputs)) - r) ** 2)) / variance
 
 
 def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
@@ -154,7 +183,7 @@ def sqnr_db(reference: Outputs, outputs: Outputs) -> float | None:
         The ratio in dB, or None.
     """
     r = _elements(reference)
-    noise = float(np.sum((r - _elements(outputs)) ** 2))
+    noise = float(np.sum((r - _elements(fitted(reference, outputs))) ** 2))
     signal = float(np.sum(r**2))
     if noise == 0.0 or signal == 0.0 or not np.isfinite(noise):
         return None if noise == 0.0 else float("-inf") if signal == 0.0 or not np.isfinite(noise) else None
@@ -175,7 +204,7 @@ def cosine_similarity(reference: Outputs, outputs: Outputs) -> float | None:
     """
     if not (all_finite(reference) and all_finite(outputs)):
         return None
-    pairs = zip(_parts(reference), _parts(outputs), strict=True)
+    pairs = zip(_parts(reference), _parts(fitted(reference, outputs)), strict=True)
     ragged = isinstance(reference, tuple)
     found = [c for r, o in pairs for c in (cosines(r[None], o[None]) if ragged else cosines(r, o))]
     return float(np.mean(found)) if found else None

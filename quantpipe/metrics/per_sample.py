@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe.metrics.losses import LossKind
-from quantpipe.metrics.outputs import all_finite, is_distribution, log_probabilities
+from quantpipe.metrics.outputs import all_finite, fitted, is_distribution, log_probabilities
 from quantpipe.metrics.reference import Reference
 from quantpipe.types import Outputs
 
@@ -36,7 +36,7 @@ def per_sample(reference: Reference, found: Outputs) -> dict[str, NDArray[Any]]:
 
 def _losses(reference: Reference, found: Outputs) -> NDArray[np.float64]:
     squared = any(loss.output == reference.output and loss.kind is not LossKind.KL for loss in reference.losses)
-    pairs = list(zip(reference.outputs, found, strict=True))
+    pairs = list(zip(reference.outputs, fitted(reference.outputs, found), strict=True))
     if squared or not all_finite(found):
         with np.errstate(over="ignore", invalid="ignore"):
             return np.array([np.mean((y.astype(np.float64) - r) ** 2) for r, y in pairs], dtype=np.float64)

@@ -104,7 +104,10 @@ def _measured(job: RunContext, tensors: Sequence[str]) -> Profile:
         job.inputs.calibrate,
         settings.memory_mb,
         progress=job.console.progress("calibrate"),
-        detail=Detail(settings.statistics == "extremes", _by_channel(job)),
+        # What only other choices store may be infinite: a candidate with such a choice is no candidate then.
+        detail=Detail(
+            settings.statistics == "extremes", _by_channel(job), finite=frozenset(job.variants.base.measured)
+        ),
         checkpoint=_partial(job, tensors),
     )
 

@@ -18,7 +18,7 @@ from quantpipe.annotate.tail import computes
 from quantpipe.artifacts import Origin, is_current, read_json
 from quantpipe.calibrate.estimators import MSE
 from quantpipe.calibrate.ruled import place_of
-from quantpipe.errors import HardwareError, Interrupted
+from quantpipe.errors import DataError, HardwareError, Interrupted
 from quantpipe.pipeline.calibrate import calibrate
 from quantpipe.pipeline.context import ANNOTATE, RunContext
 from quantpipe.pipeline.origin_parts import KINDS
@@ -244,7 +244,7 @@ def _refused(opened: Candidates) -> str | None:
     """What stands against the start, where the device cannot express it."""
     try:
         opened.plan(opened.job.space.start)
-    except HardwareError as error:
+    except (DataError, HardwareError) as error:
         return str(error).split("; ", 1)[0]  # what would mend it is measured here
     return None
 

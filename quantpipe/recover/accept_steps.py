@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 
-from quantpipe.errors import ArtifactError, HardwareError
+from quantpipe.errors import ArtifactError, DataError, HardwareError
 from quantpipe.plan import Overrides
 from quantpipe.recover.options import StepItem
 from quantpipe.recover.work import NotApplicable, State
@@ -45,8 +45,9 @@ def accept_steps(
 ) -> tuple[State, RecoveryResult]:
     """Try the steps in order.
 
-    A step that cannot apply, or whose numbers the device or the network cannot express, is not kept, and its row says
-    why. Where the loss is `kl_target` behind a walk, steps that would repeat it in other units are left out.
+    A step that cannot apply, or whose numbers the device or the network cannot express, or that comes upon values which
+    have no integers (a float node that divides by what became zero), is not kept, and its row says why. Where the loss
+    is `kl_target` behind a walk, steps that would repeat it in other units are left out.
 
     Args:
         start: the state to start from.
@@ -72,7 +73,7 @@ def accept_steps(
         try:
             found = run(step, replace(state, note=""))
             value = measure(found)
-        except (HardwareError, NotApplicable, ArtifactError) as error:
+        except (HardwareError, NotApplicable, ArtifactError, DataError) as error:
             row["seconds"], row["reason"] = time.perf_counter() - started, str(error)
             continue
         helps = value < best

@@ -17,7 +17,7 @@ from cachetools import FIFOCache, LRUCache
 from quantpipe.annotate.choices import bits_of
 from quantpipe.annotate.variants import Topologies
 from quantpipe.calibrate.table import ThresholdTable
-from quantpipe.errors import HardwareError
+from quantpipe.errors import DataError, HardwareError
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.execute import MAX_CONCURRENT, concurrency, joined
 from quantpipe.graph.io import external_tensors
@@ -157,10 +157,11 @@ class CandidateMeasure:
         r = self._recipe
         cost = self.cost(point)
         bound = PartialScoreBound(r.metric, r.reference) if should_prune is not None else None
-        strategy = r.table.strategy(r.space.decode(point))
-        topology = self._topology(strategy.structure)
-        plan = self._plan(strategy, topology)
-        if plan is None:
+        try:
+            strategy = r.table.strategy(r.space.decode(point))
+            topology = self._topology(strategy.structure)
+            plan = self._plan(strategy, topology)
+        except (DataError, HardwareError):  # no range, or beyond the device, so that another is looked for
             return Score(float("nan"), cost)
         batches = self._batches
         self._cache.begin([SAMPLES])
@@ -193,13 +194,10 @@ class CandidateMeasure:
         """Yield the batches' outputs in order, each while the next ones are under way."""
         return in_order(self._pool, lambda n: candidate.run(n, batches), batches.numbers(), self._concurrent)
 
-    def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan | None:
-        """All numbers of a point; None where the device cannot express one of them, so that another is looked for."""
-        planner, variants = self._planner.on(topology), self._variants
-        try:
-            return planner.plan(strategy, NO_OVERRIDES if variants is None else variants.overrides(strategy))
-        except HardwareError:
-            return None
+    def _plan(self, strategy: Strategy, topology: Topology) -> QuantPlan:
+        """All numbers of a point."""
+        overrides = NO_OVERRIDES if self._variants is None else self._variants.overrides(strategy)
+        return self._planner.on(topology).plan(strategy, overrides)
 
     def _topology(self, structure: Structure) -> Topology:
         r = self._recipe

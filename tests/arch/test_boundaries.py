@@ -22,6 +22,7 @@ OP_TABLES = (
     "lowering/",
     "conform/recipes.py",
     "graph/cleanup.py",
+    "graph/extract.py",
     "graph/fold.py",
     "graph/functions.py",
     "graph/half.py",

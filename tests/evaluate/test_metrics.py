@@ -10,7 +10,16 @@ from hypothesis.extra import numpy as hnp
 from scipy.special import softmax
 from scipy.stats import entropy
 
-from quantpipe.metrics.outputs import is_distribution, kl_divergence, relative_mse, sqnr_db, summary, top1
+from quantpipe.metrics.outputs import (
+    fitted,
+    is_distribution,
+    kl_divergence,
+    kl_divergences,
+    relative_mse,
+    sqnr_db,
+    summary,
+    top1,
+)
 
 LOGITS = hnp.arrays(np.float32, hnp.array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=6),
                     elements=st.floats(-30, 30, width=32))  # fmt: skip
@@ -111,3 +120,25 @@ def test_a_single_output_is_yes_against_no() -> None:
     logits = [np.log(x / (1 - x)) for x in (p, q)]
     assert kl_divergence(logits[0], logits[1]) == pytest.approx(expected, rel=1e-9)
     assert kl_divergence(p, p) == 0.0
+
+
+def test_a_sample_of_another_shape_counts_as_the_mean_everywhere() -> None:
+    r = (np.float32([[1.0, 3.0]]), np.float32([[2.0, 6.0], [4.0, 8.0]]))
+    o = (np.float32([[1.0, 3.0]]), np.float32([[2.0, 6.0]]))
+    kept = fitted(r, o)
+    assert isinstance(kept, tuple) and kept[0] is not r[0] and np.array_equal(kept[0], o[0])
+    assert np.array_equal(kept[1], np.full((2, 2), 4.0))
+    assert relative_mse(r, o) == pytest.approx((4 + 4 + 0 + 16) / 6 / np.var([1, 3, 2, 6, 4, 8]))
+    even = [entropy(softmax(row), [0.5, 0.5]) for row in r[1].astype(float)]
+    assert kl_divergence(r, o) == pytest.approx(np.mean(even) / 2)
+    assert kl_divergences(r, o) == pytest.approx([0.0, np.mean(even)])
+
+
+def test_outputs_alike_are_taken_as_they_are_and_lengths_of_all_may_differ() -> None:
+    r = np.float32([[1.0, 3.0], [2.0, 6.0]])
+    assert fitted(r, r) is r
+    assert np.array_equal(fitted(r, np.zeros((2, 3))), np.full((2, 2), 3.0)), "all are longer by one"
+    assert np.array_equal(fitted(r, np.zeros((5, 2))), np.full((2, 2), 3.0)), "nobody knows which row is whose"
+    assert np.array_equal(fitted(r, (np.float32([7.0, 8.0]), np.zeros(3)))[0], [7.0, 8.0])
+    with_mask = np.float32([[1.0, -np.inf], [2.0, 6.0]])
+    assert np.array_equal(fitted(with_mask, np.zeros((2, 3))), np.full((2, 2), 3.0))
