@@ -60,6 +60,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.1f} ({min(values):.1f} – {max(values):.1f})"
 
 
+def processor() -> str:
+    """Return what the kernel calls the processor, since seconds are its own."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
 def main() -> None:
     """Print the table."""
     turns, said = [], set()
@@ -69,7 +75,8 @@ def main() -> None:
             turns.append(found)
             said.add(what)
     print("# A whole run\n")
-    print(f"`python benchmarks/whole_run.py`, onnxruntime {onnxruntime.__version__}, {os.cpu_count()} CPUs,")
+    machine = f"{os.cpu_count()} CPUs ({processor()})"
+    print(f"`python benchmarks/whole_run.py`, onnxruntime {onnxruntime.__version__}, {machine},")
     print(f"{TURNS} turns: median, and the least and the greatest in brackets.")
     print("EfficientNet-Lite0 on vta with recover=default, 96 samples to calibrate, 32 to search, 436 to evaluate.\n")
     print("| | seconds |\n|---|---|")
