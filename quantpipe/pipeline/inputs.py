@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from quantpipe.data.holdout import with_holdout
 from quantpipe.data.recurrent_state import carry
 from quantpipe.data.splits import Splits
 from quantpipe.data.subset import First
-from quantpipe.errors import ConfigError, DataError, nearest
+from quantpipe.errors import ConfigError, DataError, ModelError, nearest
 from quantpipe.evaluate.preprocessing_checks import doubts
 from quantpipe.graph.execute import Session
 from quantpipe.graph.load import clean_graph, read_graph
@@ -26,6 +26,13 @@ from quantpipe.recover import with_split_channels
 from quantpipe.types import Samples
 
 CHECK_SAMPLES = 4
+
+ONE_AT_A_TIME = (
+    "with one sample at a time it runs: its batch axis is free only as it is declared. Legal is a file that says 1 "
+    "there, as 'python -m onnxruntime.tools.make_dynamic_shape_fixed MODEL FIXED --dim_param NAME --dim_value 1' "
+    "writes it (NAME: what the file calls the axis)"
+)
+"""What is said of a model that takes several samples by its declaration alone, such as one with a state for one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,14 +76,23 @@ def load(settings: Settings) -> Inputs:
     given = replace(raw.graph, states=states)
     size = _fixed_batch(given)
     feeds = _first_batch(splits.calibrate, size)
-    graph = clean_graph(
-        raw,
-        feeds,
-        least_opset=opset_for(settings.spec),
-        isolate=settings.isolate,
-        declared=reachable(settings.spec),
-        cells=settings.cells,
-    )
+
+    def clean(some: Mapping[str, Any]) -> Graph:
+        return clean_graph(
+            raw,
+            some,
+            least_opset=opset_for(settings.spec),
+            isolate=settings.isolate,
+            declared=reachable(settings.spec),
+            cells=settings.cells,
+        )
+
+    try:
+        graph = clean(feeds)
+    except ModelError as error:
+        if size is None and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
+            raise ModelError(f"{error}; {ONE_AT_A_TIME}") from error
+        raise
     graph = replace(graph, states=states)
     if wanted := settings.annotate.split_channels:
         graph = with_split_channels(graph, settings.spec, settings.schema, wanted)
@@ -88,6 +104,14 @@ def load(settings: Settings) -> Inputs:
     parts = (splits.calibrate, splits.search, splits.evaluate, output, splits.aside)
     compared = compared_by(settings, graph, output, labelled=splits.search.labelled, states=splits.state)
     return Inputs(graph, *parts, speaking, few_notes(splits.roles), compared)
+
+
+def _goes(clean: Callable[[Mapping[str, Any]], Graph], feeds: Mapping[str, Any]) -> bool:
+    try:
+        clean(feeds)
+    except ModelError:
+        return False
+    return True
 
 
 def _splits(settings: Settings, raw: Graph) -> Splits:

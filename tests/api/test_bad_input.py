@@ -12,6 +12,7 @@ import pytest
 import quantpipe
 from quantpipe.errors import ConfigError, DataError, HardwareError, ModelError, QuantpipeError, StorageError
 from tests.api.nets import images, small_net, two_inputs
+from tests.ops.line import Net
 
 
 def outside() -> onnx.ModelProto:
@@ -105,3 +106,20 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
         quantpipe.quantize(NET, DATA, folder=tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_model_that_runs_with_one_sample_only_says_how_to_declare_that(axis: int | None, tmp_path: Path) -> None:
+    """Its own shape is that of one sample, as of a net whose state was exported for one."""
+    net = Net(seed=2)
+    hidden = net.node("Relu", net.dense(net.input(axis, 8), 8, 16))
+    net.output(net.dense(net.node("Reshape", hidden, net.constant(np.int64([1, 16]))), 16, 4))
+    samples = np.random.default_rng(0).standard_normal((120, 8)).astype(np.float32)
+    if axis is None:
+        with pytest.raises(
+            ModelError, match=r"with one sample at a time it runs: .*make_dynamic_shape_fixed"
+        ) as caught:
+            quantpipe.quantize(net.proto(), samples, folder=tmp_path)
+        assert "\n" not in str(caught.value)
+    else:
+        quantpipe.quantize(net.proto(), samples, folder=tmp_path, recover="none")
