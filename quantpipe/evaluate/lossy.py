@@ -230,8 +230,8 @@ def shape_warnings(rows: Sequence[OutputRow], samples: int) -> list[str]:
     return [
         f"the output {row['output']} of the realized model has another shape than the float model's in {other} of "
         f"{samples} samples: how long it is depends on values; figures that count such a sample take it as lost, and "
-        "its SQNR is that of the others; what could help: what the warnings about its values name, or "
-        "recover=default"
+        "its SQNR is that of the others; what could help: recover=default, or more bits or float for what costs most, "
+        "which command=explain measures"
         for row in rows
         if (other := row.get("other_shape", 0)) > OTHER_SHAPE * samples
     ]

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quantpipe.metrics.outputs import all_finite, kl_divergence, relative_mse
+from quantpipe.metrics.outputs import all_finite, fitted, kl_divergence, relative_mse
 from quantpipe.oprules.parts import Part
 from quantpipe.types import Outputs
 
@@ -101,7 +101,7 @@ def joint_loss(
 def squared_error(reference: Outputs, outputs: Outputs) -> float:
     """Return `relative_mse` over the elements that are finite in the float model (a mask may be minus infinity).
 
-    A sample of another shape than the float model's is lost: its error is the output's whole variance.
+    A sample of another shape than the float model's is lost (`fitted`).
 
     Args:
         reference: the float model's output, `[N, ...]` or N arrays.
@@ -110,18 +110,16 @@ def squared_error(reference: Outputs, outputs: Outputs) -> float:
     Returns:
         The error as a share of the float output's variance.
     """
-    if _alike(reference, outputs) and all_finite(reference):
+    outputs = fitted(reference, outputs)
+    if all_finite(reference):
         return relative_mse(reference, outputs)
     known = np.concatenate([row[np.isfinite(row)].astype(np.float64) for row, _ in _pairs(reference, outputs)])
     variance = float(np.var(known)) or 1.0
     total = 0.0
     for row, found in _pairs(reference, outputs):
         finite = np.isfinite(row)
-        if row.shape != found.shape:
-            total += variance * np.count_nonzero(finite)
-        else:
-            with np.errstate(invalid="ignore", over="ignore"):
-                total += float(np.sum((row[finite].astype(np.float64) - found[finite].astype(np.float64)) ** 2))
+        with np.errstate(invalid="ignore", over="ignore"):
+            total += float(np.sum((row[finite].astype(np.float64) - found[finite].astype(np.float64)) ** 2))
     return total / max(known.size, 1) / variance
 
 
@@ -135,6 +133,8 @@ def differing(reference: Outputs, outputs: Outputs) -> float:
     Returns:
         The share, 0 to 1.
     """
+    if len(reference) != len(outputs):
+        return 1.0  # nobody knows which rows are a sample's
     count = unequal = 0
     for row, found in _pairs(reference, outputs):
         count += row.size
@@ -160,12 +160,6 @@ _OF_KIND: Mapping[LossKind, Callable[[Outputs, Outputs], float]] = {
     LossKind.MSE: squared_error,
     LossKind.DIFFERING: differing,
 }
-
-
-def _alike(reference: Outputs, outputs: Outputs) -> bool:
-    if isinstance(reference, tuple) or isinstance(outputs, tuple):
-        return all(row.shape == found.shape for row, found in _pairs(reference, outputs))
-    return reference.shape == outputs.shape
 
 
 def _pairs(reference: Outputs, outputs: Outputs) -> Iterator[tuple[Array, Array]]:

@@ -63,17 +63,27 @@ def fitted(reference: Outputs, outputs: Outputs) -> Outputs:
         As `reference` is; a sample of another shape holds the mean of the float output in each element, and so do all
         where it cannot be told which rows are a sample's.
     """
-    if isinstance(reference, np.ndarray) and isinstance(outputs, np.ndarray) and reference.shape == outputs.shape:
+    if _alike(reference, outputs):
         return outputs
     rows = list(outputs) if len(outputs) == len(reference) else [np.empty(0)] * len(reference)
     known = _elements(reference)
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if known.size else 0.0
     found = [
-        np.asarray(row) if np.shape(row) == np.shape(r) else np.full(np.shape(r), mean)
+        np.asarray(row) if _same_shape(r, row) else np.full(np.shape(r), mean)
         for r, row in zip(reference, rows, strict=True)
     ]
     return tuple(found) if isinstance(reference, tuple) else np.stack(found)
+
+
+def _alike(reference: Outputs, outputs: Outputs) -> bool:
+    if isinstance(reference, np.ndarray) and isinstance(outputs, np.ndarray):
+        return reference.shape == outputs.shape
+    return len(reference) == len(outputs) and all(map(_same_shape, reference, outputs))
+
+
+def _same_shape(row: Array, found: Array) -> bool:
+    return np.shape(row) == np.shape(found)
 
 
 def _elements(outputs: Outputs) -> Array:

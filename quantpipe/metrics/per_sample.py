@@ -25,6 +25,7 @@ def per_sample(reference: Reference, found: Outputs) -> dict[str, NDArray[Any]]:
         output is `[N, C]` with several classes: `float_class`, `found_class` `[N]` int64. `label` `[N]` int64, where
         there are labels.
     """
+    found = fitted(reference.outputs, found)
     rows: dict[str, NDArray[Any]] = {"loss": _losses(reference, found)}
     own = reference.outputs
     if not isinstance(own, tuple) and not isinstance(found, tuple) and own.ndim == 2 and own.shape[1] > 1:
@@ -36,7 +37,7 @@ def per_sample(reference: Reference, found: Outputs) -> dict[str, NDArray[Any]]:
 
 def _losses(reference: Reference, found: Outputs) -> NDArray[np.float64]:
     squared = any(loss.output == reference.output and loss.kind is not LossKind.KL for loss in reference.losses)
-    pairs = list(zip(reference.outputs, fitted(reference.outputs, found), strict=True))
+    pairs = list(zip(reference.outputs, found, strict=True))
     if squared or not all_finite(found):
         with np.errstate(over="ignore", invalid="ignore"):
             return np.array([np.mean((y.astype(np.float64) - r) ** 2) for r, y in pairs], dtype=np.float64)

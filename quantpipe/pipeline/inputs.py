@@ -90,7 +90,7 @@ def load(settings: Settings) -> Inputs:
     try:
         graph = clean(feeds)
     except ModelError as error:
-        if size is None and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
+        if size is None and error.stage == "run" and _goes(clean, {name: values[:1] for name, values in feeds.items()}):
             raise ModelError(f"{error}; {ONE_AT_A_TIME}") from error
         raise
     graph = replace(graph, states=states)

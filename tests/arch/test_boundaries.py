@@ -41,8 +41,8 @@ OP_TABLES = (
     "lint/forms.py",
     "verify/",
 )
-"""Where op names may stand: the joined tables, the pieces of graph they write, the clean-up, reductions, switches a
-probe, how devices form functions; and the checker of certificates, which shares nothing with any of them."""
+"""Where op names may stand: the joined tables, the pieces of graph they write or cut, the clean-up, reductions,
+switches a probe, how devices form functions; and the checker of certificates, which shares nothing with any of them."""
 
 OUTSIDE = {
     "onnxruntime": ("graph/execute.py", "graph/runtime_quantization.py", "graph/symbolic_axes.py"),

@@ -45,8 +45,11 @@ def test_masked_elements_and_lost_shapes_of_a_squared_error() -> None:
     own, other = np.array([[1.0, -np.inf], [3.0, 5.0]]), np.array([[2.0, 0.0], [3.0, 5.0]])
     assert squared_error(own, other) == pytest.approx(1 / 3 / np.var([1.0, 3.0, 5.0]))
     rows = (np.array([1.0, 3.0]), np.array([2.0, 6.0, 4.0])), (np.array([1.0, 3.0]), np.array([2.0]))
-    assert squared_error(*rows) == pytest.approx(3 / 5)  # the second sample is lost: its variance each
-    assert differing(*rows) == 3 / 5
+    lost = np.sum((rows[0][1] - 3.2) ** 2)  # the second sample is lost: the mean of all in its place
+    assert squared_error(*rows) == pytest.approx(lost / 5 / np.var([1.0, 3.0, 2.0, 6.0, 4.0]))
+    assert differing(*rows) == 3 / 5 and differing(own, other[:1]) == 1.0
+    masked = np.array([[1.0, -np.inf], [3.0, 5.0]])
+    assert squared_error(masked, np.zeros((2, 3))) == pytest.approx(1.0), "all are lost: the variance of what is known"
 
 
 def test_the_greatest_loss_decides() -> None:

@@ -118,7 +118,9 @@ def multiplied(made_of: str) -> Net:
     x = net.input(None, 6, 16)
     scores = net.node("MatMul", x, net.floats(16, 6, scale=0.5), name="scores")
     part = net.node("Slice", x, *(net.constant(np.int64([v])) for v in (0, 6, 2)))
-    mask = net.node("Clip", part, net.constant(np.float32(0)), net.constant(np.float32(1)))
+    raised = net.node("Add", part, net.constant(np.float32(0.5)))
+    steep = net.node("Mul", raised, net.constant(np.float32(1e9)))  # 0 or 1 in all samples, and real all the same
+    mask = net.node("Clip", steep, net.constant(np.float32(0)), net.constant(np.float32(1)))
     if made_of == "integers":
         raised = net.node("Add", part, net.constant(np.float32(1.5)))
         kept = net.node("Clip", raised, net.constant(np.float32(0)), net.constant(np.float32(1.5)))

@@ -196,6 +196,7 @@ def test_more_bits_are_weighed_where_fewer_cannot_be_expressed() -> None:
     found.measure = measure
     found.run()
     assert found.moved == {"bits:q"}
+    assert [t.nodes for t in found.tried[2:5]] == [{"bits:p"}, {"bits:q"}, {"bits:q"}], "what mends it comes first"
 
 
 WIDE = (Move(("range:p", "range:q"), "Conv", 0.0), Move(("range:r",), "Add", 0.0))

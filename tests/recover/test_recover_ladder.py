@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from quantpipe.errors import ArtifactError, ConfigError, HardwareError
+from quantpipe.errors import ArtifactError, ConfigError, DataError, HardwareError
 from quantpipe.plan import NO_OVERRIDES, Overrides
 from quantpipe.recover import NotApplicable, RecoverOptions, State, StepItem, accept_steps
 from quantpipe.recover.reconstruct.layer import LayerOptions
@@ -43,6 +43,13 @@ def test_steps_that_help_are_kept_one_on_top_of_the_other() -> None:
     ]
     assert list(found.overrides.biases) == ["step 0", "step 1", "step 2"] and state.overrides is found.overrides
     assert all(s["seconds"] >= 0 for s in found.steps)
+
+
+def test_values_that_have_no_integers_end_the_step_and_not_the_run() -> None:
+    """A float node that divides by what became zero, met by a walk through the quantized model."""
+    state, found = climbed([DataError("NaN has no integer"), 0.4])
+    assert [(s["kept"], s.get("reason")) for s in found.steps] == [(False, "NaN has no integer"), (True, None)]
+    assert list(state.overrides.biases) == ["step 1"]
 
 
 @pytest.mark.parametrize("second", ["equalize", "absorb", "smooth", "ranges", "gptq_compensated"])
