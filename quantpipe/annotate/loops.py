@@ -17,7 +17,6 @@ from quantpipe.types import (
     Edge,
     Granularity,
     HardwareSpec,
-    Isa,
     LoopSite,
     Reason,
     ReasonKind,
@@ -62,9 +61,6 @@ def loop_sites(
         limits = spec.recurrent
         if limits is None:
             told[node.name] = replace(reason, text="its device says nothing of recurrent layers in a loop (recurrent)")
-            continue
-        if spec.isa is Isa.AVX2:
-            told[node.name] = replace(reason, text="pairs of its products would saturate on avx2 (isa)")
             continue
         dtype = stored.get(found.state, limits.inputs)
         if dtype is not limits.inputs:

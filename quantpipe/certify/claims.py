@@ -21,6 +21,7 @@ from quantpipe.lowering.fragments import TRANSPOSED, is_window
 from quantpipe.lowering.transpose import parts_of
 from quantpipe.oprules.definitions import specified
 from quantpipe.plan.bounds import bounded, reach
+from quantpipe.plan.pairs import largest_sum
 from quantpipe.realize import OWN
 from quantpipe.simulate.digits import digits_for
 from quantpipe.types import (
@@ -132,6 +133,8 @@ class Claims:
         peaks = reach(self.topology, weight, data) + (0 if numbers.bias is None else np.abs(numbers.bias))
         self._raw[kernel.output] = bounded(numbers.bound, numbers.limit)
         found = self._sums(kernel.node, numbers.bound, numbers.limit) | {"carried": self._carried(kernel, numbers)}
+        largest = largest_sum(self.graph, self.topology, kernel, weight, data=data)
+        found |= {} if largest is None else {"pairs": {"largest": largest}}
         return found | _narrowed(numbers.output, peaks, numbers.limit)
 
     def _carried(self, kernel: Kernel, numbers: Accumulate) -> dict[str, Any]:

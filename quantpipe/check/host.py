@@ -1,38 +1,25 @@
-"""Whether the CPU at hand, left to itself, computes what a plan says.
+"""What a model needs where it is deployed on x86 processors without VNNI.
 
-x86 CPUs without VNNI add pairs of uint8 x int8 products in int16, where they saturate. quantpipe has onnxruntime run
-its slower, exact kernels there, so that a device's figures do not depend on the machine that measures them; but whoever
-deploys the model on such a CPU has to ask for these, too.
+These add pairs of uint8 x int8 products in int16, where they saturate. With `isa: any` no pair can; other models need
+onnxruntime's exact kernels there.
 """
 
 from __future__ import annotations
 
-from quantpipe.graph.execute import pairs_saturate
 from quantpipe.graph.view import Graph
-from quantpipe.plan.pairs import needs_wide_pairs
-from quantpipe.types import Accumulate, QuantPlan, Topology
+from quantpipe.plan import kernels_with_wide_pairs
+from quantpipe.types import HardwareSpec, QuantPlan, Topology
 
 
-def host_warning(graph: Graph, topology: Topology, plan: QuantPlan) -> str | None:
-    """Return a sentence where kernels of the plan would saturate on this CPU; None where it computes them exactly."""
-    if not pairs_saturate():
-        return None
-    nodes = [
-        kernel.node
-        for kernel in topology.kernels
-        if isinstance(made := plan.kernels.get(kernel.node), Accumulate)
-        and needs_wide_pairs(
-            graph, topology, kernel, plan.weights[made.weight], data=plan.quantizers[kernel.operands[0].tensor]
-        )
-    ]
+def host_warning(graph: Graph, topology: Topology, plan: QuantPlan, spec: HardwareSpec) -> str | None:
+    """Return a sentence where kernels of a model for onnxruntime's CPUs would saturate on some of them; else None."""
+    nodes = kernels_with_wide_pairs(graph, topology, plan) if spec.runs_here else []
     if not nodes:
         return None
     more = len(nodes) - 1
     first = nodes[0] + (f" and {more} other{'s' if more > 1 else ''}" if more else "")
     return (
-        "this machine's CPU has no VNNI: left to itself it adds pairs of uint8 x int8 products in int16, and those of "
-        f"{first} can saturate. quantpipe has onnxruntime run its exact kernels, so all figures are those of the "
-        "device described; deployed on such a CPU, the model needs the session option "
-        '"session.x64quantprecision": "1", or give hardware.isa=avx2 hardware.weights.reduce_range=true, with which '
-        "nothing saturates"
+        f"on x86 processors without VNNI, pairs of uint8 x int8 products of {first} can saturate in int16. The file "
+        'names the session option that the model needs there ("session.x64quantprecision": "1", slower); with '
+        "hardware.isa=any no pair saturates, and a default session computes the same integers on every processor"
     )

@@ -27,7 +27,7 @@ from quantpipe.errors import AgreementError
 from quantpipe.evaluate.compared_models import Kind, Realized, Simulated, Values, value_names
 from quantpipe.evaluate.compared_tensors import Watched
 from quantpipe.graph.ahead import in_order
-from quantpipe.graph.execute import Kernels, Session, concurrency, pairs_saturate
+from quantpipe.graph.execute import Kernels, Session, concurrency
 from quantpipe.graph.external_weights import is_outside
 from quantpipe.graph.session_options import EXACT_PAIRS, carried, name_of
 from quantpipe.graph.view import Graph
@@ -218,18 +218,17 @@ def float_warning(agreement: Agreement, simulated: Mapping[str, Any], realized: 
 def session_kinds(model: ir.Model) -> list[Kind]:
     """Return the sessions to compare: those that decide, then each that users may open instead."""
     asked = carried(model)
-    host = EXACT_PAIRS if pairs_saturate() else {}
-    name = name_of({**asked, **host})
+    name, exact = name_of(asked), EXACT_PAIRS.items() <= asked.items()
     kinds = [
         Kind(name, True, partial(Session, options=asked)),
         Kind(name, True, partial(Session, options=asked), whole=False),
     ]
     if is_outside(model):  # each session maps all weights again, and runs without rearranged ones
         return kinds
-    if asked or host:
+    if asked:
         # As it is: integers that are outputs keep the runtime from rewriting int8 to uint8.
         kinds.append(Kind(name_of({}), False, partial(Session, options={}, kernels=Kernels.NATIVE), whole=False))
-    if not host:
+    if not exact:
         options = {**asked, **EXACT_PAIRS}
         kinds.append(
             Kind(name_of(options), False, partial(Session, options=options, kernels=Kernels.NATIVE), samples=OTHERS)

@@ -27,7 +27,7 @@ from quantpipe.graph.external_weights import heavy_weights, is_heavy, strip_init
 from quantpipe.graph.io import model_bytes
 from quantpipe.graph.pairs import PAIR, pair, separated
 from quantpipe.graph.rewrites.unsigned import unsigned_weights
-from quantpipe.graph.session_options import carried
+from quantpipe.graph.session_options import EXACT_PAIRS, carried, runs_as_declared
 from quantpipe.types import Outputs, Samples
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Kernels(Enum):
     """Which kernels a session runs."""
 
     EXACT = "exact"
-    """Integer kernels that compute what the model says, on every CPU."""
+    """Integer kernels that compute what the model says, on every CPU: exact ones, unless the metadata of the model name
+    its session options, and exact kernels are not among them."""
     NATIVE = "native"
     """Those that the runtime takes of its own accord: on x86 CPUs without VNNI, those for uint8 data and int8 weights
     add pairs of products in int16 and saturate, and the exact ones are slower (elsewhere both are the same)."""
@@ -96,6 +97,7 @@ class Session:
         where: str = "model",
     ) -> None:
         wanted = carried(model) if options is None and isinstance(model, ir.Model) else options or {}
+        declared = isinstance(model, ir.Model) and runs_as_declared(model) and not EXACT_PAIRS.items() <= wanted.items()
         settings = ort.SessionOptions()
         settings.log_severity_level = 4
         settings.intra_op_num_threads = threads or available_cores()
@@ -112,7 +114,7 @@ class Session:
             given = [ort.OrtValue.ortvalue_from_numpy(np.asarray(w, order="C")) for w in weights.values()]
             settings.add_external_initializers(list(weights), given)
         with ExitStack() as files:
-            ask = kernels is not Kernels.NATIVE and pairs_saturate()
+            ask = kernels is not Kernels.NATIVE and not declared and pairs_saturate()
             data, off = _prepare(model, settings, files, unsigned=ask)
             try:
                 load = _loaded_exact if ask else _loaded

@@ -47,16 +47,21 @@ def separated(data: bytes) -> bytes:
         for t in model.graph.initializer
         if t.data_type == TensorProto.INT8 and t.dims and t.data_location != TensorProto.EXTERNAL
     }
-    taken: set[str] = set()
+    names = {n for node in model.graph.node for n in (*node.input, *node.output)}
+    names |= {t.name for t in (*model.graph.initializer, *model.graph.input)}
+    read: set[str] = set()
     copies = 0
     for node in model.graph.node:
         for slot, name in enumerate(node.input):
-            if name in held and name in taken:
+            if name in held and name in read:
                 copies += 1
+                while (own := f"{name}/reader{copies}") in names:
+                    copies += 1
+                names.add(own)
                 copy = model.graph.initializer.add()
                 copy.CopyFrom(held[name])
-                node.input[slot] = copy.name = f"{name}/reader{copies}"
-            taken.add(name)
+                node.input[slot] = copy.name = own
+            read.add(name)
     return model.SerializeToString() if copies else data
 
 

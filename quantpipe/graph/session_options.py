@@ -29,9 +29,8 @@ EXACT_PAIRS = {"session.x64quantprecision": "1"}
 
 
 def carry(model: ir.Model, options: Mapping[str, str]) -> None:
-    """Write into a model which session options it needs; nothing where it needs none."""
-    if options:
-        model.metadata_props[KEY] = json.dumps(dict(options), sort_keys=True)
+    """Write into a model which session options it needs; `{}` where a default session is exact on every processor."""
+    model.metadata_props[KEY] = json.dumps(dict(options), sort_keys=True)
 
 
 def carried(model: ir.Model) -> dict[str, str]:
@@ -41,6 +40,11 @@ def carried(model: ir.Model) -> dict[str, str]:
     except json.JSONDecodeError:
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def runs_as_declared(model: ir.Model) -> bool:
+    """Return whether the metadata of a model name its session options, and exact kernels are not among them."""
+    return KEY in model.metadata_props and not EXACT_PAIRS.items() <= carried(model).items()
 
 
 def name_of(options: Mapping[str, str]) -> str:

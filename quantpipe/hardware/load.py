@@ -186,7 +186,7 @@ def _form_for(spec: HardwareSpec) -> str:
     kernels = all(how.is_kernel_arithmetic for how in spec.requantizations)
     integer = [s for rows in spec.declared.values() for s in rows if s.is_integer]
     sums = (spec.accumulator, *(s.accumulator for s in integer if s.accumulator is not None))
-    exact = all(a.width >= 32 for a in sums) and spec.isa is Isa.VNNI
+    exact = all(a.width >= 32 for a in sums) and spec.isa is not Isa.AVX2
     narrow = all(d.bits <= 8 for s in integer for d in s.inputs) and not any(
         all(spec.is_wide(d) for d in s.outputs) for s in integer
     )

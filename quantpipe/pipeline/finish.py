@@ -171,7 +171,7 @@ def _evaluate(
     rows = [*([made.forms.row(evaluation, job.files.model.stat().st_size)] if forms else []), *forms]
     for warning in (*evaluation.warnings, *forms_warnings(forms)):
         job.console.warn(warning)
-    host = host_warning(job.graph, job.topology, plan)
+    host = host_warning(job.graph, job.topology, plan, settings.spec)
     if host is not None:
         job.console.warn(host)
     beyond = beyond_half(job.graph, job.topology, profile) if profile is not None else None

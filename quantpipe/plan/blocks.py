@@ -37,28 +37,28 @@ def spread(numbers: NDArray[Any], size: int, inputs: int) -> NDArray[Any]:
     return np.repeat(numbers, size, axis=1)[:, :inputs, np.newaxis]
 
 
-def greatest_multiplier(blocks: Blocks, bits: int, dtype: DType, schema: TensorSchema) -> int:
+def greatest_multiplier(blocks: Blocks, bits: int, widest: int, schema: TensorSchema) -> int:
     """Return the greatest multiplier with which every product by a code less its zero point fits a type.
 
     Args:
         blocks: how channels are divided.
         bits: bits of a code.
-        dtype: what kernels multiply by.
+        widest: the largest integer that kernels multiply by.
         schema: how ranges become scales.
 
     Returns:
         The multiplier, 1 where no other one fits.
     """
     furthest = (1 << bits) - 1 if schema.symmetry is Symmetry.ASYMMETRIC else 1 << (bits - 1)
-    return max(1, min((1 << blocks.multiplier_bits) - 1, dtype.qmax // furthest))
+    return max(1, min((1 << blocks.multiplier_bits) - 1, widest // furthest))
 
 
 def in_blocks(
     rows: NDArray[np.float32],
     ends: tuple[Floats, Floats],
     bits: int,
-    dtype: DType,
     *,
+    widest: int,
     blocks: Blocks,
     schema: TensorSchema,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], BlockGrid]:
@@ -68,14 +68,14 @@ def in_blocks(
         rows: the real weights, `[C, I, T]`.
         ends: the least and the greatest real value of each channel, `[C]` or `[1]`.
         bits: bits of a code.
-        dtype: what kernels multiply by.
+        widest: the largest integer that kernels multiply by.
         blocks: how channels are divided.
         schema: how ranges become scales.
 
     Returns:
         The integers m_b · (code - z_b) `[C, I, T]`, the scales `[C]` or `[1]`, and what the blocks have.
     """
-    most = greatest_multiplier(blocks, bits, dtype, schema)
+    most = greatest_multiplier(blocks, bits, widest, schema)
     least, greatest = (np.asarray(e, np.float64)[:, np.newaxis] for e in ends)
     code = intmath.signed_storage(bits)
     scale, _, least_code, most_code = intmath.scales_zero_points(

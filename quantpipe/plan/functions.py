@@ -26,11 +26,11 @@ def plan_contract(builder: PlanBuilder, kernel: Kernel) -> Contract:
     """
     a, b = _stored(builder, kernel)
     wide = max(a.dtype.bits, b.dtype.bits) > 8
-    if builder.spec.isa is Isa.AVX2 and _may_saturate(a, b):
+    if builder.spec.isa is not Isa.VNNI and _may_saturate(a, b):
         raise _refused(
             kernel,
-            "pairs of its products can saturate on avx2, and which ones depends on both activations; give one of them "
-            "7 bits, use hardware.isa=vnni",
+            "pairs of its products can saturate on x86 without VNNI, and which ones depends on both activations; give "
+            "one of them 7 bits, use hardware.isa=vnni",
         )
     depth = builder.graph.shapes[a.tensor][-1]
     bound = depth * builder.peak(a.tensor, Form.QUANTIZED) * builder.peak(b.tensor, Form.QUANTIZED)

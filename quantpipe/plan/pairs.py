@@ -17,7 +17,18 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.view import Graph
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.types import DType, Isa, Kernel, Pairs, Quantizer, Topology, WeightTensor
+from quantpipe.types import (
+    Accumulate,
+    DType,
+    HardwareSpec,
+    Isa,
+    Kernel,
+    Pairs,
+    Quantizer,
+    QuantPlan,
+    Topology,
+    WeightTensor,
+)
 
 BLOCK = 1 << 20
 """Weights that are looked at at once."""
@@ -43,7 +54,7 @@ def saturating_pairs(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor,
     """
     if builder.spec.isa is not Isa.AVX2 or not _in_pairs(builder.graph, builder.topology, kernel, weight, data=data):
         return None
-    rows = _in_order(builder.topology, weight)
+    rows = kernel_order(weight.values, builder.topology.weight_of[weight.tensor].channel_axis)
     if rows is None:
         raise HardwareError(
             "the order in which its products are paired on avx2 is not known; keep it in float with "
@@ -95,41 +106,144 @@ def needs_wide_pairs(
     """
     if not _in_pairs(graph, topology, kernel, weight, data=data):
         return False
-    least, greatest = (int(ends(weight.values, initial=0)) for ends in (np.min, np.max))
-    if 2 * data.qmax * greatest <= DType.INT16.qmax and 2 * data.qmax * least >= DType.INT16.qmin:
+    return saturates(weight.values, topology.weight_of[weight.tensor].channel_axis, data.qmax)
+
+
+def needs_exact_kernels(graph: Graph, topology: Topology, plan: QuantPlan) -> bool:
+    """Return whether a kernel gives another sum in a default session of onnxruntime on x86 without VNNI.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        plan: every number.
+    """
+    return bool(kernels_with_wide_pairs(graph, topology, plan))
+
+
+def kernels_with_wide_pairs(graph: Graph, topology: Topology, plan: QuantPlan) -> list[str]:
+    """Return the accumulating kernels of which some input drives a pair of products out of int16, in graph order."""
+    found = []
+    for kernel in topology.kernels:
+        made = plan.kernels.get(kernel.node)
+        if not isinstance(made, Accumulate):
+            continue
+        weight, data = plan.weights[made.weight], plan.quantizers[kernel.operands[0].tensor]
+        if data.dtype.bits > 8:  # the forms multiply its bytes one by one
+            wide = weight.dtype.signed and saturates(
+                weight.values, topology.weight_of[weight.tensor].channel_axis, DType.UINT8.qmax
+            )
+        else:
+            wide = needs_wide_pairs(graph, topology, kernel, weight, data=data)
+        found += [kernel.node] if wide else []
+    return found
+
+
+def saturates(values: NDArray[Any], channel_axis: int, largest: int) -> bool:
+    """Return whether some input drives a pair of products out of int16.
+
+    Args:
+        values: integer weights, in the weight's own shape.
+        channel_axis: its axis of output channels.
+        largest: the largest code of the uint8 input.
+    """
+    low, high = (int(ends(values, initial=0)) for ends in (np.min, np.max))
+    if 2 * largest * high <= DType.INT16.qmax and 2 * largest * low >= DType.INT16.qmin:
         return False
-    rows = _in_order(topology, weight)
+    rows = kernel_order(values, channel_axis)
     if rows is None:
         return True
     flat = rows.reshape(len(rows), -1)
     height = max(1, BLOCK // max(flat.shape[1], 1))
     return any(
-        _can_saturate(flat[first : first + height].astype(np.int64), data.qmax).any()
+        _can_saturate(flat[first : first + height].astype(np.int64), largest).any()
         for first in range(0, len(flat), height)
     )
 
 
-def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer) -> bool:
-    """Return whether the kernel adds products in pairs before the rest of the sum.
+def pair_limit(
+    spec: HardwareSpec, graph: Graph, topology: Topology, *, kernel: Kernel, weight: WeightTensor, data: Quantizer
+) -> int | None:
+    """Return the largest magnitude of two weights of a pair together, where the device gives them a limit.
 
-    uint8 x uint8 products are widened first, and so are those of depthwise convolutions.
+    Args:
+        spec: the device.
+        graph: the graph.
+        topology: what of it runs in integers.
+        kernel: the accumulating kernel.
+        weight: its integer weights.
+        data: how its input is stored.
+
+    Returns:
+        The limit; None where any integers are exact on every processor, or where the kernel is made exact in another
+        way (zero points, blocks).
     """
-    if data.dtype is not DType.UINT8 or not weight.dtype.signed:
+    free = weight.block is None and not weight.has_zero_point and spec.isa is Isa.ANY
+    if not free or not _in_pairs(graph, topology, kernel, weight, data=data):
+        return None
+    limit = largest_pair(data)
+    return None if limit >= 2 << (weight.bits - 1) else limit
+
+
+def largest_sum(
+    graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer
+) -> int | None:
+    """Return the largest magnitude of two weights of a pair that have the same sign, for the certificate.
+
+    Args:
+        graph: the graph.
+        topology: what of it runs in integers.
+        kernel: the accumulating kernel.
+        weight: its integer weights.
+        data: how its input is stored.
+
+    Returns:
+        The magnitude, of any two weights where the order of products is not known; None where no products are paired.
+    """
+    if not _in_pairs(graph, topology, kernel, weight, data=data):
+        return None
+    rows = kernel_order(weight.values, topology.weight_of[weight.tensor].channel_axis)
+    if rows is None:
+        return 2 * int(np.abs(weight.values.astype(np.int64)).max(initial=0))
+    found = 0
+    for row in rows.reshape(len(rows), -1):
+        even = np.pad(row.astype(np.int64), (0, row.size % 2)).reshape(-1, 2)
+        sums = np.maximum(np.maximum(even, 0).sum(axis=1), -np.minimum(even, 0).sum(axis=1))
+        found = max(found, int(sums.max(initial=0)))
+    return found
+
+
+def multiplies_in_pairs(weight: WeightTensor, data: Quantizer) -> bool:
+    """Return whether products of these types are added in pairs; uint8 x uint8 products are widened first."""
+    return data.dtype is DType.UINT8 and weight.dtype.signed and weight.dtype.bits <= 8
+
+
+def largest_pair(data: Quantizer) -> int:
+    """Return the largest magnitude of two weights of equal sign together with which no input saturates int16."""
+    return DType.INT16.qmax // max(data.qmax, 1)
+
+
+def kernel_order(values: NDArray[Any], channel_axis: int) -> NDArray[Any] | None:
+    """Return weights by output channel, with the two weights of a pair next to each other.
+
+    Args:
+        values: weights in their own shape.
+        channel_axis: the axis of output channels.
+
+    Returns:
+        `[O, K]` or `[O, window …, C]`; None where the order of the kernel is not known.
+    """
+    if values.ndim == 2:
+        return np.moveaxis(values, channel_axis, 0)
+    return np.moveaxis(values, 1, -1) if channel_axis == 0 else None
+
+
+def _in_pairs(graph: Graph, topology: Topology, kernel: Kernel, weight: WeightTensor, *, data: Quantizer) -> bool:
+    """Return whether the kernel adds products in pairs before the rest of the sum; depthwise kernels do not."""
+    if not multiplies_in_pairs(weight, data):
         return False
     shape, group = weight.values.shape, int(graph.by_name[kernel.node].attr("group", 1))
     depthwise = len(shape) > 2 and group > 1 and shape[:2] == (group, 1)
     return not (depthwise and topology.weight_of[weight.tensor].channel_axis == 0)
-
-
-def _in_order(topology: Topology, weight: WeightTensor) -> NDArray[Any] | None:
-    """Return the weights by output channel, with the neighbours of a pair side by side.
-
-    Their shape is `[O, K]` or `[O, window …, C]`; None where the order is not known.
-    """
-    values, axis = weight.values, topology.weight_of[weight.tensor].channel_axis
-    if values.ndim == 2:
-        return np.moveaxis(values, axis, 0)
-    return np.moveaxis(values, 1, -1) if axis == 0 else None
 
 
 def _can_saturate(flat: NDArray[np.int64], most: int) -> NDArray[np.bool_]:

@@ -23,12 +23,13 @@ from quantpipe.plan.loops import loop_products
 from quantpipe.plan.overrides import NO_OVERRIDES, Overrides
 from quantpipe.plan.requantize import requantize
 from quantpipe.plan.tables import given_table, row_table
-from quantpipe.plan.weights import choose_real_weight, choose_weight, ends
+from quantpipe.plan.weights import choose_loop_weight, choose_real_weight, choose_weight, ends
 from quantpipe.types import (
     Blocks,
     DType,
     Form,
     HardwareSpec,
+    Isa,
     Kernel,
     Quantizer,
     QuantPlan,
@@ -40,6 +41,9 @@ from quantpipe.types import (
     WeightTensor,
 )
 
+HALF_PAIR = 64
+"""With no weight beyond it no pair of uint8 x int8 products leaves int16: 255 · (64 + 64) < 2^15."""
+
 
 class Planner:
     """Builds plans for one topology. Integer weights are made once per (tensor, bits, thresholds) and shared."""
@@ -48,8 +52,14 @@ class Planner:
         self._graph, self._topology, self._spec, self._schema = graph, topology, spec, schema
         self._weights: dict[tuple[str, int, int | None, DType, bytes], WeightTensor] = {}
         self._tables: dict[tuple[str, int], RowTable] = {}
+        self._pair_safe: dict[tuple[bytes, int, int], WeightTensor] = {}
         self._types = storage_types(topology)
         self.functions = Functions(graph)
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """Return the device that plans are for."""
+        return self._spec
 
     def on(self, topology: Topology) -> Planner:
         """Return a planner for another topology of the same graph; integer weights are shared."""
@@ -83,14 +93,16 @@ class Planner:
         builder = PlanBuilder(
             self._graph, topology, self._spec, self._schema, strategy, overrides, weight, self.functions
         )
+        builder.pair_safe = self._pair_safe
         _choose_quantizers(builder, types)
         for kernel in topology.kernels:
             if kernel.weight is not None:
                 choose_weight(builder, kernel)
         for kernel in topology.weighted:
             choose_real_weight(builder, kernel.weight or "")
-        for tensor in dict.fromkeys(weight for site in topology.loops for _, weight in site.products):
-            choose_real_weight(builder, tensor)
+        for site in topology.loops:
+            for _, tensor in site.products:
+                choose_loop_weight(builder, site, tensor)
         for kernel in topology.kernels:
             rule = rule_of(self._graph.by_name[kernel.node])
             if rule is not None:
@@ -163,7 +175,10 @@ class Planner:
             real, grid = blocks.with_scales(rows, limits, bits, dtype, size=block.size, schema=self._schema.weights)
             codes = blocks.as_weight(blocks.integers(rows, real, grid), weight.shape, site.channel_axis)
             return WeightTensor(site.tensor, codes.astype(dtype.numpy), real, site.axis, dtype, bits, block=grid)
-        made, scale, grid = blocks.in_blocks(rows, limits, bits, dtype, blocks=block, schema=self._schema.weights)
+        widest = dtype.qmax if self._spec.isa is not Isa.ANY or dtype is not DType.INT8 else HALF_PAIR
+        made, scale, grid = blocks.in_blocks(
+            rows, limits, bits, widest=widest, blocks=block, schema=self._schema.weights
+        )
         values = blocks.as_weight(made, weight.shape, site.channel_axis).astype(dtype.numpy)
         scale = scale.reshape(()) if site.axis is None else scale
         return WeightTensor(site.tensor, values, scale, site.axis, dtype, bits, block=grid)

@@ -11,7 +11,9 @@ from quantpipe import intmath
 from quantpipe.graph.external_weights import beside
 from quantpipe.plan.bounds import bias_room, reach
 from quantpipe.plan.builder import PlanBuilder
-from quantpipe.types import Kernel, PowerOfTwo, WeightTensor
+from quantpipe.plan.pair_safe import exact_weight, pair_safe
+from quantpipe.plan.pairs import multiplies_in_pairs, saturates
+from quantpipe.types import Kernel, LoopSite, PowerOfTwo, WeightTensor
 
 MOST_BIAS_STEPS = float(1 << 22)
 """A channel whose bias is larger than this in accumulator steps is all but constant (its weights contribute under 1 %
@@ -43,13 +45,26 @@ def choose_weight(builder: PlanBuilder, kernel: Kernel) -> None:
             needed = np.asarray(needed.max())
         if np.any(needed > weight.scale):
             weight = _raise_scale(builder, kernel, weight, thresholds, needed=needed)
-    builder.weights[tensor] = weight
+    builder.weights[tensor] = pair_safe(builder, kernel, weight)
 
 
 def choose_real_weight(builder: PlanBuilder, tensor: str) -> None:
     """Choose the integers of a weight of a node in float; accuracy recovery may give others."""
     weight = builder.make_weight(tensor, builder.strategy.bits[tensor], builder.strategy.weights[tensor])
     builder.weights[tensor] = builder.overrides.weights.get(tensor, weight)
+
+
+def choose_loop_weight(builder: PlanBuilder, site: LoopSite, tensor: str) -> None:
+    """Choose the integers of a weight that a loop multiplies its state by.
+
+    No session option makes onnxruntime add products in the body of a loop exactly, so none of their pairs may saturate,
+    whatever `isa` is.
+    """
+    choose_real_weight(builder, tensor)
+    weight, state = builder.weights[tensor], builder.quantizers[site.state]
+    axis = builder.topology.weight_of[tensor].channel_axis
+    if multiplies_in_pairs(weight, state) and saturates(weight.values, axis, state.qmax):
+        builder.weights[tensor] = exact_weight(builder, weight, state, where=site.node)
 
 
 def _raise_scale(

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from quantpipe.errors import HardwareError
 from quantpipe.graph.build import ir_dtype
 from quantpipe.graph.external_weights import is_mapped
-from quantpipe.graph.session_options import REAL_ACTIVATIONS
+from quantpipe.graph.session_options import EXACT_PAIRS, REAL_ACTIVATIONS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context
 from quantpipe.lowering import fragments as fr
 from quantpipe.lowering.loops import CarriedState, StepBody
+from quantpipe.plan import needs_exact_kernels
 from quantpipe.realize.blocks import dequantized, expanded, is_turned
 from quantpipe.realize.loop_bodies import multiply_state, store_state
 from quantpipe.types import (
@@ -92,11 +93,12 @@ class Stored:
         return self.constant(context, f"{tensor}_q", context.plan.constants[tensor])
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return no options, as a default session runs the form as it is meant, but for weights in blocks.
+        """Return the options without which a default session computes something else; none where it does not.
 
-        There a default session on a CPU quantizes the activations to 8 bits.
+        Of weights in blocks it quantizes the activations to 8 bits; on x86 without VNNI pairs of products saturate.
         """
-        return REAL_ACTIVATIONS if context.topology.weighted else {}
+        exact = needs_exact_kernels(context.graph, context.topology, context.plan)
+        return {**(REAL_ACTIVATIONS if context.topology.weighted else {}), **(EXACT_PAIRS if exact else {})}
 
     def enter(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Return a graph input as it is."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from quantpipe.graph.session_options import EXACT_PAIRS
 from quantpipe.graph.view import Node
 from quantpipe.lowering import Context, Lowering
 from quantpipe.lowering import fragments as fr
@@ -51,8 +52,8 @@ class VendorQdq(Qdq):
         return "; ".join(told) or None
 
     def session_options(self, context: Context) -> Mapping[str, str]:
-        """Return no options: the file is for other tools."""
-        return {}
+        """Return what exact sums need where onnxruntime runs the file, which is for other tools."""
+        return {k: v for k, v in super().session_options(context).items() if k in EXACT_PAIRS}
 
     def narrow(self, context: Context, tensor: str, value: ir.Value) -> ir.Value:
         """Write QuantizeLinear behind a result that is also read as it is."""

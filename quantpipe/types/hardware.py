@@ -117,8 +117,10 @@ class Isa(StrEnum):
     """Name what the CPU does inside a sum of uint8 x int8 products.
 
     `vnni`: the sum is exact. `avx2` (x86 without VNNI): pairs of products are added in int16 with saturation first.
+    `any`: the model has to run on both, so its weights are chosen such that no pair saturates.
     """
 
+    ANY = "any"
     VNNI = "vnni"
     AVX2 = "avx2"
 

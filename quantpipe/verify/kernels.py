@@ -17,7 +17,7 @@ from quantpipe.verify.additions import Addition, expect_exact
 from quantpipe.verify.files import Wrong, expect
 from quantpipe.verify.fused import Fused, fused
 from quantpipe.verify.moves import Moved
-from quantpipe.verify.numbers import EXACT, checked_weight, limits, reach
+from quantpipe.verify.numbers import EXACT, along, checked_weight, limits, reach
 from quantpipe.verify.pieces import Pieces
 from quantpipe.verify.programs import expect_program
 from quantpipe.verify.scales import (
@@ -114,6 +114,31 @@ class KernelCheck(Pieces):
             self._multiplier(exact)
         self._bound(int(np.max(peaks)))
         self._carried(weight, peaks, read["tensor"])
+        if self._hardware().get("isa") == "any":
+            node = found.node if found is not None else self._heads()[0]
+            self._expect_no_saturation(weight, read["tensor"], node)
+
+    def _expect_no_saturation(self, weight: Array, data: str, node: onnx.NodeProto) -> None:
+        """No pair of neighbouring products leaves int16, as x86 without VNNI adds them."""
+        entry, source = self.numbers.plan["weights"][self.plan["weight"]], self.numbers.quantizer(data)
+        if source["dtype"] != "uint8" or entry["dtype"] not in ("int8", "int4"):
+            return
+        axis = entry["channel_axis"]
+        codes = weight + along(np.asarray(entry["zero_point"], np.int64), entry["axis"], weight.ndim)
+        group = next((a.i for a in node.attribute if a.name == "group"), 1)
+        if codes.ndim > 2 and axis == 0 and group > 1 and codes.shape[:2] == (group, 1):
+            return  # depthwise kernels multiply in 32 bits
+        if codes.ndim > 2 and axis != 0:
+            largest = 2 * int(np.abs(codes).max(initial=0))
+        else:
+            rows = np.moveaxis(codes, axis, 0) if codes.ndim == 2 else np.moveaxis(codes, 1, -1)
+            flat = rows.reshape(len(rows), -1)
+            pairs = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2))).reshape(len(flat), -1, 2)
+            largest = max(int(np.maximum(s * pairs, 0).sum(axis=2).max(initial=0)) for s in (1, -1))
+        expect_claim(self.numbers.claims[self.node], {"pairs": {"largest": largest}}, self.node)
+        safe = largest * int(source["range"][1]) < 1 << 15
+        expect(safe or self.model.has_exact_kernels, self.node,
+               "pairs of its products saturate in int16 on x86 without VNNI, which isa=any excludes")  # fmt: skip
 
     def _fused_sum(self, found: Fused, data: str) -> tuple[Array, Ints]:
         expect(len(found.operands) == 2, self.node, "it does not multiply data by one weight")

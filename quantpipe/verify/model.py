@@ -49,6 +49,12 @@ class Model:
         """Return the operator sets of the model."""
         return list(self._folder.model.opset_import)
 
+    @property
+    def has_exact_kernels(self) -> bool:
+        """Return whether the file names the session option with which onnxruntime adds products exactly."""
+        named = {p.key: p.value for p in self._folder.model.metadata_props}.get("quantpipe.session_options", "{}")
+        return '"session.x64quantprecision": "1"' in named
+
     def holds(self, value: str) -> bool:
         """Return whether a value is an initializer."""
         return value in self._protos

@@ -1,4 +1,4 @@
-"""CPUs without VNNI saturate pairs of uint8 x int8 products: sessions are exact there too, and the user is told."""
+"""CPUs without VNNI saturate pairs of uint8 x int8 products: what `isa` makes of that, and what the report names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantpipe.check import host
 from quantpipe.check.host import host_warning
 from quantpipe.graph.execute import Kernels, Session, pairs_saturate
+from quantpipe.graph.session_options import KEY
+from quantpipe.plan import kernels_with_wide_pairs
 from tests.ops.line import Net, hardware, line
 from tests.simulate.test_pairs import BITS8
 
@@ -64,28 +65,28 @@ def convolution(**attrs: Any) -> Net:
 @pytest.mark.parametrize(
     ("net", "changes", "said"),
     [
-        (convolution(), {}, True),
-        (convolution(), {"weights": {**BITS8, "reduce_range": True}}, False),
-        (convolution(group=4), {}, False),  # depthwise kernels multiply in 32 bits
-        (convolution(group=2), {}, True),
+        (convolution(), {}, False),
+        (convolution(), {"isa": "vnni"}, True),
+        (convolution(), {"isa": "vnni", "runs_here": False}, False),
+        (convolution(), {"isa": "vnni", "weights": {**BITS8, "reduce_range": True}}, False),
+        (convolution(group=4), {"isa": "vnni"}, False),  # depthwise kernels multiply in 32 bits
+        (convolution(group=2), {"isa": "vnni"}, True),
     ],
 )
-def test_the_user_is_told_where_a_sum_could_suffer(
-    net: Net, changes: dict[str, Any], said: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_whose_sums_depend_on_the_processor_are_named(net: Net, changes: dict[str, Any], said: bool) -> None:
     made = line(net, hardware("ort_cpu", **changes))
     plan = made.plan(8)
-    monkeypatch.setattr(host, "pairs_saturate", lambda: True)
-    warning = host_warning(made.graph, made.topology, plan)
+    warning = host_warning(made.graph, made.topology, plan, made.spec)
     assert (warning is not None) == said
     if warning is not None:
-        assert "those of first can saturate" in warning and '"session.x64quantprecision": "1"' in warning
-    monkeypatch.setattr(host, "pairs_saturate", lambda: False)
-    assert host_warning(made.graph, made.topology, plan) is None
+        assert "products of first can saturate" in warning and '"session.x64quantprecision": "1"' in warning
+    asks = '"session.x64quantprecision": "1"' in made.realize(plan, "qdq").model.metadata_props[KEY]
+    assert asks == (said or changes.get("runs_here") is False)
 
 
-@pytest.mark.parametrize(("name", "said"), [("int4_weights", False), ("openvino_x86", False), ("ort_cpu", True)])
-def test_devices_whose_pairs_fit(name: str, said: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["int4_weights", "openvino_x86", "ort_cpu", "fbgemm"])
+def test_no_pair_of_shipped_files_saturates(name: str) -> None:
     made = line(convolution(), name)
-    monkeypatch.setattr(host, "pairs_saturate", lambda: True)
-    assert (host_warning(made.graph, made.topology, made.plan(8 if name != "int4_weights" else 4)) is not None) == said
+    plan = made.plan(8 if name != "int4_weights" else 4)
+    assert not kernels_with_wide_pairs(made.graph, made.topology, plan)
+    assert made.realize(plan, "qdq").model.metadata_props[KEY] == "{}"

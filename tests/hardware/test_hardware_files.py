@@ -152,7 +152,7 @@ BAD = {
     "vector steps": ("vta", "cost/vector_steps/narrow", -1, "cost.vector_steps.narrow is -1; legal are numbers from 0"),
     "no vector step": ("vta", "cost/vector_steps/narow", 1, "narow"),
     "scale bytes": ("vta", "cost/scale_bytes", -1, "cost.scale_bytes is -1; legal are numbers from 0"),
-    "isa": ("ort_cpu", "isa", "avx", "isa is 'avx' (did you mean 'avx2'?); legal are vnni, avx2"),
+    "isa": ("ort_cpu", "isa", "avx", "isa is 'avx' (did you mean 'avx2'?); legal are any, vnni, avx2"),
     "narrowing": ("vta", "narrowing", "clip", "narrowing is 'clip'; legal are saturate, wrap"),
     "ratio of scales": ("tflite_int8", "requantize", {"kind": "fixed_point", "ratio": "float16"}, "legal are float64"),
     "ratio of another kind": (

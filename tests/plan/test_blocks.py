@@ -92,7 +92,7 @@ def test_every_integer_is_the_nearest_code_times_its_multiplier(
     )
     ends = (-np.abs(rows).max(axis=(1, 2)).astype(np.float64), np.abs(rows).max(axis=(1, 2)).astype(np.float64))
     dtype = DType.INT8 if bits + more <= 8 else DType.INT16
-    values, scale, grid = in_blocks(rows, ends, bits, dtype, blocks=Blocks(size, more), schema=schema)
+    values, scale, grid = in_blocks(rows, ends, bits, widest=dtype.qmax, blocks=Blocks(size, more), schema=schema)
     assert grid.multiplier.shape == (shape[0], -(-shape[1] // size))
     assert grid.multiplier.min() >= 1 and grid.multiplier.max() <= min(grid.most, (1 << more) - 1)
     assert grid.high - grid.low == (1 << bits) - 1 and np.abs(values).max() <= dtype.qmax
@@ -123,7 +123,7 @@ def test_blocks_of_other_ranges_lose_less_than_channels() -> None:
     top = np.abs(rows).max(axis=(1, 2)).astype(np.float64)
 
     def lost(size: int) -> float:
-        values, scale, _ = in_blocks(rows, (-top, top), 4, DType.INT8, blocks=Blocks(size, 4), schema=schema)
+        values, scale, _ = in_blocks(rows, (-top, top), 4, widest=DType.INT8.qmax, blocks=Blocks(size, 4), schema=schema)
         error = rows - values * scale.reshape(-1, 1, 1).astype(np.float64)
         return float(10 * np.log10(np.mean(rows[:, :16] ** 2) / np.mean(error[:, :16] ** 2)))
 

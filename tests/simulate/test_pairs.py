@@ -174,8 +174,8 @@ def test_forms_that_leave_it_to_the_cpu_are_refused(form: str) -> None:
 
 @pytest.mark.parametrize("name", ["openvino_x86", "fbgemm"])
 def test_shipped_files_for_such_cpus_cannot_saturate(name: str) -> None:
-    assert hardware_data(name)["isa"] == "avx2"
-    made = line(NETS["conv"], name)
+    assert hardware_data(name)["isa"] == "any"
+    made = line(NETS["conv"], hardware(name, isa="avx2"))
     assert made.plan(8).kernels["first"].pairs is None
 
 

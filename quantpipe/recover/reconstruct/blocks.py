@@ -92,8 +92,8 @@ def solve_blocks(
     multiplier, zero = (layout.columns(spread(v, grid.size, inputs)) for v in (grid.multiplier, grid.zero_point))
     steps = layout.columns(steps_of(scale, grid, inputs))
     low, high = grid.low - zero.astype(np.float64), grid.high - zero.astype(np.float64)
-    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit))
-    plain = ROUNDINGS["nearest"](about.hessian)
+    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit), None)
+    plain = ROUNDINGS["nearest"](about.hessian, None)
     integers, shift = np.empty(weight.shape), mean_output(weight, moments, options).copy()
     before, after = np.empty(weight.shape[:2]), np.empty(weight.shape[:2])
     for part in parts(weight.shape):

@@ -8,11 +8,13 @@ blocks, and bounds likewise, `[G, O, K]`. Inside, columns stand first: `[K, G, S
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
+from quantpipe.plan import rounded_pairs
 
 Floats = NDArray[np.float64]
 Bounds = tuple[Floats, Floats]
@@ -25,11 +27,53 @@ Rounding = Callable[[Floats, Floats, Bounds], Rounded]
 of them can be rounded by itself."""
 
 
-def nearest(hessian: Floats) -> Rounding:
+@dataclass(frozen=True, eq=False)
+class PairBound:
+    """Limit the magnitudes of two weights of equal sign that a kernel multiplies next to each other.
+
+    `order`: the columns `[K]` in the order of the kernel, `most`: the largest sum of two magnitudes.
+    """
+
+    order: NDArray[np.int64]
+    most: int
+
+    def nearest(self, steps: Floats, low: Floats, high: Floats) -> Floats:
+        """Return the nearest integers `[…, K]` of weights in steps, of which no pair is beyond the limit."""
+        found = np.empty_like(steps)
+        ends = int(np.min(low)), int(np.max(high))
+        found[..., self.order] = rounded_pairs(steps[..., self.order], *ends, self.most)
+        return found
+
+    def partners(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for columns in another order `[G, K]` where there the other one of each pair is, `[K, G]`; else -1."""
+        even = len(self.order) // 2 * 2
+        other = np.full(len(self.order), -1)
+        first, second = self.order[0:even:2], self.order[1:even:2]
+        other[first], other[second] = second, first
+        place = np.argsort(order, axis=1)
+        wanted = other[order]
+        return np.where(wanted < 0, -1, np.take_along_axis(place, np.maximum(wanted, 0), axis=1)).T
+
+    def within(self, partner: Floats, low: Floats, high: Floats) -> Bounds:
+        """Return the bounds of a weight whose partner has an integer already."""
+        return (
+            np.maximum(low, -self.most - np.minimum(partner, 0.0)),
+            np.minimum(high, self.most - np.maximum(partner, 0.0)),
+        )
+
+    def shared(self, steps: Floats, partner: Floats) -> Floats:
+        """Return weights in steps, those of pairs beyond the limit moved to their share of it."""
+        over = (steps * partner > 0) & (np.abs(steps + partner) > self.most)
+        share = np.maximum(np.abs(steps) - np.abs(partner) + self.most, 0.0) / 2
+        return np.where(over, np.sign(steps) * share, steps)
+
+
+def nearest(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     """Return a rounding of each weight for itself.
 
     Args:
         hessian: second moments of the input, `[G, K, K]` float64.
+        pairs: what limits two weights together, or None.
 
     Returns:
         A function from weights, scales and bounds to integers and errors.
@@ -37,13 +81,14 @@ def nearest(hessian: Floats) -> Rounding:
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         each, (low, high) = _each(scales, 3), (_each(b, 2) for b in bounds)
-        integers = intmath.nearest_step(target / each, low, high)
+        steps = target / each
+        integers = intmath.nearest_step(steps, low, high) if pairs is None else pairs.nearest(steps, low, high)
         return integers, row_errors(integers * each - target, hessian)
 
     return rounded
 
 
-def gptq(hessian: Floats) -> Rounding:
+def gptq(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     """Return a rounding column by column, in order of falling H_kk; each column takes in the errors of those before.
 
     With H = U D Uᵀ, U upper triangular with a diagonal of ones, the error of integers q is Σ_k D_k η_k², where η_k =
@@ -53,25 +98,33 @@ def gptq(hessian: Floats) -> Rounding:
 
     Args:
         hessian: second moments of the input, `[G, K, K]` float64, positive definite.
+        pairs: what limits two weights together, or None.
 
     Returns:
         A function from weights, scales and bounds to integers and errors.
     """
     order = _falling(hessian)
     upper, weights = _factor(hessian, order)
+    partners = None if pairs is None else pairs.partners(order)
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
         groups, outs, width = target.shape
         work, steps = _columns(target, order, len(scales)), _flat(scales, order)
         lows, highs = (_flat(np.broadcast_to(b, (len(scales), *b.shape)), order) for b in bounds)
-        found, errors = np.empty_like(work), np.empty_like(work)
+        found, errors = np.zeros_like(work), np.empty_like(work)
         loss = np.zeros(work.shape[1:])
         for first in range(0, width, BLOCK):
             last = min(first + BLOCK, width)
             moved = work[first:last] + _carried(upper[:, :first, first:last], errors[:first])
             for k in range(first, last):
                 here, (wide, low, high) = moved[k - first], (a[k % len(a)] for a in (steps, lows, highs))
-                found[k] = intmath.nearest_step(here / wide, low, high)
+                steps_here = here / wide
+                if pairs is not None and partners is not None:
+                    at = partners[k], np.arange(groups)
+                    known, open_ = ((partners[k] >= 0) & (partners[k] < k))[:, None], (partners[k] > k)[:, None]
+                    steps_here = np.where(open_, pairs.shared(steps_here, work[at] / wide), steps_here)
+                    low, high = pairs.within(np.where(known, found[at], 0.0), low, high)
+                found[k] = intmath.nearest_step(steps_here, low, high)
                 real = found[k] * wide
                 loss += weights[:, k, None] * (here - real) ** 2
                 errors[k] = work[k] - real
@@ -81,7 +134,7 @@ def gptq(hessian: Floats) -> Rounding:
     return rounded
 
 
-def coordinate_descent(hessian: Floats) -> Rounding:
+def coordinate_descent(hessian: Floats, pairs: PairBound | None = None) -> Rounding:
     """Return a rounding that moves each weight in turn to the integer that is best while all others stay.
 
     It starts from the nearest integers and ends when none moves (at most `SWEEPS` times through). With e = w - s·q that
@@ -89,6 +142,7 @@ def coordinate_descent(hessian: Floats) -> Rounding:
 
     Args:
         hessian: second moments of the input, `[G, K, K]` float64.
+        pairs: what limits two weights together, or None.
 
     Returns:
         A function from weights, scales and bounds to integers and errors.
@@ -96,12 +150,16 @@ def coordinate_descent(hessian: Floats) -> Rounding:
     order = _falling(hessian)
     ordered = _ordered(hessian, order)
     diagonal = np.einsum("gkk->gk", ordered)
+    partners = None if pairs is None else pairs.partners(order)
 
     def rounded(target: Floats, scales: Floats, bounds: Bounds) -> Rounded:
-        outs, width = target.shape[1:]
+        groups, outs, width = target.shape
         work, steps = _columns(target, order, len(scales)), _flat(scales, order)
         lows, highs = (_flat(np.broadcast_to(b, (len(scales), *b.shape)), order) for b in bounds)
-        found = intmath.nearest_step(work / steps, lows, highs)
+        if pairs is None:
+            found = intmath.nearest_step(work / steps, lows, highs)
+        else:
+            found = _flat(pairs.nearest(target / _each(scales, 3), bounds[0], bounds[1]), order)
         for _ in range(SWEEPS):
             before = found.copy()
             pull = _carried(ordered, work - found * steps)
@@ -110,6 +168,9 @@ def coordinate_descent(hessian: Floats) -> Rounding:
                 here, old = pull[first:last], found[first:last].copy()
                 for k in range(first, last):
                     each, (wide, low, high) = diagonal[:, k, None], (a[k % len(a)] for a in (steps, lows, highs))
+                    if pairs is not None and partners is not None:
+                        other = np.where((partners[k] >= 0)[:, None], found[partners[k], np.arange(groups)], 0.0)
+                        low, high = pairs.within(other, low, high)
                     best = intmath.nearest_step(found[k] + here[k - first] / (wide * each), low, high)
                     moved = np.where(_gains(best - found[k], here[k - first], wide, each), best, found[k])
                     step = (moved - found[k]) * wide
@@ -125,12 +186,12 @@ def coordinate_descent(hessian: Floats) -> Rounding:
     return rounded
 
 
-ROUNDINGS: dict[str, Callable[[Floats], Rounding]] = {
+ROUNDINGS: dict[str, Callable[[Floats, PairBound | None], Rounding]] = {
     "nearest": nearest,
     "gptq": gptq,
     "coordinate_descent": coordinate_descent,
 }
-"""H -> rounding: what follows from H alone is made once, for all rows."""
+"""(H, limit of pairs) -> rounding: what follows from H alone is made once, for all rows."""
 
 
 def row_errors(difference: Floats, hessian: Floats) -> Floats:

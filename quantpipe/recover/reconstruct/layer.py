@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quantpipe import intmath
-from quantpipe.recover.reconstruct.gptq import ROUNDINGS, Rounding, row_errors
+from quantpipe.recover.reconstruct.gptq import ROUNDINGS, PairBound, Rounding, row_errors
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import PowerOfTwo, Symmetry, TensorSchema
 
@@ -30,6 +30,9 @@ shortcut was not worth regressing."""
 
 SHARES = np.linspace(1.0, 0.35, 28)
 """Shares of the full range that a scale is chosen from by the diagonal of H."""
+
+WIDER = np.geomspace(2.0, 1.0, 9)[:-1]
+"""Those beyond the full range, where two weights together have a limit: at 2 every pair of weights fits."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,14 @@ class WeightGrid:
     """State the integers that a weight may have.
 
     `bounds` are the least and the greatest of them less the zero point (which stays as it is), scalars or `[G, O]`.
-    `per_channel`: whether each output channel has a scale of its own.
+    `per_channel`: whether each output channel has a scale of its own. `pairs`: what limits two weights together.
     """
 
     bits: int
     bounds: tuple[Any, Any]
     schema: TensorSchema
     per_channel: bool
+    pairs: PairBound | None = None
 
     def spread(self, shape: tuple[int, ...]) -> WeightGrid:
         """Return the same with bounds of one shape, float64."""
@@ -127,12 +131,12 @@ def solve(
     low, high = bounds = grid.bounds
     found = _candidates(target, about.hessian, start, grid) if options.scale_search else [start]
     scales = np.stack([_at_least(s, floor, grid.schema) for s in found])
-    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit))
+    rounded = ROUNDINGS[options.rounding](damped(about.hessian, options.damping * unit), grid.pairs)
     integers, best = _best(target, scales.astype(np.float64), bounds, rounded, per_channel=grid.per_channel)
     scale = np.take_along_axis(scales, best[None], axis=0)[0]
     shift = mean_output(weight, moments, options).copy()
     before, after = np.empty(start.shape), np.empty(start.shape)
-    plain = ROUNDINGS["nearest"](about.hessian)
+    plain = ROUNDINGS["nearest"](about.hessian, grid.pairs)
     for rows in parts(weight.shape):
         real = integers[:, rows] * scale[:, rows, None].astype(np.float64)
         shift[:, rows] -= np.einsum("gok,gk->go", real, moments.mean)
@@ -227,15 +231,18 @@ def _candidates(
         low = -high
     if schema.power_of_two is not PowerOfTwo.NONE:
         exponent = np.ceil(np.log2(full))
-        return [(2.0 ** (exponent - step)).astype(np.float32) for step in range(3)]
+        return [(2.0 ** (exponent - step)).astype(np.float32) for step in range(0 if grid.pairs is None else -1, 3)]
     diagonal = np.maximum(np.einsum("gkk->gk", hessian), 0.0)[:, None, :]
     best = np.full(full.shape, np.inf)
     chosen = full.copy()
-    for share in SHARES:
+    for share in SHARES if grid.pairs is None else (*WIDER, *SHARES):
         scale, error = full * share, np.empty(full.shape)
         for rows in parts(target.shape):
             part, at = target[:, rows], scale[:, rows, None]
-            steps = intmath.nearest_step(part / at, low[:, rows, None], high[:, rows, None])
+            ends = low[:, rows, None], high[:, rows, None]
+            steps = (
+                intmath.nearest_step(part / at, *ends) if grid.pairs is None else grid.pairs.nearest(part / at, *ends)
+            )
             error[:, rows] = np.sum(diagonal * (steps * at - part) ** 2, axis=2)
         if not per_channel:
             error = np.full(error.shape, error.sum())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from quantpipe.graph.ahead import in_order
 from quantpipe.graph.external_weights import beside
 from quantpipe.oprules import Family, rule_of
-from quantpipe.plan import Overrides, Problem
+from quantpipe.plan import Overrides, Problem, pair_limit
 from quantpipe.recover.reconstruct.checkpoint import Chain, Kept, NoCheckpoint
 from quantpipe.recover.reconstruct.forward import Forward, dequantized
 from quantpipe.recover.reconstruct.layer import FEW_BITS, LayerOptions
@@ -135,7 +136,8 @@ class _Walk:
         before = self.plan.weights[layer.site.tensor]
         bias = np.zeros(layer.channels) if layer.bias is None and layer.takes_bias else layer.bias
         blocks = () if before.block is None else (before.block.multiplier, before.block.zero_point)
-        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits), *blocks)
+        limit = np.asarray(self._largest_pair(kernel, before) or 0)
+        arrays = (layer.weight, bias, before.scale, before.zero_point, np.asarray(before.bits), limit, *blocks)
         key = self.chain.key(kernel.node, *arrays)
         found = self.kept.read(key)
         if found is None:
@@ -156,20 +158,32 @@ class _Walk:
         data = self.plan.quantizers.get(kernel.operands[0].tensor)
         input_scale = 1.0 if data is None else float(data.scale)
         floor = layer.floor(input_scale, bias)
-        made, solved = layer.solved(before, moments, floor, self.problem.schema, options=self.options)
+        solve = partial(
+            layer.solved,
+            before,
+            moments,
+            schema=self.problem.schema,
+            options=self.options,
+            largest_pair=self._largest_pair(kernel, before),
+        )
+        made, solved = solve(floor)
         if bias is not None:
             # In a channel of all but zero weights, what the bias takes up may be more than it was.
             needed = layer.floor(input_scale, bias + solved.bias_shift.reshape(-1))
             if np.any(made.scale < needed):
-                made, solved = layer.solved(
-                    before, moments, np.maximum(floor, needed), self.problem.schema, options=self.options
-                )
+                made, solved = solve(np.maximum(floor, needed))
         errors = np.array([solved.error_before, solved.error_after])
         unsure = np.array(moments.uncertainty)
         found = {"values": made.values, "scale": made.scale, "errors": errors, "uncertainty": unsure}
         if made.block is not None:
             found |= {"multiplier": made.block.multiplier, "block_zero": made.block.zero_point}
         return found if bias is None else found | {"bias": bias + solved.bias_shift.reshape(-1)}
+
+    def _largest_pair(self, kernel: Kernel, weight: WeightTensor) -> int | None:
+        problem, data = self.problem, self.plan.quantizers.get(kernel.operands[0].tensor)
+        if data is None:
+            return None
+        return pair_limit(problem.spec, problem.graph, problem.topology, kernel=kernel, weight=weight, data=data)
 
     def _moments(self, kernel: Kernel, layer: Layer) -> Moments:
         """Of rows sampled from every batch, each from its own random numbers."""

@@ -13,8 +13,9 @@ from quantpipe import intmath
 from quantpipe.graph.view import Graph, Node
 from quantpipe.oprules import rule_of
 from quantpipe.oprules.matrix import MatrixForm
-from quantpipe.plan import MOST_BIAS_STEPS
+from quantpipe.plan import MOST_BIAS_STEPS, kernel_order
 from quantpipe.recover.reconstruct.blocks import Layout, solve_blocks
+from quantpipe.recover.reconstruct.gptq import PairBound
 from quantpipe.recover.reconstruct.layer import LayerOptions, Solved, WeightGrid, solve
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.types import Form, Kernel, Schema, Topology, WeightSite, WeightTensor
@@ -65,8 +66,26 @@ class Layer:
         floor = np.abs(bias) / (steps * input_scale)
         return floor if self.per_channel else np.full(self.channels, floor.max())
 
+    def pair_bound(self, most: int) -> PairBound | None:
+        """Return what limits two weights together in the order of the kernel; None where that is not known."""
+        places = np.arange(self.weight.size).reshape(self.weight.shape)
+        ordered = kernel_order(places, self.site.channel_axis)
+        if ordered is None:
+            return None
+        columns = self.form.matrix(self.node, places)[0, 0].astype(np.int64)
+        wanted = ordered[int(np.flatnonzero(ordered.reshape(len(ordered), -1)[:, 0] == columns.min())[0])].reshape(-1)
+        by_place = np.argsort(columns)
+        return PairBound(by_place[np.searchsorted(columns, wanted, sorter=by_place)], most)
+
     def solved(
-        self, before: WeightTensor, moments: Moments, floor: Floats, schema: Schema, *, options: LayerOptions
+        self,
+        before: WeightTensor,
+        moments: Moments,
+        floor: Floats,
+        schema: Schema,
+        *,
+        options: LayerOptions,
+        largest_pair: int | None = None,
     ) -> tuple[WeightTensor, Solved]:
         """Return the weight with other integers and scale in place of those of `before`, and the whole solution.
 
@@ -76,6 +95,7 @@ class Layer:
             floor: least scales, `[C]`.
             schema: how ranges become scales.
             options: how the weights are found.
+            largest_pair: the largest magnitude of two weights of a pair together, where there is a limit.
 
         Returns:
             The weight and the solution.
@@ -96,12 +116,16 @@ class Layer:
         _, _, qmin, qmax = intmath.scales_zero_points(
             [-1.0], [1.0], before.bits, self.site.dtype, schema=schema.weights
         )
+        bits, bounds, pairs = before.bits, (qmin - zero, qmax - zero), None
+        if largest_pair is not None and (pairs := self.pair_bound(largest_pair)) is None:
+            half = largest_pair // 2  # any two weights may be a pair
+            bits, bounds = before.bits - 1, (np.full(zero.shape, -half), np.full(zero.shape, half))
         found = solve(
             self.matrix,
             moments,
             spread(before.scale).astype(np.float32),
             spread(floor),
-            grid=WeightGrid(before.bits, (qmin - zero, qmax - zero), schema.weights, self.per_channel),
+            grid=WeightGrid(bits, bounds, schema.weights, self.per_channel, pairs),
             options=options,
         )
         values = self.form.weight(self.node, found.integers + zero[..., np.newaxis], self.weight.shape)

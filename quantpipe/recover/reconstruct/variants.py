@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 from quantpipe import intmath
 from quantpipe.graph.external_weights import beside
 from quantpipe.graph.view import Graph
-from quantpipe.plan import Overrides, Planner
+from quantpipe.plan import Overrides, Planner, pair_limit
 from quantpipe.recover.reconstruct.float_moments import first_users
 from quantpipe.recover.reconstruct.layer import LayerOptions
 from quantpipe.recover.reconstruct.moments import Moments
 from quantpipe.recover.reconstruct.prepare import Layer, layer_of
-from quantpipe.types import Kernel, Schema, Strategy, Topology, WeightTensor
+from quantpipe.types import Kernel, Quantizer, Schema, Strategy, Topology, WeightTensor
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +50,7 @@ class Variants:
         self._graph, self._topology, self._schema, self._planner = graph, topology, schema, planner
         self._moments, self._options = moments, options
         self._users = first_users(topology, graph)
-        self._made: dict[tuple[str, int, bytes, bytes], _Made] = {}
+        self._made: dict[tuple[str, int, bytes, bytes, int | None], _Made] = {}
 
     def overrides(self, strategy: Strategy) -> Overrides:
         """Return the integers and biases that `Planner.plan` takes in place of rounding to the nearest."""
@@ -66,20 +67,32 @@ class Variants:
     def _of(self, tensor: str, kernel: Kernel, layer: Layer, strategy: Strategy) -> _Made:
         thresholds = np.asarray(strategy.weights[tensor], np.float64)
         start = self._planner.weight(tensor, strategy.bits[tensor], thresholds)
-        made = self._solved(layer, start, thresholds, np.zeros(layer.channels))
-        group = self._topology.group_of[kernel.operands[0].tensor]
-        scale, *_ = intmath.scale_zero_point(
-            strategy.ranges[group.key], strategy.bits[group.key], group.dtype, self._schema.activations
-        )
+        operand = kernel.operands[0].tensor
+        group, bits = self._topology.group_of[operand], strategy.bits[self._topology.group_of[operand].key]
+        scale, *grid = intmath.scale_zero_point(strategy.ranges[group.key], bits, group.dtype, self._schema.activations)
+        zero, qmin, qmax = grid
+        data = Quantizer(operand, np.asarray(scale, np.float32), zero, group.dtype, bits, qmin, qmax)
+        limit = pair_limit(self._planner.spec, self._graph, self._topology, kernel=kernel, weight=start, data=data)
+        solve = partial(self._solved, layer, start, thresholds, largest_pair=limit)
+        made = solve(np.zeros(layer.channels))
         floor = layer.floor(float(scale), None if layer.bias is None else layer.bias + made.shift)
         # A channel whose bias does not fit is rare: only then do the activations' bits matter.
         low = np.broadcast_to(made.weight.scale, floor.shape) < floor
-        return self._solved(layer, start, thresholds, np.where(low, floor, 0.0)) if np.any(low) else made
+        return solve(np.where(low, floor, 0.0)) if np.any(low) else made
 
-    def _solved(self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats) -> _Made:
-        key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes())
+    def _solved(
+        self, layer: Layer, start: WeightTensor, thresholds: Floats, floor: Floats, *, largest_pair: int | None
+    ) -> _Made:
+        key = (start.tensor, start.bits, thresholds.tobytes(), floor.tobytes(), largest_pair)
         if key not in self._made:
-            made, solved = layer.solved(start, self._moments[start.tensor], floor, self._schema, options=self._options)
+            made, solved = layer.solved(
+                start,
+                self._moments[start.tensor],
+                floor,
+                self._schema,
+                options=self._options,
+                largest_pair=largest_pair,
+            )
             made = replace(made, values=beside(made.values, start.values))
             self._made[key] = _Made(made, solved.bias_shift.reshape(-1))
         return self._made[key]

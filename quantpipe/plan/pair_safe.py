@@ -1,0 +1,220 @@
+"""Integer weights of which no pair of products saturates in int16: exact on x86 with and without VNNI, and on Arm.
+
+x86 without VNNI adds two uint8 x int8 products in int16 (`pairs.py`). Two weights of a pair that have the same sign and
+a sum of at most 32767 / qmax of the input (128 for 8 bits) cannot saturate. Each channel gets the scale, among some
+between its own and the one at which its worst pair fits, with the least error of its output.
+
+The error of an output is taken for inputs that are spread evenly over their range: of errors e of the weights it is
+var(x) Σe² + mean(x)² (Σe)². Limits of pairs shorten weights of one sign, so Σe would be far from 0 where inputs are
+never negative; the weights next to a tie are rounded such that it is small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quantpipe import intmath
+from quantpipe.graph.external_weights import file_array, is_mapped
+from quantpipe.plan.builder import PlanBuilder
+from quantpipe.plan.pairs import BLOCK, kernel_order, largest_pair, needs_wide_pairs
+from quantpipe.types import DType, Isa, Kernel, PowerOfTwo, Quantizer, WeightTensor
+
+Floats = NDArray[np.float64]
+
+SHARES = np.linspace(0.0, 1.0, 9)
+"""Exponents between the scale of all weights (0) and the one at which the worst pair fits (1)."""
+
+SIGN = np.uint8(0x80)
+"""Exclusive or with it adds 128 to an int8 number and reads it as uint8."""
+
+
+def pair_safe(builder: PlanBuilder, kernel: Kernel, weight: WeightTensor) -> WeightTensor:
+    """Return the weight of a kernel in a form whose sums are exact on every processor (`isa: any`).
+
+    Integers that may change get a pair-safe scale. Others (given by the model, or already chosen by recovery) are
+    stored as uint8 with 128 as zero point, which every processor multiplies exactly, x86 at more time.
+
+    Args:
+        builder: the plan so far.
+        kernel: the accumulating kernel.
+        weight: its integer weights.
+    """
+    data = builder.quantizers[kernel.operands[0].tensor]
+    topology = builder.topology
+    if builder.spec.isa is not Isa.ANY or not needs_wide_pairs(builder.graph, topology, kernel, weight, data=data):
+        return weight
+    return exact_weight(builder, weight, data, where=kernel.node)
+
+
+def exact_weight(builder: PlanBuilder, weight: WeightTensor, data: Quantizer, *, where: str) -> WeightTensor:
+    """Return a weight with saturating pairs in a form without them; `where` is the node, for the report."""
+    site = builder.topology.weight_of[weight.tensor]
+    given = site.frozen or site.fixed is not None or weight.tensor in builder.overrides.weights
+    if given or weight.has_zero_point or builder.spec.isa is not Isa.ANY:
+        return _as_unsigned(builder, weight, where)
+    key = (weight.digest, largest_pair(data), data.zero_point)
+    if key not in builder.pair_safe:
+        real = builder.graph.constant(weight.tensor)
+        power = builder.schema.weights.power_of_two is not PowerOfTwo.NONE
+        builder.pair_safe[key] = _rescaled(weight, real, site.channel_axis, data, power_of_two=power)
+    made = builder.pair_safe[key]
+    raised = np.atleast_1d(made.scale / weight.scale)
+    reason = "pairs of products would saturate in int16 on x86 without VNNI"
+    _report(builder, made, where, channels=int(np.sum(raised > 1)), factor=float(raised.max()), reason=reason)
+    return made
+
+
+def rounded_pairs(steps: Floats, low: int, high: int, most: int) -> Floats:
+    """Return integers of `[…, K]` weights in steps, neighbours along the last axis as pairs of at most `most`.
+
+    A pair of equal sign beyond the limit gets the two nearest integers whose magnitudes add up to it.
+
+    Args:
+        steps: w / s.
+        low: least integer.
+        high: greatest integer.
+        most: the largest sum of two magnitudes.
+    """
+    found = intmath.nearest_step(steps, low, high)
+    odd = steps.shape[-1] % 2
+    a, b = found[..., : found.shape[-1] - odd : 2], found[..., 1::2]
+    over = (a * b > 0) & (np.abs(a + b) > most)
+    if np.any(over):
+        x, y = steps[..., : found.shape[-1] - odd : 2][over], steps[..., 1::2][over]
+        sign, widest = np.sign(x), min(high, -low)
+        first = intmath.nearest_step((np.abs(x) - np.abs(y) + most) / 2, max(most - widest, 0), min(widest, most))
+        a[over], b[over] = sign * first, sign * (most - first)
+    return found
+
+
+def largest_sums(integers: Floats) -> Floats:
+    """Return the largest magnitude of a pair of equal sign of each row, `[…]`, of integers `[…, K]`."""
+    odd = integers.shape[-1] % 2
+    a, b = integers[..., : integers.shape[-1] - odd : 2], integers[..., 1::2]
+    return np.asarray(np.where(a * b > 0, np.abs(a + b), 0).max(axis=-1, initial=0))
+
+
+def _rescaled(
+    weight: WeightTensor, real: NDArray[Any], axis: int, data: Quantizer, *, power_of_two: bool
+) -> WeightTensor:
+    """The weight at pair-safe scales, a few output channels at a time."""
+    most, ordered = largest_pair(data), kernel_order(real, axis)
+    known = ordered is not None
+    rows = ordered if ordered is not None else np.moveaxis(real, axis, 0)
+    codes = kernel_order(weight.values, axis) if known else np.moveaxis(weight.values, axis, 0)
+    assert codes is not None  # noqa: S101  (as `ordered`)
+    bits = weight.bits - 1
+    low, high = (max(-(1 << bits), -weight.dtype.qmax), (1 << bits) - 1) if known else (-(most // 2), most // 2)
+    mean = float(np.sqrt(12.0) * (0.5 - data.zero_point / data.qmax))
+    own = np.broadcast_to(weight.scale.astype(np.float64), len(rows))
+    width = int(np.prod(rows.shape[1:]))
+    height = max(1, BLOCK // max(width, 1))
+    parts = [slice(first, first + height) for first in range(0, len(rows), height)]
+
+    def worst(part: slice) -> Floats:
+        integers = codes[part].reshape(-1, width).astype(np.float64)
+        return largest_sums(integers) / most if known else np.abs(integers).max(axis=1, initial=0) / high
+
+    factor = np.maximum(np.concatenate([worst(part) for part in parts]), 1.0)
+    per_channel = weight.scale.ndim > 0
+    if not per_channel:
+        factor = np.full(len(rows), factor.max())
+    shares: NDArray[Any] = SHARES
+    if power_of_two:
+        factor, shares = 2.0 ** np.ceil(np.log2(factor)), np.array([0.0, 1.0])
+
+    def steps_of(part: slice, scale: NDArray[np.float32]) -> Floats:
+        return np.asarray(rows[part].reshape(-1, width).astype(np.float64) / scale[:, None])
+
+    def tried(part: slice, share: float) -> tuple[Floats, NDArray[np.float32]]:
+        scale = (own[part] * factor[part] ** share).astype(np.float32)
+        steps = steps_of(part, scale)
+        found = rounded_pairs(steps, low, high, most) if known else intmath.nearest_step(steps, low, high)
+        return _balanced(found, steps, mean, _room(found, low, high, most if known else 2 * high)), scale
+
+    errors = np.zeros((len(shares), len(rows)))
+    for number, share in enumerate(shares):
+        for part in parts:
+            integers, scale = tried(part, share)
+            errors[number, part] = (
+                _output_errors(integers - steps_of(part, scale), mean) * scale.astype(np.float64) ** 2
+            )
+    best = errors.argmin(axis=0) if per_channel else np.full(len(rows), errors.sum(axis=1).argmin())
+    values = file_array(weight.values.shape, weight.dtype.numpy) if is_mapped(weight.values) else np.empty_like(
+        weight.values
+    )  # fmt: skip
+    target = kernel_order(values, axis) if known else np.moveaxis(values, axis, 0)
+    assert target is not None  # noqa: S101  (as `ordered`)
+    scales = np.empty(len(rows), np.float32)
+    for part in parts:
+        for number in np.unique(best[part]):
+            taken = best[part] == number
+            integers, scale = tried(part, shares[number])
+            target[part][taken] = integers[taken].reshape(-1, *rows.shape[1:])
+            scales[part][taken] = scale[taken]
+    return replace(weight, values=values, scale=scales if per_channel else scales[0].reshape(()))
+
+
+def _output_errors(errors: Floats, mean: float) -> Floats:
+    """Σe² + (mean Σe)² of each row; `mean` is that of the input in standard deviations."""
+    return np.asarray(np.sum(errors**2, axis=1) + (mean * errors.sum(axis=1)) ** 2)
+
+
+def _room(integers: Floats, low: int, high: int, most: int) -> Floats:
+    """How far each integer can move away from 0 while its partner does the same."""
+    room = np.minimum(np.where(integers >= 0, high - integers, integers - low), most)
+    even = integers.shape[1] // 2 * 2
+    a, b = integers[:, 0:even:2], integers[:, 1:even:2]
+    left = np.floor((most - np.abs(a + b)) / 2)  # of opposite signs no limit: their sum is even smaller
+    for side in (0, 1):
+        part = room[:, side:even:2]
+        part[:] = np.where(a * b < 0, part, np.minimum(part, left))
+    return np.asarray(room)
+
+
+def _balanced(integers: Floats, steps: Floats, mean: float, room: Floats) -> Floats:
+    """Integers some of which are rounded the other way, such that Σe² + (mean Σe)² is the least; `[O, K]` in steps."""
+    errors = integers - steps
+    total = errors.sum(axis=1, keepdims=True)
+    sign = np.where(total < 0, -1.0, 1.0)
+    outwards = (integers * sign < 0) | (integers == 0)  # the way that lowers Σe leads away from 0
+    price = 1.0 - 2.0 * sign * errors  # what e² gains by one step that way
+    price[outwards & (room < 1)] = np.inf
+    price[price >= 2.0] = np.inf  # no further than to the next integer
+    order = np.argsort(price, axis=1, kind="stable")
+    most = min(price.shape[1], int(np.ceil(np.abs(total).max(initial=0.0))))
+    if not most or mean == 0.0:
+        return integers
+    first = order[:, :most]
+    cost = np.cumsum(np.take_along_axis(price, first, axis=1), axis=1)
+    left = np.abs(total) - np.arange(1, most + 1)
+    gain = cost + mean**2 * (left**2 - total**2)
+    count = np.where(gain.min(axis=1) < 0, gain.argmin(axis=1) + 1, 0)
+    moved = np.zeros_like(integers)
+    np.put_along_axis(moved, first, np.where(np.arange(most) < count[:, None], -sign, 0.0), axis=1)
+    return np.asarray(integers + moved)
+
+
+def _as_unsigned(builder: PlanBuilder, weight: WeightTensor, where: str) -> WeightTensor:
+    """The same weights as uint8 about 128; those in blocks, whose integers are made at load, stay as they are."""
+    if weight.block is not None:
+        return weight
+    flipped = np.bitwise_xor(weight.values.view(np.uint8), SIGN)
+    reason = (
+        "its integers are given, and pairs of their products would saturate in int16 on x86 without VNNI: stored as "
+        "uint8 about 128, which runs slower; hardware.isa=vnni keeps int8 for processors with VNNI alone"
+    )
+    _report(builder, weight, where, channels=weight.scale.size, factor=1.0, reason=reason)
+    return replace(weight, values=flipped, dtype=DType.UINT8, zero_point=np.asarray(weight.zero_point + 128))
+
+
+def _report(
+    builder: PlanBuilder, weight: WeightTensor, where: str, *, channels: int, factor: float, reason: str
+) -> None:
+    builder.raised.append(
+        {"node": where, "tensor": weight.tensor, "channels": channels, "factor": factor, "reason": reason}
+    )
