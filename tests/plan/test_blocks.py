@@ -123,7 +123,9 @@ def test_blocks_of_other_ranges_lose_less_than_channels() -> None:
     top = np.abs(rows).max(axis=(1, 2)).astype(np.float64)
 
     def lost(size: int) -> float:
-        values, scale, _ = in_blocks(rows, (-top, top), 4, widest=DType.INT8.qmax, blocks=Blocks(size, 4), schema=schema)
+        values, scale, _ = in_blocks(
+            rows, (-top, top), 4, widest=DType.INT8.qmax, blocks=Blocks(size, 4), schema=schema
+        )
         error = rows - values * scale.reshape(-1, 1, 1).astype(np.float64)
         return float(10 * np.log10(np.mean(rows[:, :16] ** 2) / np.mean(error[:, :16] ** 2)))
 

@@ -159,7 +159,7 @@ def test_such_a_cpu_saturates_the_same_pairs(name: str, form: str) -> None:
         .values()
     )
     realized = exact.realize(exact.plan(8), form).model
-    (native,) = Session(realized, kernels=Kernels.NATIVE).run(batch.inputs).values()
+    (native,) = Session(realized, kernels=Kernels.NATIVE, options={}).run(batch.inputs).values()
     (without,) = Session(realized).run(batch.inputs).values()
     np.testing.assert_array_equal(native, expected)
     assert (native != without).any() == (name != "depthwise")
